@@ -43,8 +43,8 @@ class Inventory:
 
     def _packages(self, arriving: set[Digest]) -> list[PackageStatus]:
         listed: list[PackageStatus] = []
-        pinned = {digest for digests in self._store.pins().values() for digest in digests}
-        for record in self._store.packages():
+        pinned = {digest for digests in self._store.pins.by_owner().values() for digest in digests}
+        for record in self._store.packages.list():
             manifest = self.manifest(record.manifest_digest)
             listed.append(
                 PackageStatus(
@@ -73,12 +73,12 @@ class Inventory:
         """The blobs that belong to no package here, to no tree and not to `arriving`, the blobs of
         packages that are being pulled; by digest. Blocks."""
         trees = self._store.trees
-        named = arriving | trees.needed_by().keys() | trees.packs_awaited() | trees.redundant_packs()
+        named = arriving | trees.records.needed_by().keys() | trees.pulls.packs() | trees.redundant_packs()
         named |= {tree.root for tree in trees.list()} | self._parts_of_packages()
         return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
 
     def _parts_of_packages(self) -> set[Digest]:
-        manifests = (self.manifest(record.manifest_digest) for record in self._store.packages())
+        manifests = (self.manifest(record.manifest_digest) for record in self._store.packages.list())
         return {blob.digest for manifest in manifests if manifest is not None for blob in manifest.blobs}
 
     def manifest(self, digest: Digest) -> Manifest | None:
@@ -104,32 +104,32 @@ class Maintenance:
         """Pull a package and pin its layers for `owner`; without an owner, for the package's own
         name. Raises what pulling raises."""
         digest = _blob_named(reference)
-        if digest is not None and self._store.package(reference) is None:
+        if digest is not None and self._store.packages.get(reference) is None:
             return await self._pin_blob(digest, owner or PIN_PREFIX + str(blob_reference(digest)))
         name = str(parse_reference(reference))
         owner = owner or PIN_PREFIX + name
         package = await self._pulls.package(name)
         for layer in package.manifest.layers:
-            await asyncio.to_thread(self._store.pin, layer.digest, owner)
+            await asyncio.to_thread(self._store.pins.pin, layer.digest, owner)
         if not all(
             map(self._inventory.is_here, package.manifest.layers)
         ):  # evicted between the pull and the pin; it will not be again
             try:
                 await self._pulls.package(name)
             except P2PDistError:
-                await asyncio.to_thread(self._store.unpin, owner)
+                await asyncio.to_thread(self._store.pins.unpin, owner)
                 raise
         return PinStatus(owner, tuple(layer.digest for layer in package.manifest.layers))
 
     async def _pin_blob(self, digest: Digest, owner: str) -> PinStatus:
-        pinned = owner in self._store.owners(digest)
-        await asyncio.to_thread(self._store.pin, digest, owner)  # it must not be evicted as soon as it has come
+        pinned = owner in self._store.pins.owners(digest)
+        await asyncio.to_thread(self._store.pins.pin, digest, owner)  # it must not be evicted as soon as it has come
         pull = self._pulls.start(PullRequest(blob=digest))
         assert pull.task is not None
         await asyncio.wait([pull.task])
         if pull.error is not None:
             if not pinned:
-                await asyncio.to_thread(self._store.unpin, owner)
+                await asyncio.to_thread(self._store.pins.unpin, owner)
             raise pull.error
         return PinStatus(owner, (digest,))
 
@@ -137,15 +137,17 @@ class Maintenance:
         """Remove a pin that `pin` made. Raises NotFound."""
         digest = _blob_named(reference)
         owner = owner or PIN_PREFIX + str(blob_reference(digest) if digest else parse_reference(reference))
-        digests = self._store.pins().get(owner)
+        digests = self._store.pins.by_owner().get(owner)
         if not digests:
             raise NotFound(f"nothing is pinned by {owner}", remedy="p2pdist pin --list says what is")
-        await asyncio.to_thread(self._store.unpin, owner)
+        await asyncio.to_thread(self._store.pins.unpin, owner)
         return PinStatus(owner, tuple(sorted(digests)))
 
     def pins(self) -> list[PinStatus]:
         """All pins, by owner."""
-        return [PinStatus(owner, tuple(sorted(digests))) for owner, digests in sorted(self._store.pins().items())]
+        return [
+            PinStatus(owner, tuple(sorted(digests))) for owner, digests in sorted(self._store.pins.by_owner().items())
+        ]
 
     # -- removing
 
@@ -153,14 +155,14 @@ class Maintenance:
         """Remove a package with what no other package here needs, or a single blob. Raises
         NotFound, Conflict when it is pinned or in use or belongs to a package."""
         digest = _blob_named(reference)
-        if digest is not None and self._store.package(reference) is None:
+        if digest is not None and self._store.packages.get(reference) is None:
             return await asyncio.to_thread(self._remove_blob, digest, self._pulls.parts())
         name = str(parse_reference(reference))
         self._require_free(name)
         return await asyncio.to_thread(self._remove, name)
 
     def _remove_blob(self, digest: Digest, arriving: set[Digest]) -> Removed:
-        records = self._store.packages()
+        records = self._store.packages.list()
         for record in records:
             if record.manifest_digest == digest:
                 raise Conflict(f"{digest} is the package {record.reference}", remedy=f"p2pdist rm {record.reference}")
@@ -175,7 +177,7 @@ class Maintenance:
             raise Conflict(f"{digest} is a part of {whole}", remedy=remedy)
         if blob.in_use:
             raise Conflict(f"{digest} is in use", remedy="Wait for its pulls and transfers to end")
-        if PIN_PREFIX + str(blob_reference(digest)) in self._store.owners(digest):
+        if PIN_PREFIX + str(blob_reference(digest)) in self._store.pins.owners(digest):
             raise Conflict(f"{digest} is pinned", remedy=f"p2pdist pin --remove {digest}")
         before = self._store.usage().bytes_total
         self._store.remove(digest)
@@ -184,11 +186,11 @@ class Maintenance:
     def _require_free(self, reference: str) -> None:
         """Raises Conflict for a package that is pinned by this name, mounted or being pulled, even
         where another package has all its layers."""
-        if self._store.pins().get(PIN_PREFIX + reference):
+        if self._store.pins.by_owner().get(PIN_PREFIX + reference):
             raise Conflict(
                 f"{reference} is pinned by {PIN_PREFIX}{reference}", remedy=f"p2pdist pin --remove {reference}"
             )
-        record = self._store.package(reference)
+        record = self._store.packages.get(reference)
         shown = [mount.path for mount in self._mounts.list() if record and mount.digest == record.manifest_digest]
         if shown:
             raise Conflict(f"{reference} is in use: it is shown at {shown[0]}", remedy=f"p2pdist umount {shown[0]}")
@@ -196,31 +198,31 @@ class Maintenance:
             raise Conflict(f"{reference} is in use: it is being pulled", remedy="Wait for that to end")
 
     def _remove(self, reference: str) -> Removed:
-        record = self._store.package(reference)
+        record = self._store.packages.get(reference)
         if record is None:
             raise NotFound(f"{reference} is not on this host", remedy="p2pdist ls says what is")
         manifest = self._inventory.manifest(record.manifest_digest)
-        same = [other for other in self._store.packages() if other.manifest_digest == record.manifest_digest]
+        same = [other for other in self._store.packages.list() if other.manifest_digest == record.manifest_digest]
         before = self._store.usage().bytes_total
         if manifest is not None and all(other.reference == reference or "@" in other.reference for other in same):
             self._remove_blobs(manifest, {other.reference for other in same})
             for other in same:
-                self._store.forget_package(other.reference)
+                self._store.packages.forget(other.reference)
         else:
-            self._store.forget_package(reference)
+            self._store.packages.forget(reference)
         self._remove_nameless()
         self._store.collect()
         return Removed(reference, max(0, before - self._store.usage().bytes_total))
 
     def _remove_blobs(self, manifest: Manifest, names: set[str]) -> None:
         kept: set[Digest] = set()
-        for other in self._store.packages():
+        for other in self._store.packages.list():
             if other.reference not in names and (named := self._inventory.manifest(other.manifest_digest)):
                 kept.update(blob.digest for blob in named.blobs)
         going = [blob for blob in manifest.blobs if blob.digest not in kept]
         trees = self._store.trees.list()
         for blob in going:  # nothing is removed of a package that must stay
-            if owners := self._store.owners(blob.digest):
+            if owners := self._store.pins.owners(blob.digest):
                 raise Conflict(
                     f"a package with {blob.digest} is pinned by {', '.join(sorted(owners)[:3])}",
                     remedy="Unpin it first: p2pdist pin --remove",
@@ -232,14 +234,14 @@ class Maintenance:
             self._store.trees.remove(root)
         self._remove_nameless()
         for blob in going:
-            if self._store.get(blob.digest) is not None and not self._store.trees.needing(blob.digest):
+            if self._store.get(blob.digest) is not None and not self._store.trees.records.needing(blob.digest):
                 self._store.remove(blob.digest)
 
     def _remove_nameless(self) -> None:
         """Remove trees that no package here names any more, such as what a tag meant before, except
         trees that are in use or pinned."""
         named: set[Digest] = set()
-        for record in self._store.packages():
+        for record in self._store.packages.list():
             if manifest := self._inventory.manifest(record.manifest_digest):
                 named.update(blob.digest for blob in manifest.blobs)
         trees = self._store.trees
@@ -249,7 +251,7 @@ class Maintenance:
             with contextlib.suppress(Conflict):  # taken into use meanwhile
                 trees.remove(tree.root)
                 for digest in {tree.root, *tree.catalogs} - named:
-                    if self._store.get(digest) is not None and not trees.needing(digest):
+                    if self._store.get(digest) is not None and not trees.records.needing(digest):
                         self._store.remove(digest)
 
     async def collect(self) -> Removed:
@@ -260,7 +262,7 @@ class Maintenance:
         before = self._store.usage().bytes_total
         self._remove_nameless()
         for blob in self._inventory.single_blobs(arriving):
-            if not self._store.owners(blob.digest) and not blob.in_use:
+            if not self._store.pins.owners(blob.digest) and not blob.in_use:
                 with contextlib.suppress(Conflict, NotFound):  # taken into use meanwhile, or gone
                     self._store.remove(blob.digest)
         self._store.collect()
@@ -309,7 +311,7 @@ class Verification:
         names."""
         removed = []
         for tree in self._store.trees.list():
-            image = self._store.trees.image(tree.root)
+            image = self._store.trees.images.path(tree.root)
             if image.exists() and not is_intact(image):
                 image.unlink(missing_ok=True)
                 removed.append(f"image {tree.root}")
@@ -320,7 +322,7 @@ class Verification:
         keeps the files that it has opened, and hard links and copies are the old ones. Writing into
         these instead would change them under programs that run."""
         layers = {name.rpartition(" ")[2] for name in wrong if ":" in name}  # of an image or a variant: the tree's
-        layers |= self._store.trees.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
+        layers |= self._store.trees.records.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
         pairs = ((mount.path, self._inventory.manifest(Digest(mount.digest))) for mount in mounts)
         return [path for path, manifest in pairs if manifest and any(one.digest in layers for one in manifest.layers)]
 
@@ -328,7 +330,7 @@ class Verification:
         """Pull the packages that are incomplete, and the blobs in `single`. Returns the names of
         those that are complete again, and of the others with the reason."""
         repaired, failed = [], []
-        packages = {record.reference for record in self._store.packages()}
+        packages = {record.reference for record in self._store.packages.list()}
         incomplete = [row.reference for row in await self._inventory.packages() if not row.complete]
         requests = [PullRequest(package=name) for name in incomplete if name in packages]
         requests += [PullRequest(blob=digest) for digest in single]

@@ -131,7 +131,7 @@ class PackageMounts:
             return SquashfsLayer(self._complete(layer).path)
         trees, root = self._store.trees, layer.digest
         variants = partial(trees.keep_variants, root)
-        return TreeLayer(lambda: trees.entries(root), trees.image(root), self._store.objects.directory, variants)
+        return TreeLayer(lambda: trees.entries(root), trees.images.path(root), self._store.objects.directory, variants)
 
     def _held(self, layer: Descriptor) -> AbstractContextManager[object]:
         """Keeps what a layer is shown from."""

@@ -143,7 +143,7 @@ class Preseeds:
         self._pinning = asyncio.Lock()
         self._background: set[asyncio.Task[Any]] = set()
         for blob in store.blobs():
-            for owner in store.owners(blob.digest):
+            for owner in store.pins.owners(blob.digest):
                 if owner.startswith(OWNER):
                     self._kept.setdefault(owner.removeprefix(OWNER), _Kept())
 
@@ -250,12 +250,12 @@ class Preseeds:
 
     def _pin_all(self, identifier: str, blobs: tuple[Digest, ...]) -> None:
         for digest in blobs:
-            self._store.pin(digest, OWNER + identifier)
+            self._store.pins.pin(digest, OWNER + identifier)
 
     async def _unpin(self, identifier: str) -> None:
         async with self._pinning:
             try:
-                await asyncio.to_thread(self._store.unpin, OWNER + identifier)
+                await asyncio.to_thread(self._store.pins.unpin, OWNER + identifier)
             except P2PDistError as error:
                 logger.error("preseed=%s is over and still pinned: %s", identifier, error)
 

@@ -63,12 +63,12 @@ class PolicyPins:
         """Pin exactly this package for `owner`, or nothing. Packs are not pinned: they serve to make
         the contents of a tree, which its root pins."""
         blobs = {blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE} if manifest else set()
-        pinned = self._store.pins().get(owner, set())
+        pinned = self._store.pins.by_owner().get(owner, set())
         if pinned - blobs:
-            self._store.unpin(owner)
+            self._store.pins.unpin(owner)
             pinned = set()
         for digest in blobs - pinned:
-            self._store.pin(digest, owner)
+            self._store.pins.pin(digest, owner)
 
 
 class Retention:
@@ -106,7 +106,7 @@ class Retention:
 
     async def _remove(self, reference: str) -> None:
         try:
-            if self._store.package(reference) is not None:
+            if self._store.packages.get(reference) is not None:
                 freed = (await self._maintenance.remove(reference)).bytes_freed
             else:  # a blob that was pulled alone leaves no package
                 freed = await asyncio.to_thread(self._remove_alone, self._policies.blobs(reference))
@@ -120,7 +120,7 @@ class Retention:
 
     def _remove_alone(self, blobs: Sequence[Digest]) -> int:
         """Remove blobs that no package here needs; returns bytes."""
-        needed = {blob for record in self._store.packages() for blob in self._blobs_of(record.manifest_digest)}
+        needed = {blob for record in self._store.packages.list() for blob in self._blobs_of(record.manifest_digest)}
         freed = 0
         for digest in set(blobs) - needed:
             blob = self._store.get(digest)
@@ -138,7 +138,7 @@ class Retention:
     def _stored(self, policies: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[Stored]:
         """The packages in the store, and when each was used last; a package without a policy
         stays."""
-        records = {record.reference: record for record in self._store.packages()}
+        records = {record.reference: record for record in self._store.packages.list()}
         here = {record.manifest_digest for record in records.values()}
         self._manifests = {manifest: blobs for manifest, blobs in self._manifests.items() if manifest in here}
         trees = {tree.root: tree for tree in self._store.trees.list()}
@@ -154,7 +154,7 @@ class Retention:
             for digest in blobs:
                 blob, tree = self._store.get(digest), trees.get(digest)
                 busy = busy or bool(blob and blob.in_use) or bool(tree and tree.in_use)
-                busy = busy or bool(self._store.owners(digest))
+                busy = busy or bool(self._store.pins.owners(digest))
                 used += [content.last_used for content in (blob, tree) if content is not None]
             if used:
                 stored.append(Stored(reference, policy, blobs, None if busy else max(used)))

@@ -38,28 +38,28 @@ def boot_id() -> UUID:
 
 def free_bytes(path: Path) -> int:
     """Bytes that this user may still write to the filesystem of `path`."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 def largest_bytes(path: Path) -> int:
     """What usable_bytes would be if nothing were on the filesystem."""
-    found = os.statvfs(path)
-    size = found.f_blocks * found.f_frsize
+    status = os.statvfs(path)
+    size = status.f_blocks * status.f_frsize
     return size - min(RESERVE_BYTES, size // 100)
 
 
 def usable_bytes(path: Path) -> int:
     """Free bytes less the reserve; never negative."""
-    found = os.statvfs(path)
-    reserve = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // 100)
-    return max(0, found.f_bavail * found.f_frsize - reserve)
+    status = os.statvfs(path)
+    reserve = min(RESERVE_BYTES, status.f_blocks * status.f_frsize // 100)
+    return max(0, status.f_bavail * status.f_frsize - reserve)
 
 
 def allocate(fd: int, size: int) -> None:
     """Make the file `size` bytes long with its space reserved, or sparse where the filesystem
-    cannot reserve, or only by writing zeros: in memory that takes 0.8 ms a MiB at the moment when
-    everybody waits for the first piece. Raises OSError."""
+    cannot reserve, or only by writing zeros: in memory that takes longest just when a pull waits
+    for its first piece. Raises OSError."""
     if in_memory(fd):
         os.ftruncate(fd, size)
     else:
@@ -70,11 +70,11 @@ def in_memory(fd: int) -> bool:
     """Whether a file is on tmpfs (fstatfs(2), whose first word is the type of the filesystem):
     there no call waits for a disk, and none for a snapshot either, since tmpfs cannot be frozen.
     Raises OSError."""
-    found = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _libc.fstatfs(fd, found) != 0:
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(fd, status) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    return ctypes.c_long.from_buffer(found).value == _TMPFS
+    return ctypes.c_long.from_buffer(status).value == _TMPFS
 
 
 def reserve(fd: int, size: int) -> None:
@@ -108,9 +108,8 @@ def pwrite_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> No
 
 
 class Pulse:
-    """Tells whether the disk below a file answers: writes one byte of it, in a thread, when it is
-    asked. `fd` is open for writing, and what its byte at `offset` is does not matter.
-    Thread-safe."""
+    """Whether the disk of a file answers: each question writes one byte of the file, in a thread.
+    `fd` is open for writing, and its byte at `offset` may have any value. Thread-safe."""
 
     def __init__(self, fd: int, offset: int) -> None:
         self._fd, self._offset = fd, offset
@@ -130,7 +129,7 @@ class Pulse:
 
     @property
     def waiting(self) -> bool:
-        """Whether it is being found out."""
+        """Whether a byte is being written."""
         return self._began is not None
 
     def _beat(self) -> None:
@@ -139,7 +138,7 @@ class Pulse:
         except OSError as error:
             logger.debug(
                 "the disk cannot be written to: %s", error
-            )  # which each write tells; here it only has to answer
+            )  # each write reports it; here the disk only has to answer
         finally:
             with self._lock:
                 self._began = None

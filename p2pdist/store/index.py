@@ -1,5 +1,4 @@
-"""The index of a store: which blobs, pins, packages, objects and trees there are, and small blobs
-of few bytes.
+"""The index of a store: its blobs, pins, packages, objects and trees, and documents of few bytes.
 
 SQLite in WAL mode with synchronous NORMAL: what was committed survives a killed process; a lost
 machine may lose the last commits but the index stays consistent, and recovery reconciles it with
@@ -50,8 +49,7 @@ CREATE TABLE IF NOT EXISTS tree_pages (name BLOB PRIMARY KEY, contents BLOB NOT 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A blob in the index. `boot` is the boot id under which it became complete, `durable` whether
-    it has reached the disk since."""
+    """A blob in the index."""
 
     digest: Digest
     size: int
@@ -59,8 +57,11 @@ class Entry:
     pieces_digest: Digest
     complete: bool
     durable: bool
+    """Whether it has reached the disk since it became complete."""
     boot: str
+    """The boot id under which it became complete."""
     last_used: float
+    """In seconds since the epoch, as `added`."""
     added: float
 
 
@@ -75,28 +76,32 @@ class PackageRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObjectsState:
-    """What the index says of all objects: the boot under which it was last opened, whether rows and
-    files agreed when it was left, and up to which batch objects have reached the disk."""
+    """What the index says of all objects."""
 
     boot: str
+    """The boot under which the store was last opened."""
     clean: bool
+    """Whether rows and files agreed when it was left."""
     durable: int
+    """The last batch of which all objects have reached the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRecord:
-    """A tree in the index: its catalogs, all packs that they list, and whether every content was
-    here when it was last looked at."""
+    """A tree in the index."""
 
     root: Digest
     catalogs: tuple[Digest, ...]
     packs: tuple[Digest, ...]
+    """All packs that the catalogs list."""
     complete: bool
+    """Whether every content had an object when it was last looked at."""
     last_used: float
 
 
 class Index:
-    """Thread-safe. Methods raise DiskFull, Corrupt (the file is damaged) or P2PDistError."""
+    """The rows of the index. Thread-safe. Methods raise DiskFull, Corrupt (the file is damaged) or
+    P2PDistError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,7 +118,7 @@ class Index:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version not in range(_VERSION + 1):  # 1 had no small blobs, 2 no trees, 3 no pages of trees
+        if version not in range(_VERSION + 1):  # 1 had no documents, 2 no trees, 3 no pages of trees
             raise P2PDistError(
                 f"the store {self._path.parent} was made by another release (index version {version})",
                 remedy="Use that release, or another store directory",
@@ -135,12 +140,14 @@ class Index:
     # -- blobs
 
     def entries(self) -> list[Entry]:
+        """All blobs."""
         rows = self._query("SELECT * FROM blobs")
         return [
             Entry(row[0], row[1], row[2], row[3], bool(row[4]), bool(row[5]), row[6], row[7], row[8]) for row in rows
         ]
 
     def add(self, entry: Entry) -> None:
+        """Write or replace a blob."""
         values = (entry.digest, entry.size, entry.piece_size, entry.pieces_digest, entry.complete, entry.durable)
         self._run(
             "INSERT OR REPLACE INTO blobs VALUES (?,?,?,?,?,?,?,?,?)",
@@ -152,10 +159,11 @@ class Index:
         self._run("UPDATE blobs SET complete=?, durable=0, boot=? WHERE digest=?", (complete, boot, digest))
 
     def set_durable(self, digests: list[Digest]) -> None:
+        """Note that complete blobs have reached the disk."""
         self._run_all("UPDATE blobs SET durable=1 WHERE digest=? AND complete=1", [(digest,) for digest in digests])
 
     def distrust(self, digest: Digest) -> None:
-        """Have the blob verified at the next opening."""
+        """Mark a blob for verification at the next opening."""
         self._run("UPDATE blobs SET durable=0, boot='' WHERE digest=?", (digest,))
 
     def touch(self, used: list[tuple[float, Digest]]) -> None:
@@ -188,7 +196,7 @@ class Index:
     def forget_package(self, reference: str) -> None:
         self._run("DELETE FROM packages WHERE reference=?", (reference,))
 
-    # -- small blobs
+    # -- documents
 
     def document_sizes(self) -> dict[Digest, int]:
         return {row[0]: row[1] for row in self._query("SELECT digest, LENGTH(data) FROM smalls")}
@@ -207,7 +215,7 @@ class Index:
         self._run("DELETE FROM smalls WHERE digest=?", (digest,))
 
     def old_documents(self, before: float) -> list[Digest]:
-        """Those that were stored before a time in seconds since the epoch."""
+        """Documents that were stored before a time in seconds since the epoch."""
         return [row[0] for row in self._query("SELECT digest FROM smalls WHERE stored<?", (before,))]
 
     # -- objects
@@ -227,7 +235,7 @@ class Index:
         return self._query("SELECT COALESCE(MAX(batch), 0) FROM objects")[0][0]  # type: ignore[no-any-return]
 
     def add_objects(self, rows: Sequence[tuple[bytes, int, int]]) -> None:
-        """Contents, sizes and batches."""
+        """Write objects: contents, sizes in bytes and batches."""
         self._run_all("INSERT OR REPLACE INTO objects VALUES (?,?,?)", rows)
 
     def remove_objects(self, contents: Sequence[bytes]) -> None:
@@ -249,28 +257,29 @@ class Index:
         return [TreeRecord(row[0], tuple(row[1].split()), tuple(row[2].split()), bool(row[3]), row[4]) for row in rows]
 
     def add_tree(self, record: TreeRecord, pages: Mapping[bytes, Iterable[bytes]]) -> None:
-        """`pages` are the names of the contents of each of its pages, by the name of the page; all
-        names have HASH_SIZE bytes. What another tree has, too, is not written again."""
+        """Write a tree. `pages` are the names of the contents of each of its pages, by the name of
+        the page; all names have HASH_SIZE bytes. A page that another tree has is not written
+        again."""
         values = (record.root, " ".join(record.catalogs), " ".join(record.packs), record.complete, record.last_used)
         with self._transaction():
-            known = {row[0] for row in self._database.execute("SELECT name FROM tree_pages")}
-            new = ((name, b"".join(contents)) for name, contents in pages.items() if name not in known)
+            stored = {row[0] for row in self._database.execute("SELECT name FROM tree_pages")}
+            new = ((name, b"".join(contents)) for name, contents in pages.items() if name not in stored)
             self._database.executemany("INSERT INTO tree_pages VALUES (?,?)", new)
             self._database.execute("INSERT OR REPLACE INTO trees VALUES (?,?,?,?,?,x'',?)", (*values, b"".join(pages)))
 
     def tree_contents(self, root: Digest) -> set[bytes]:
         """The names of all contents of a tree; none when there is no record of it."""
-        found: set[bytes] = set()
+        names: set[bytes] = set()
         with self._failures(), self._lock:
             # A record of an earlier release has its contents in one piece.
             for contents, pages in self._database.execute("SELECT contents, pages FROM trees WHERE root=?", (root,)):
-                found.update(_names(contents))
+                names.update(_names(contents))
                 for name in _names(pages):
                     page = self._database.execute("SELECT contents FROM tree_pages WHERE name=?", (name,)).fetchone()
                     if page is None:
                         raise sqlite3.DatabaseError(f"it lacks the page {name.hex()} of {root}")
-                    found.update(_names(page[0]))
-        return found
+                    names.update(_names(page[0]))
+        return names
 
     def set_tree(self, root: Digest, *, complete: bool) -> None:
         self._run("UPDATE trees SET complete=? WHERE root=?", (complete, root))
@@ -279,7 +288,7 @@ class Index:
         self._run_all("UPDATE trees SET last_used=? WHERE root=?", used)
 
     def remove_tree(self, root: Digest) -> None:
-        """With the pages that no other tree has."""
+        """Remove a tree with the pages that no other tree has."""
         with self._transaction():
             database = self._database
             gone = {
@@ -299,7 +308,7 @@ class Index:
             self._database.execute(statement, values)
 
     def _run_all(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
-        """The same for each of `rows`, in one transaction."""
+        """Run a statement for each of `rows`, in one transaction."""
         with self._transaction():
             self._database.executemany(statement, rows)
 
@@ -336,5 +345,5 @@ class Index:
 
 
 def _names(encoded: bytes) -> Iterator[bytes]:
-    """Names that stand one behind the other."""
-    return (encoded[at : at + HASH_SIZE] for at in range(0, len(encoded), HASH_SIZE))
+    """The names of which `encoded` consists."""
+    return (encoded[begin : begin + HASH_SIZE] for begin in range(0, len(encoded), HASH_SIZE))

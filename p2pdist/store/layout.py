@@ -1,7 +1,6 @@
-"""Where a store keeps what. Names are made from checked digests alone, so no name can leave the
-directory.
+"""The files of a store directory: their paths, and the lock by which one process uses it at a time.
 
-The lock of a store directory: one process uses it at a time.
+Names are made from checked digests alone, so no name can leave the directory.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def lock_directory(paths: Paths) -> int:
 
 class Paths:
     """The files below `root`. The directories are joined once: that is most of what a path costs,
-    and a small blob takes a dozen."""
+    and a blob of one piece takes a dozen."""
 
     __slots__ = ("blobs", "documents", "images", "index", "lock", "objects", "partial", "root", "temporary", "variants")
 
@@ -70,6 +69,7 @@ class Paths:
         return self.partial / f"{hex_of(parse_digest(digest))}.have"
 
     def document(self, digest: Digest) -> Path:
+        """A manifest, config or piece list that is no row of the index."""
         return self.documents / hex_of(parse_digest(digest))
 
     def object(self, content: bytes) -> Path:

@@ -1,21 +1,19 @@
-"""The store: verified blobs in one directory.
+"""The store: verified blobs in one directory, and the room that they take.
 
     lock                        flock of the one process that uses the store; holds its process id
     index.sqlite                blobs, pins, packages, most of the manifests, configs and piece lists
     blobs/sha256/<hex>          complete blobs, read-only
     partial/<hex>.data, .have   partial blobs and which of their pieces are verified
     small/sha256/<hex>          larger manifests, configs, piece lists
-    objects/<2 hex>/<62 hex>    contents of trees (objects.py)
-    images/<hex>                metadata images of trees (trees.py)
-    variants/<boot>/<hex>/      objects of trees once more, with another mode or time (variants.py)
+    objects/<2 hex>/<62 hex>    contents of trees (objects/objects.py)
+    images/<hex>                metadata images of trees (trees/images.py)
+    variants/<boot>/<hex>/      objects of trees once more, with another mode or time (trees/variants.py)
 
-Sizes are counted as reserved: a partial blob counts in full from its beginning. Lock order: store,
-blob, index.
+Sizes are counted as reserved: a partial blob counts in full from its beginning. When room is
+needed, garbage goes first, which nothing names. After that the caller's Chooser (core/eviction)
+decides what to evict, and the store carries it out.
 
-Room in a store: what its bytes are, and making more of it within the capacity and on the disk.
-
-What nothing names goes first. After that somebody else decides what to evict (core/eviction); here
-it is carried out.
+Lock order: store, blob, index.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
 from p2pdist.model.manifest import decode_manifest
 from p2pdist.model.pieces import PieceList, PieceSet, encoded_size
-from p2pdist.store.blobs.blob import Blob, BlobContext
+from p2pdist.store.blobs.blob import Blob, content_digest
 from p2pdist.store.blobs.documents import Documents
+from p2pdist.store.blobs.files import BlobContext
 from p2pdist.store.blobs.recovery import recover
 from p2pdist.store.disk import (
     Pulse,
@@ -49,59 +47,139 @@ from p2pdist.store.disk import (
     sync_filesystem,
     usable_bytes,
 )
-from p2pdist.store.index import Entry, Index, PackageRecord
+from p2pdist.store.index import Entry, Index
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.objects import Objects
+from p2pdist.store.pins import PackageRecords, Pins
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.trees import TreeContext, Trees
 from p2pdist.store.verify import Checked, verify
 
 logger = logging.getLogger(__name__)
 
+PARTIAL_IDLE_S = 3600.0
+"""A partial blob that was not used for this long may be evicted like a complete one."""
+
+USE_SAVED_S = 60.0
+"""Uses are kept in memory for so long: a crash costs some order of eviction, not a write per
+use."""
+
+DOCUMENT_IDLE_S = 86400.0
+"""A document that nothing refers to is removed at the first opening after this time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Bytes of a store. Partial blobs count as reserved, in full, and so do objects that a pull is
-    about to make; `capacity` None means: as much as the disk has."""
+    about to make."""
 
     bytes_complete: int
     bytes_partial: int
     bytes_documents: int
     capacity: int | None
+    """None means: as much as the disk has."""
     disk_free: int
     bytes_objects: int = 0
     bytes_expected: int = 0
+    """Of objects to come."""
     bytes_images: int = 0
     bytes_variants: int = 0
 
     @property
     def bytes_total(self) -> int:
+        """All that counts against the capacity."""
         blobs = self.bytes_complete + self.bytes_partial + self.bytes_documents
         return blobs + self.bytes_objects + self.bytes_expected + self.bytes_images + self.bytes_variants
 
 
-class Stock(Protocol):
+@dataclass(frozen=True, slots=True)
+class Stock:
     """What is in a store, as far as room is concerned."""
 
-    def usage(self) -> Usage: ...
+    root: Path
+    capacity: int | None
+    """In bytes; None means: as much as the disk has."""
+    blobs: Mapping[Digest, Blob]
+    """The store's own mapping, which changes."""
+    documents: Documents
+    objects: Objects
+    trees: Trees
+    pins: Pins
+    discard: Callable[[Blob], None]
+    """Removes a blob; raises Conflict when it is in use."""
+
+    def usage(self) -> Usage:
+        """The bytes of what there is."""
+        sizes = {True: 0, False: 0}
+        for blob in list(self.blobs.values()):
+            sizes[blob.complete] += blob.size
+        with failures(self.root):
+            free = free_bytes(self.root)
+        return Usage(
+            sizes[True],
+            sizes[False],
+            self.documents.bytes_total,
+            self.capacity,
+            free,
+            self.objects.bytes_total,
+            self.objects.bytes_expected,
+            self.trees.bytes_images(),
+            self.trees.variants.bytes_total,
+        )
 
     def bytes_ahead(self) -> int:
-        """Bytes counted that are yet to be taken from the disk."""
+        """Bytes that partial blobs and expected objects will yet take from the disk; 0 for blobs
+        where the filesystem reserved them."""
+        ahead = self.objects.bytes_expected
+        for blob in list(self.blobs.values()):
+            if not blob.complete:
+                path = blob.path
+                with failures(path), suppress(FileNotFoundError):  # it may have become complete meanwhile
+                    ahead += max(0, blob.size - path.stat().st_blocks * 512)
+        return ahead
 
-    def candidates(self) -> tuple[Sequence[Candidate], Sequence[Share]]: ...
+    def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
+        """What might make room: blobs, and trees with their roots. See core/eviction. The caller
+        holds the store's lock."""
+        idle = time.time() - PARTIAL_IDLE_S
+        trees, shares = self.trees.candidates()
+        roots, needed_by = {tree.digest for tree in trees}, self.trees.records.needed_by()
+        redundant, awaited = self.trees.redundant_packs(), self.trees.pulls.packs()
+        blobs = [
+            Candidate(
+                blob.digest,
+                blob.size,
+                blob.last_used,
+                pinned=blob.digest in self.pins,
+                in_use=blob.in_use or blob.digest in awaited,
+                spare=blob.digest in redundant,
+                needed_by=frozenset(needed_by.get(blob.digest, ())),
+            )
+            for blob in self.blobs.values()
+            if blob.digest not in roots and (blob.complete or blob.last_used < idle or blob.digest in redundant)
+        ]
+        return [*trees, *blobs], shares
 
     def evict(self, digest: Digest) -> bool:
-        """Remove what was chosen; False when it has been taken into use since."""
-
-    def collect(self) -> int:
-        """Remove what nothing names; returns bytes."""
+        """Remove a blob or tree that was chosen to make room; False when it has been taken into use
+        since."""
+        assert digest not in self.pins, "what is pinned was chosen for eviction"
+        gone = False
+        with suppress(Conflict):
+            if digest in self.trees.records:
+                self.trees.remove(digest)
+                gone = True
+            if (blob := self.blobs.get(digest)) is not None:
+                self.discard(blob)
+                gone = True
+        return gone
 
 
 class Room:
-    """The room of one store; the caller holds the store's lock."""
+    """Makes room in one store; the caller holds the store's lock."""
 
-    def __init__(self, root: Path, capacity: int | None, choose: Chooser | None, stock: Stock) -> None:
-        self._root, self._capacity, self._choose, self._stock = root, capacity, choose, stock
+    def __init__(self, stock: Stock, choose: Chooser | None) -> None:
+        self._root, self._stock, self._choose = stock.root, stock, choose
 
     def make(self, needed: int) -> list[Digest]:
         """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull
@@ -111,7 +189,7 @@ class Room:
         while (short := needed - self._free()) > 0:
             if not collected:
                 collected = True
-                if self._stock.collect():
+                if self._stock.trees.collect():
                     continue
             if evicted:
                 # Some filesystems give space back late: look again before more has to go.
@@ -141,23 +219,13 @@ class Room:
         """Bytes that still fit; negative when over capacity."""
         with failures(self._root):
             room = usable_bytes(self._root) - self._stock.bytes_ahead()
-        return room if self._capacity is None else min(room, self._capacity - self._stock.usage().bytes_total)
-
-
-PARTIAL_IDLE_S = 3600.0
-"""A partial blob that nobody used for this long may be evicted like a complete one."""
-
-USE_SAVED_S = 60.0
-"""Uses are kept in memory for so long: a crash costs some order of eviction, not a write per
-use."""
-
-DOCUMENT_IDLE_S = 86400.0
-"""A small blob that nothing refers to is removed at the first opening after this time."""
+        capacity = self._stock.capacity
+        return room if capacity is None else min(room, capacity - self._stock.usage().bytes_total)
 
 
 class BlobStore:
-    """Thread-safe. All methods raise P2PDistError when the disk fails and UsageError for what is no
-    digest."""
+    """Blobs, documents, objects, trees, pins and package records of one directory. Thread-safe. All
+    methods raise P2PDistError when the disk fails and UsageError for what is no digest."""
 
     def __init__(self, root: Path, *, capacity_bytes: int | None = None, choose: Chooser | None = None) -> None:
         """Open the store, creating it if need be; verifies what a crash of the machine may have
@@ -168,7 +236,6 @@ class BlobStore:
         """
         self._paths = Paths(root)
         self._capacity = capacity_bytes
-        self._room = Room(root, capacity_bytes, choose, self)
         self._lock = threading.RLock()
         self._closed = False
         self._use_saved_at = time.time()
@@ -177,12 +244,12 @@ class BlobStore:
             self._lock_fd = lock_directory(self._paths)
         self.pulse = Pulse(self._lock_fd, len(str(os.getpid())))  # the end of the line that the file holds
         try:
-            self._open()
+            self._open(choose)
         except BaseException:
             os.close(self._lock_fd)
             raise
 
-    def _open(self) -> None:
+    def _open(self, choose: Chooser | None) -> None:
         self._index = Index(self._paths.index)
         self._sync = BackgroundSync(self._paths, self._index)
         try:
@@ -193,17 +260,26 @@ class BlobStore:
                 self._index,
                 boot_id(),
                 self._load_pieces,
-                lambda blob: self._sync.add(blob.digest, blob.pieces_digest),
+                self._sync.add,
                 in_memory(self._lock_fd),
             )
             self._blobs = recover(self._blob_context)
-            self._packages = {record.reference: record for record in self._index.packages()}
-            self._pins: dict[Digest, set[str]] = {}
-            for digest, owner in self._index.pins():
-                self._pins.setdefault(digest, set()).add(owner)
+            self.packages = PackageRecords(self._index, self._lock)
+            self.pins = Pins(self._index, self._lock)
             self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
             self.trees = Trees(self._tree_context(), self.objects)
+            self._stock = Stock(
+                self.root,
+                self._capacity,
+                self._blobs,
+                self._documents,
+                self.objects,
+                self.trees,
+                self.pins,
+                self._discard,
+            )
+            self._room = Room(self._stock, choose)
         except BaseException:
             self._sync.close()
             self._index.close()
@@ -211,7 +287,9 @@ class BlobStore:
 
     def _tree_context(self) -> TreeContext:
         sync_objects = partial(self._sync.add_task, self.objects.sync)
-        return TreeContext(self._lock, self._paths, self._index, self.get, self.owners, self.make_room, sync_objects)
+        return TreeContext(
+            self._lock, self._paths, self._index, self.get, self.pins.owners, self.make_room, sync_objects
+        )
 
     def close(self) -> None:
         """Bring everything to the disk and unlock the directory. Idempotent; blobs cannot be used
@@ -233,6 +311,7 @@ class BlobStore:
 
     @property
     def root(self) -> Path:
+        """The directory of the store."""
         return self._paths.root
 
     # -- blobs
@@ -244,7 +323,8 @@ class BlobStore:
         return self._blobs.get(parse_digest(digest))
 
     def blobs(self) -> list[Blob]:
-        # Without the lock, which whoever makes room may hold for seconds.
+        """All blobs."""
+        # Without the lock, which a thread that makes room may hold for seconds.
         return list(self._blobs.values())
 
     def begin(self, digest: Digest, pieces: PieceList) -> Blob:
@@ -259,7 +339,7 @@ class BlobStore:
         while True:
             found = self._blobs.get(digest)
             if found is not None and (
-                found.pieces_digest == pieces.digest or (found.complete and found.sha256() == digest)
+                found.pieces_digest == pieces.digest or (found.complete and content_digest(found) == digest)
             ):
                 if bad := found.recheck():
                     logger.warning(
@@ -268,21 +348,21 @@ class BlobStore:
                 return found
             with self._lock:
                 if self._blobs.get(digest) is not found:
-                    continue  # somebody was faster
+                    continue  # another thread was faster
                 if found is not None:
                     logger.warning("%s was stored by another piece list and is begun anew", digest)
                     self._discard(found)
                 return self._create(digest, pieces)
 
     def begin_held(self, digest: Digest, pieces: PieceList) -> Blob:
-        """The same, held for the caller to release. One that is not held gives way to whatever else
-        is begun."""
+        """The blob that begin() gives, held for the caller to release. One that is not held gives
+        way to the next blob that is begun."""
         try:
             blob = self.begin(digest, pieces)
             blob.hold()
         except NotFound:
-            # As long as nothing else can be begun. Only a complete blob of another piece list that
-            # came in between is read within the lock.
+            # Under the lock nothing else can be begun. Only a complete blob of another piece list
+            # that came in between is read within it.
             with self._lock:
                 blob = self.begin(digest, pieces)
                 blob.hold()
@@ -298,7 +378,7 @@ class BlobStore:
         try:
             self._index.add(entry)
             with failures(self._paths.partial, needed=layout.size):
-                blob.open_new()
+                blob.files.create(blob.have)
         except BaseException:
             self._discard(blob)
             raise
@@ -314,11 +394,11 @@ class BlobStore:
             blob = self.get(digest)
             if blob is None:
                 raise NotFound(f"{digest} is not in the store")
-            if owners := self._pins.get(digest):
+            if owners := self.pins.owners(digest):
                 raise Conflict(
                     f"{digest} is pinned by {', '.join(sorted(owners)[:3])}", remedy="Remove what pins it first"
                 )
-            if trees := self.trees.needing(digest):
+            if trees := self.trees.records.needing(digest):
                 raise Conflict(f"{digest} is needed by the tree {min(trees)}", remedy="Remove that tree first")
             self._discard(blob)
 
@@ -343,23 +423,23 @@ class BlobStore:
         self._index.delete(digest)
         self._blobs.pop(digest, None)
         lists = {other.pieces_digest for other in self._blobs.values()}
-        if blob.pieces_digest not in lists and blob.pieces_digest not in self._pins:
+        if blob.pieces_digest not in lists and blob.pieces_digest not in self.pins:
             self._documents.remove(blob.pieces_digest)
 
-    # -- small blobs
+    # -- documents
 
     def put_document(self, data: bytes) -> Digest:
         """Store a manifest, config or piece list. Raises TooLarge, DiskFull."""
         return self.put_documents([data])[0]
 
     def put_documents(self, documents: Sequence[bytes]) -> list[Digest]:
-        """Store several, for which room is made at once. Raises TooLarge, DiskFull."""
+        """Store several documents, for which room is made at once. Raises TooLarge, DiskFull."""
         with self._lock:
             self._room.make(sum(map(len, documents)))
             return self._documents.put(documents)
 
     def read_document(self, digest: Digest) -> bytes | None:
-        """A small blob, verified; None when it is not here."""
+        """A manifest, config or piece list, verified; None when it is not here."""
         return self._documents.read(parse_digest(digest))
 
     def _load_pieces(self, digest: Digest) -> PieceList:
@@ -371,8 +451,8 @@ class BlobStore:
         return PieceList.decode(data)
 
     def _named_documents(self) -> set[Digest]:
-        wanted = {blob.pieces_digest for blob in self._blobs.values()} | set(self._pins)
-        for record in self._packages.values():
+        wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests()
+        for record in self.packages.list():
             wanted.add(record.manifest_digest)
             data = self._documents.read(record.manifest_digest)
             if data is not None:
@@ -381,55 +461,6 @@ class BlobStore:
                 except Corrupt as error:
                     logger.warning("%s: %s", record.reference, error)
         return wanted
-
-    # -- pins and packages
-
-    def pin(self, digest: Digest, owner: str) -> None:
-        """Keep a blob, present or to come, from eviction and removal until `owner` unpins."""
-        with self._lock:
-            self._index.pin(parse_digest(digest), owner)
-            self._pins.setdefault(digest, set()).add(owner)
-
-    def unpin(self, owner: str) -> None:
-        """Take away all pins of `owner`."""
-        with self._lock:
-            self._index.unpin(owner)
-            for digest, owners in list(self._pins.items()):
-                owners.discard(owner)
-                if not owners:
-                    del self._pins[digest]
-
-    def owners(self, digest: Digest) -> set[str]:
-        with self._lock:
-            return set(self._pins.get(parse_digest(digest), ()))
-
-    def pins(self) -> dict[str, set[Digest]]:
-        """All pins, by owner."""
-        found: dict[str, set[Digest]] = {}
-        for digest, owner in self._index.pins():
-            found.setdefault(owner, set()).add(digest)
-        return found
-
-    def record_package(self, reference: str, manifest_digest: Digest) -> None:
-        """Note that a package is, or was, used here now."""
-        record = PackageRecord(reference, parse_digest(manifest_digest), time.time())
-        with self._lock:
-            self._index.record_package(record)
-            self._packages[reference] = record
-
-    def package(self, reference: str) -> PackageRecord | None:
-        """A package that was used here. Its blobs may have been evicted since."""
-        return self._packages.get(reference)
-
-    def packages(self) -> list[PackageRecord]:
-        """All of them, by reference."""
-        with self._lock:
-            return sorted(self._packages.values(), key=lambda record: record.reference)
-
-    def forget_package(self, reference: str) -> None:
-        with self._lock:
-            self._index.forget_package(reference)
-            self._packages.pop(reference, None)
 
     # -- room
 
@@ -441,22 +472,13 @@ class BlobStore:
         return disk if self._capacity is None else min(disk, self._capacity)
 
     def usage(self) -> Usage:
-        sizes = {True: 0, False: 0}
-        for blob in self.blobs():
-            sizes[blob.complete] += blob.size
-        with failures(self.root):
-            free = free_bytes(self.root)
-        return Usage(
-            sizes[True],
-            sizes[False],
-            self._documents.bytes_total,
-            self._capacity,
-            free,
-            self.objects.bytes_total,
-            self.objects.bytes_expected,
-            self.trees.bytes_images(),
-            self.trees.variants.bytes_total,
-        )
+        """The bytes of what is in the store."""
+        return self._stock.usage()
+
+    def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
+        """What might make room (see core/eviction)."""
+        with self._lock:
+            return self._stock.candidates()
 
     def make_room(self, needed: int) -> list[Digest]:
         """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull
@@ -465,61 +487,15 @@ class BlobStore:
             return self._room.make(needed)
 
     def collect(self) -> int:
-        """Remove what nothing names; returns the bytes of it. Goes beside pulls and mounts."""
+        """Remove garbage, beside pulls and mounts; returns the bytes that went."""
         return self.trees.collect()
 
     def verify(self, *, bytes_s: float | None = None) -> Iterator[Checked]:
         """Read everything and drop what is wrong (see verify.verify); iterate in a thread."""
         return verify(self.blobs(), self.objects, self.trees, bytes_s=bytes_s)
 
-    def bytes_ahead(self) -> int:
-        """Bytes that partial blobs and expected objects will yet take from the disk; 0 for blobs
-        where the filesystem reserved them."""
-        ahead = self.objects.bytes_expected
-        for blob in self.blobs():
-            if not blob.complete:
-                path = blob.path
-                with failures(path), suppress(FileNotFoundError):  # it may have become complete meanwhile
-                    ahead += max(0, blob.size - path.stat().st_blocks * 512)
-        return ahead
-
-    def candidates(self) -> tuple[list[Candidate], Sequence[Share]]:
-        """What might make room: blobs, and trees with their roots. See core/eviction."""
-        idle = time.time() - PARTIAL_IDLE_S
-        trees, shares = self.trees.candidates()
-        roots, needed_by = {tree.digest for tree in trees}, self.trees.needed_by()
-        spare, claimed = self.trees.redundant_packs(), self.trees.packs_awaited()
-        blobs = [
-            Candidate(
-                blob.digest,
-                blob.size,
-                blob.last_used,
-                pinned=blob.digest in self._pins,
-                in_use=blob.in_use or blob.digest in claimed,
-                spare=blob.digest in spare,
-                needed_by=frozenset(needed_by.get(blob.digest, ())),
-            )
-            for blob in self._blobs.values()
-            if blob.digest not in roots and (blob.complete or blob.last_used < idle or blob.digest in spare)
-        ]
-        return [*trees, *blobs], shares
-
-    def evict(self, digest: Digest) -> bool:
-        """Remove a blob or tree that was chosen to make room; False when it has been taken into use
-        since."""
-        assert digest not in self._pins, "what is pinned was chosen for eviction"
-        gone = False
-        with suppress(Conflict):
-            if self.trees.known(digest):
-                self.trees.remove(digest)
-                gone = True
-            if (blob := self._blobs.get(digest)) is not None:
-                self._discard(blob)
-                gone = True
-        return gone
-
     def _save_use(self) -> None:
-        """Write down when blobs were used since it was done last."""
+        """Write to the index when blobs were used since the last call."""
         since, self._use_saved_at = self._use_saved_at, time.time()
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
-        self.trees.save_use(since)
+        self.trees.records.save_use(since)

@@ -1,5 +1,5 @@
-"""Bringing complete blobs and objects to the disk in the background, so that a restart of the
-machine need not verify them again."""
+"""Synchronisation of complete blobs and objects with the disk, in the background: after a restart of
+the machine the store need not verify them again."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ logger = logging.getLogger(__name__)
 
 GATHER_S = 1.0
 """So long blobs are gathered: the layers of one package share the synchronisation of directories
-and index, and nobody who waits for a pull waits for the disk. A machine that is lost meanwhile
-costs a verification."""
-
+and index, and no pull waits for the disk. A machine that is lost meanwhile costs a verification."""
 
 _Task = Callable[[], None]
 _Work = tuple[Digest, Digest] | _Task
 
 
 class BackgroundSync:
-    """One thread that synchronises the blobs it is told of, in batches: contents, piece lists,
-    directories, index; then marks them durable. Tasks that do such a thing for something else are
-    run once for each batch."""
+    """One thread that synchronises blobs in batches (contents, piece lists, directories, index) and
+    then marks them durable. It runs each task, which synchronises something else, once a batch."""
 
     def __init__(self, paths: Paths, index: Index) -> None:
         self._paths = paths
@@ -42,11 +39,12 @@ class BackgroundSync:
         self._thread.start()
 
     def add(self, digest: Digest, pieces_digest: Digest) -> None:
+        """Synchronise a complete blob and its piece list. Returns at once."""
         self._queue.put((digest, pieces_digest))
 
     def add_task(self, task: Callable[[], None]) -> None:
-        """`task` may raise P2PDistError; what it did not bring to the disk it counts as not
-        durable."""
+        """Run `task` with the next batch. It may raise P2PDistError, and itself counts as not durable
+        what it did not synchronise."""
         self._queue.put(task)
 
     def close(self) -> None:
@@ -56,9 +54,10 @@ class BackgroundSync:
         self._thread.join()
 
     def _run(self) -> None:
-        while (found := self._queue.get()) is not None:
+        while (first := self._queue.get()) is not None:
             self._closing.wait(GATHER_S)
-            batch, last = [found], False
+            batch: list[_Work] = [first]
+            last = False
             while not self._queue.empty() and not last:
                 more = self._queue.get()
                 last = more is None

@@ -51,9 +51,9 @@ async def test_what_is_pinned_or_held_is_counted_as_such(agent: Agent) -> None:
     pieces = PieceList.of_stream(io.BytesIO(data), SIZE)
     blob = agent.store.begin(digest_of(data), pieces)
     assert samples(agent)["p2pdist_agent_store_bytes"]["partial"] == SIZE
-    agent.store.pin(blob.digest, "somebody")
+    agent.store.pins.pin(blob.digest, "somebody")
     assert samples(agent)["p2pdist_agent_store_held_bytes"] == {"": SIZE}
-    agent.store.unpin("somebody")
+    agent.store.pins.unpin("somebody")
     assert samples(agent)["p2pdist_agent_store_held_bytes"] == {"": 0}
     with blob.held():
         assert samples(agent)["p2pdist_agent_store_held_bytes"] == {"": SIZE}

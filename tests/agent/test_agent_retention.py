@@ -104,12 +104,12 @@ async def test_pins_follow_the_policy(rig: Rig) -> None:
     digest = await rig.publish()
     owner = f"policy:{blob_reference(digest)}"
     await rig.say(digest, PIN)
-    assert rig.agent.store.owners(digest) == {owner}, "before it is fetched"
+    assert rig.agent.store.pins.owners(digest) == {owner}, "before it is fetched"
     await rig.pull(digest)
     await rig.say(digest, PIN)
-    assert rig.agent.store.owners(digest) == {owner}
+    assert rig.agent.store.pins.owners(digest) == {owner}
     await rig.say(digest, NO_POLICY)
-    assert rig.agent.store.owners(digest) == set()
+    assert rig.agent.store.pins.owners(digest) == set()
 
 
 async def test_a_pin_moves_with_the_tag(rig: Rig) -> None:
@@ -121,7 +121,7 @@ async def test_a_pin_moves_with_the_tag(rig: Rig) -> None:
 
     await rig.agent.policy_pins.learned("app:prod", *await manifest(first), PIN)
     await rig.agent.policy_pins.learned("app:prod", *await manifest(second), PIN)
-    assert rig.agent.store.pins() == {"policy:app:prod": {second}}
+    assert rig.agent.store.pins.by_owner() == {"policy:app:prod": {second}}
 
 
 async def test_what_is_not_kept_makes_room_first(rig: Rig) -> None:

@@ -138,10 +138,10 @@ async def test_what_others_keep_from_fitting_may_fit_later(start: Start, origin:
     await push(origin, TAG, [os.urandom(5 * PIECE) for _ in range(2)])
     agent = await start(capacity=16 * PIECE)
     assert (await pulled(agent, blob=kept)).error is None
-    agent.store.pin(kept, "somebody")
+    agent.store.pins.pin(kept, "somebody")
     error = (await pulled(agent, package=str(TAG))).error
     assert isinstance(error, DiskFull) and not error.never_fits, error
-    agent.store.unpin("somebody")
+    agent.store.pins.unpin("somebody")
     assert (await pulled(agent, package=str(TAG))).error is None
 
 

@@ -161,7 +161,7 @@ async def test_what_a_tag_still_means_is_not_sent_again_and_a_new_meaning_is(
     first, second = Published(50), Published(60)
     await first.push(site.origin)
     packages, store = await site.agent(await site.tracker())
-    store.record_package(str(TAG), (await packages.find(TAG, silent)).digest)
+    store.packages.record(str(TAG), (await packages.find(TAG, silent)).digest)
     assert (await packages.find(TAG, silent)).digest == first.digest
     assert site.asked == [("/v1/packages", 200), ("/v1/packages", 304)]
     await second.push(site.origin)
@@ -176,7 +176,7 @@ async def test_a_damaged_document_of_a_known_package_is_fetched_again(site: Site
     package = Published(50, 60)
     await package.push(site.origin)
     packages, store = await site.agent(await site.tracker())
-    store.record_package(str(TAG), (await packages.find(TAG, silent)).digest)
+    store.packages.record(str(TAG), (await packages.find(TAG, silent)).digest)
     with sqlite3.connect(store.root / "index.sqlite") as database:
         database.execute("UPDATE smalls SET data=? WHERE digest=?", (b"damaged", digest_of(package.lists[1])))
     database.close()

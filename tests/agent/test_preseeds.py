@@ -64,7 +64,7 @@ class Rig:
         return [kept.state for kept in self.said if kept.id == identifier]
 
     def owners(self, digest: Digest) -> set[str]:
-        return self.agent.store.owners(digest)
+        return self.agent.store.pins.owners(digest)
 
 
 @pytest.fixture

@@ -86,13 +86,13 @@ async def test_the_image_of_a_second_version_comes_from_the_first(
         another = await bring(other, "other", layout, store)
         (source / "lib/3/003.py").write_bytes(b"edited\n" * 20)
         second = await bring(source, "v2", layout, store)
-        assert whole == [store.trees.image(first), store.trees.image(another)]
+        assert whole == [store.trees.images.path(first), store.trees.images.path(another)]
         (source / "lib/3/new.py").write_bytes(b"new\n")
         third = await bring(source, "v3", layout, store)
-        assert whole[2:] == [store.trees.image(third)]
+        assert whole[2:] == [store.trees.images.path(third)]
         for root in (first, second, third):
             write_image(store.trees.entries(root), tmp_path / "image")
-            assert store.trees.image(root).read_bytes() == (tmp_path / "image").read_bytes()
+            assert store.trees.images.path(root).read_bytes() == (tmp_path / "image").read_bytes()
     finally:
         store.close()
 
@@ -105,7 +105,7 @@ async def test_a_first_image_that_is_gone_or_damaged_is_not_missed(
         for tag, damage in (("v1", b""), ("v2", b"no image"), ("v3", None)):
             (source / "lib/3/003.py").write_bytes(tag.encode())
             root = await bring(source, tag, layout, store)
-            image = store.trees.image(root)
+            image = store.trees.images.path(root)
             write_image(store.trees.entries(root), tmp_path / "image")
             assert image.read_bytes() == (tmp_path / "image").read_bytes()
             if damage is None:

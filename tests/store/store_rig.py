@@ -114,3 +114,8 @@ def on_disk(root: Path) -> dict[bytes, bytes]:
     """The object files of a store by the content that their names say."""
     files = (path for path in (root / "objects").rglob("*") if path.is_file())
     return {bytes.fromhex(path.parent.name + path.name): path.read_bytes() for path in files}
+
+
+def read_piece(blob: Blob, piece: int) -> bytes:
+    """The bytes of a held piece."""
+    return blob.read_range(blob.layout.offset(piece), blob.layout.length(piece))

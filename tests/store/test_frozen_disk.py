@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_rig import PIECE, fill, sample
+from store_rig import PIECE, fill, read_piece, sample
 
 from p2pdist.store.store import BlobStore
 
@@ -97,7 +97,7 @@ def test_what_hangs_keeps_nobody_from_what_needs_no_disk(disk: Disk, hanging: st
     }[hanging]
     worker = started(call)
     until(lambda: worker.is_alive() and store.pulse.hangs_s())
-    assert blob.opened
+    assert blob.files.opened
     assert ends(blob.hold)
     assert ends(blob.fileno)
     assert ends(blob.release)
@@ -121,7 +121,7 @@ def test_other_blobs_are_read_meanwhile(disk: Disk) -> None:
     other = store.begin(coming.digest, coming.pieces)
     disk.freeze()
     worker = started(lambda: other.write(0, coming.data[:PIECE]))
-    assert ends(lambda: blob.read(0))
+    assert ends(lambda: read_piece(blob, 0))
     disk.thaw()
     worker.join(DEADLINE_S)
     assert list(other.have) == [0]

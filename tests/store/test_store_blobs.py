@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_rig import PIECE, complete_file, data_file, files, fill, flip, in_index, sample
+from store_rig import PIECE, complete_file, data_file, files, fill, flip, in_index, read_piece, sample
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Config, Descriptor, Manifest, encode_config, encode_manifest
 from p2pdist.model.pieces import PieceList, encoded_size
-from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.blob import Blob, content_digest
 from p2pdist.store.blobs.documents import ROW_BYTES_MAX
 from p2pdist.store.store import DOCUMENT_IDLE_S, BlobStore
 
@@ -95,10 +95,10 @@ def test_names_that_are_no_digests_are_refused(store: BlobStore, tmp_path: Path)
         store.remove,
         store.drop_partial,
         store.read_document,
-        store.owners,
+        store.pins.owners,
         lambda name: store.begin(name, pieces),
-        lambda name: store.pin(name, "me"),
-        lambda name: store.record_package("a:b", name),
+        lambda name: store.pins.pin(name, "me"),
+        lambda name: store.packages.record("a:b", name),
     ]
     for name in (
         "sha256:" + "../" * 10 + "etc/passwd",
@@ -116,15 +116,15 @@ def test_names_that_are_no_digests_are_refused(store: BlobStore, tmp_path: Path)
 def test_remove_spares_what_is_pinned_or_in_use(store: BlobStore) -> None:
     found = sample(2, PIECE)
     blob = fill(store.begin(found.digest, found.pieces), found)
-    store.pin(found.digest, "package a:1")
-    store.pin(found.digest, "package b:1")
-    assert store.owners(found.digest) == {"package a:1", "package b:1"}
+    store.pins.pin(found.digest, "package a:1")
+    store.pins.pin(found.digest, "package b:1")
+    assert store.pins.owners(found.digest) == {"package a:1", "package b:1"}
     with pytest.raises(Conflict, match="pinned by package a:1, package b:1"):
         store.remove(found.digest)
-    store.unpin("package a:1")
+    store.pins.unpin("package a:1")
     with pytest.raises(Conflict):
         store.remove(found.digest)
-    store.unpin("package b:1")
+    store.pins.unpin("package b:1")
     with blob.held(), pytest.raises(Conflict):
         store.remove(found.digest)
     store.remove(found.digest)
@@ -140,7 +140,7 @@ def test_drop_partial_is_for_partial_blobs(store: BlobStore) -> None:
     found = sample(3, 2 * PIECE)
     store.drop_partial(found.digest)
     blob = store.begin(found.digest, found.pieces)
-    store.pin(found.digest, "me")
+    store.pins.pin(found.digest, "me")
     with blob.held(), pytest.raises(Conflict):
         store.drop_partial(found.digest)
     store.drop_partial(found.digest)
@@ -155,18 +155,18 @@ def test_drop_partial_is_for_partial_blobs(store: BlobStore) -> None:
 def test_pins_and_packages_survive_reopening(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     digest = digest_of(b"x")
-    store.pin(digest, "one")
-    store.pin(digest, "two")
-    store.record_package("b:1", digest)
-    store.record_package("a:1", digest)
-    store.record_package("a:1", digest_of(b"y"))
-    store.forget_package("b:1")
+    store.pins.pin(digest, "one")
+    store.pins.pin(digest, "two")
+    store.packages.record("b:1", digest)
+    store.packages.record("a:1", digest)
+    store.packages.record("a:1", digest_of(b"y"))
+    store.packages.forget("b:1")
     store.close()
     store = BlobStore(tmp_path)
-    assert store.owners(digest) == {"one", "two"}
-    record = store.packages()[0]
+    assert store.pins.owners(digest) == {"one", "two"}
+    record = store.packages.list()[0]
     assert (record.reference, record.manifest_digest) == ("a:1", digest_of(b"y"))
-    assert len(store.packages()) == 1 and abs(record.last_used - time.time()) < 60
+    assert len(store.packages.list()) == 1 and abs(record.last_used - time.time()) < 60
     store.close()
 
 
@@ -210,9 +210,9 @@ def test_the_least_recently_used_goes_first(tmp_path: Path, open_store: Any) -> 
     store = open_store(tmp_path, capacity_bytes=9 * PIECE, choose=choose)
     for found in old:
         fill(store.begin(found.digest, found.pieces), found)
-    store.pin(old[0].digest, "me")
+    store.pins.pin(old[0].digest, "me")
     store.get(old[1].digest).hold()
-    store.get(old[2].digest).read(0)
+    read_piece(store.get(old[2].digest), 0)
     store.begin(new.digest, new.pieces)
     assert {blob.digest for blob in store.blobs()} == {found.digest for found in [*old[:3], new]}
     with pytest.raises(DiskFull) as caught:
@@ -238,7 +238,7 @@ def test_order_of_use_survives_reopening(tmp_path: Path, open_store: Any) -> Non
     store = open_store(tmp_path)
     for found in (first, second):
         fill(store.begin(found.digest, found.pieces), found)
-    store.get(first.digest).read(0)
+    read_piece(store.get(first.digest), 0)
     store.close()
     store = open_store(tmp_path, capacity_bytes=3 * PIECE, choose=choose)
     assert store.make_room(2 * PIECE - 200) == [second.digest]
@@ -291,8 +291,8 @@ def test_old_small_blobs_that_nothing_refers_to_are_swept(tmp_path: Path) -> Non
         store.put_document(b"pinned"),
         found.pieces.digest,
     ]
-    store.record_package("a:1", kept[1])
-    store.pin(kept[2], "me")
+    store.packages.record("a:1", kept[1])
+    store.pins.pin(kept[2], "me")
     strays, young = store.put_documents([b"stray", large]), store.put_document(b"young")
     store.close()
     past = time.time() - DOCUMENT_IDLE_S - 10
@@ -349,7 +349,7 @@ def test_a_lying_piece_list_does_not_keep_its_place(store: BlobStore) -> None:
     blob = store.begin(found.digest, found.pieces)
     assert not blob.complete and len(blob.have) == 0
     fill(blob, found)
-    assert blob.sha256() == found.digest
+    assert content_digest(blob) == found.digest
 
 
 def test_a_lost_piece_list_is_said(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_lost_piece_list_is_said(tmp_path: Path) -> None:
     in_index(tmp_path, "DELETE FROM smalls WHERE digest=?", found.pieces.digest)
     store = BlobStore(tmp_path)
     blob = store.get(found.digest)
-    assert blob is not None and blob.read(0) == found.data
+    assert blob is not None and read_piece(blob, 0) == found.data
     with pytest.raises(Corrupt, match="lost the piece list"):
         blob.verify()
     store.close()
@@ -388,7 +388,7 @@ def test_blobs_end_with_their_store(tmp_path: Path) -> None:
     blob = store.begin(found.digest, found.pieces)
     blob.write(0, found.piece(0))
     store.close()
-    for use in (lambda: blob.write(1, found.piece(1)), lambda: blob.read(0), blob.hold, lambda: blob.verify()):
+    for use in (lambda: blob.write(1, found.piece(1)), lambda: read_piece(blob, 0), blob.hold, lambda: blob.verify()):
         with pytest.raises(NotFound, match="the store is closed"):
             use()
     assert not any(data_file(tmp_path, found.digest).read_bytes()[PIECE:])

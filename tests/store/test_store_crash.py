@@ -26,11 +26,12 @@ from store_rig import (
     flip,
     in_index,
     pretend_other_boot,
+    read_piece,
     sample,
 )
 
 from p2pdist.model.pieces import PieceSet
-from p2pdist.store.blobs.bitmap import BitmapFile
+from p2pdist.store.blobs.bitmap import BitmapFile, has_bitmap
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import boot_id
 from p2pdist.store.store import BlobStore
@@ -129,10 +130,10 @@ def _check_recovery(root: Path) -> None:
                 blob.verify(drop=True)
             assert blob.verify() == []
             for piece in blob.have:
-                assert blob.read(piece) == found.piece(piece)
+                assert read_piece(blob, piece) == found.piece(piece)
             assert blob.complete == blob.have.complete
             expected.add(blob.path)
-            if blob.has_bitmap and not blob.complete:
+            if has_bitmap(blob.layout) and not blob.complete:
                 expected.add(bitmap_file(root, blob.digest))
         assert files(root) == {path.relative_to(root).as_posix() for path in expected}
         for found in LIFE:

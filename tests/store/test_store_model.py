@@ -12,7 +12,7 @@ from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from store_rig import KIB, PIECE, Sample, files, flip, pretend_other_boot, sample
+from store_rig import KIB, PIECE, Sample, files, flip, pretend_other_boot, read_piece, sample
 
 from p2pdist.core.eviction import choose
 from p2pdist.model.errors import Conflict, DiskFull, NotFound
@@ -141,12 +141,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, owner=OWNERS)
     def pin(self, number: int, owner: str) -> None:
-        self.store.pin(SAMPLES[number].digest, owner)
+        self.store.pins.pin(SAMPLES[number].digest, owner)
         self.pins.add((number, owner))
 
     @rule(owner=OWNERS)
     def unpin(self, owner: str) -> None:
-        self.store.unpin(owner)
+        self.store.pins.unpin(owner)
         self.pins = {pin for pin in self.pins if pin[1] != owner}
 
     @rule(number=NUMBERS, take=st.booleans())
@@ -212,8 +212,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert blob.complete == item.complete
             assert blob.in_use == bool(item.holds)
             for piece in item.held:
-                assert blob.read(piece) == found.piece(piece)
-            assert self.store.owners(found.digest) == {owner for pinned, owner in self.pins if pinned == number}
+                assert read_piece(blob, piece) == found.piece(piece)
+            assert self.store.pins.owners(found.digest) == {owner for pinned, owner in self.pins if pinned == number}
             names.add(blob.path.relative_to(self.root).as_posix())
             if not item.complete and found.count > 1:
                 names.add(f"partial/{found.digest[7:]}.have")

@@ -274,7 +274,7 @@ def test_what_trees_share_is_told_to_whoever_decides(store: BlobStore) -> None:
     third = publisher.pack({b"d": noise(4, 5000)})
     for packed in (first, second):
         pull(store, packed)
-    store.trees.image(first.root).write_bytes(bytes(17))
+    store.trees.images.path(first.root).write_bytes(bytes(17))
 
     def sizes() -> dict[str, int]:
         return {c.digest: c.size for c in store.candidates()[0] if c.digest in (first.root, second.root)}
@@ -330,14 +330,14 @@ def test_removing_a_tree_spares_what_others_need(store: BlobStore) -> None:
     second = publisher.pack({**SMALL, b"more": noise(1, 5000)})
     pull(store, first)
     pull(store, second)
-    store.trees.image(first.root).write_bytes(b"image one")
-    store.trees.image(second.root).write_bytes(b"image two!")
+    store.trees.images.path(first.root).write_bytes(b"image one")
+    store.trees.images.path(second.root).write_bytes(b"image two!")
     assert store.usage().bytes_images == 19
     for digest in (first.root, second.root, *second.catalogs):
         with pytest.raises(Conflict, match="is needed by the tree"):
             store.remove(digest)
     store.trees.remove(first.root)
-    assert not store.trees.complete(first.root) and not store.trees.image(first.root).exists()
+    assert not store.trees.complete(first.root) and not store.trees.images.path(first.root).exists()
     check(store, second)
     store.remove(first.root)
     store.trees.remove(second.root)
@@ -350,10 +350,10 @@ def test_removing_a_tree_spares_what_others_need(store: BlobStore) -> None:
 def test_a_tree_that_is_pinned_held_or_pulled_stays(store: BlobStore) -> None:
     packed = Publisher().pack(SMALL)
     pull(store, packed)
-    store.pin(packed.root, "me")
+    store.pins.pin(packed.root, "me")
     with pytest.raises(Conflict, match="pinned by me"):
         store.trees.remove(packed.root)
-    store.unpin("me")
+    store.pins.unpin("me")
     with store.trees.held(packed.root), pytest.raises(Conflict, match="in use"):
         store.trees.remove(packed.root)
     with store.trees.missing(packed.root, packed.catalogs), pytest.raises(Conflict, match="in use"):
@@ -413,7 +413,7 @@ def test_the_room_of_a_pull_is_kept_for_it(tmp_path: Path, open_store: OpenStore
     assert store.usage().bytes_total <= 5 * MIB
     huge = Publisher().pack({b"huge": noise(4, WHOLE_MAX)})
     bring(store, huge, huge.small)
-    store.pin(packed.root, "me")
+    store.pins.pin(packed.root, "me")
     with pytest.raises(DiskFull):
         store.trees.missing(huge.root, huge.catalogs)
     check(store, packed)
@@ -543,7 +543,7 @@ def test_images_belong_to_trees(tmp_path: Path, open_store: OpenStore) -> None:
     packed = Publisher().pack(SMALL)
     store = open_store(tmp_path)
     pull(store, packed)
-    image = store.trees.image(packed.root)
+    image = store.trees.images.path(packed.root)
     assert image.parent == tmp_path / "images"
     image.write_bytes(b"image")
     stray = image.with_name("0" * 64)

@@ -103,7 +103,7 @@ class TreesMachine(RuleBasedStateMachine):
         try:
             yield
         finally:
-            gone = {number for number in self.complete if not self.store.trees.known(TREES[number].root)}
+            gone = {number for number in self.complete if TREES[number].root not in self.store.trees.records}
             assert not gone & (self.pins | self.holds.keys() | {pulling.number for pulling in self.pulling})
             self.complete -= gone
 
@@ -182,10 +182,10 @@ class TreesMachine(RuleBasedStateMachine):
     @rule(number=NUMBERS, pin=st.booleans())
     def pin(self, number: int, pin: bool) -> None:
         if pin:
-            self.store.pin(TREES[number].root, f"owner {number}")
+            self.store.pins.pin(TREES[number].root, f"owner {number}")
             self.pins.add(number)
         else:
-            self.store.unpin(f"owner {number}")
+            self.store.pins.unpin(f"owner {number}")
             self.pins.discard(number)
 
     @rule(number=NUMBERS, hold=st.booleans())
@@ -244,7 +244,7 @@ class TreesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def draw_image(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.complete)))
-        self.store.trees.image(TREES[number].root).write_bytes(bytes(1000))
+        self.store.trees.images.path(TREES[number].root).write_bytes(bytes(1000))
 
     # -- accidents
 

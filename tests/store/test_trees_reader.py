@@ -272,12 +272,12 @@ def test_what_only_a_removed_tree_had_is_lacking(store: BlobStore) -> None:
     first = publisher.pack(MANY)
     second = publisher.pack({**MANY, b"d07/f0700": b"edited"})
     pull(store, first)
-    assert store.trees.known_entries(first.root) == first.entries
+    assert store.trees.reader.known(first.root) == first.entries
     store.trees.remove(first.root)
     bring(store, second, second.small)
     with store.trees.missing(second.root, second.catalogs) as missing:
         assert missing.contents.keys() == second.contents.keys()
-    assert store.trees.known_entries(digest_of(b"never read")) is None
+    assert store.trees.reader.known(digest_of(b"never read")) is None
 
 
 def test_chunk_lists_and_packs_of_known_catalogs_are_found(store: BlobStore) -> None:

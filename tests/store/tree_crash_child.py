@@ -40,7 +40,7 @@ def live(root: Path, first: Packed, second: Packed, *, together: bool) -> None:
     store = BlobStore(root)
     store.objects.named_at_once = together
     pull(store, first)
-    store.trees.image(first.root).write_bytes(b"image")
+    store.trees.images.path(first.root).write_bytes(b"image")
     pull(store, second)
     store.trees.remove(first.root)
     store.close()

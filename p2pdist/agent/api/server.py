@@ -123,7 +123,7 @@ class AgentCollector(Collector):
         capacity = usage.capacity if usage.capacity is not None else usage.bytes_total + usage.disk_free
         yield GaugeMetricFamily("p2pdist_agent_store_capacity_bytes", "Bytes that the store may hold", value=capacity)
         held = sum(
-            blob.size for blob in self._agent.store.blobs() if blob.in_use or self._agent.store.owners(blob.digest)
+            blob.size for blob in self._agent.store.blobs() if blob.in_use or self._agent.store.pins.owners(blob.digest)
         )
         name = "p2pdist_agent_store_held_bytes"
         yield GaugeMetricFamily(name, "Bytes of blobs that may not go: pinned, shown or being pulled", value=held)
@@ -244,7 +244,7 @@ def _caller(request: web.Request) -> Caller:
 async def _opened(blob: Blob) -> int:
     """The file of a held blob. Opening one may wait for the disk, so the loop does it only in
     memory."""
-    return blob.fileno() if blob.opened or blob.in_memory else await asyncio.to_thread(blob.fileno)
+    return blob.fileno() if blob.files.opened or blob.in_memory else await asyncio.to_thread(blob.fileno)
 
 
 # -- for everybody

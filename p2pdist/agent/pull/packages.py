@@ -105,7 +105,7 @@ class Packages:
         may have changed since."""
         digest = reference.digest
         if digest is None:
-            record = self._store.package(str(reference))
+            record = self._store.packages.get(str(reference))
             if record is None:
                 return None
             digest = record.manifest_digest
@@ -154,7 +154,7 @@ class Packages:
 
     def _find_here(self, digest: Digest) -> Descriptor | None:
         """The descriptor of a blob that is in the store, from a package that was used here."""
-        for record in self._store.packages():
+        for record in self._store.packages.list():
             data = self._store.read_document(record.manifest_digest)
             for layer in decode_manifest(data).blobs if data else ():
                 if layer.digest == digest:

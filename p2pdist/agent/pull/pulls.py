@@ -331,7 +331,7 @@ class Pulls:
             except DiskFull as full:
                 self._check_fits(self._held_bytes(manifest) + trees.bytes_content + full.details["needed"])
                 raise
-            await asyncio.to_thread(self._store.record_package, pull.reference, package.digest)
+            await asyncio.to_thread(self._store.packages.record, pull.reference, package.digest)
 
     def _held_bytes(self, manifest: Manifest) -> int:
         """Bytes of the parts of a package that are held in the store, by its own pull or another

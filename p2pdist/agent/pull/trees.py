@@ -136,7 +136,7 @@ class TreePull:
     def _draw(self, root: Digest) -> None:
         """Write the image by which the tree is mounted, so that showing it need not."""
         trees = self._store.trees
-        image = trees.image(root)
+        image = trees.images.path(root)
         if not is_image(image):
             entries = trees.entries(root)
             with failures(image):
@@ -147,9 +147,9 @@ class TreePull:
         in memory: likely an earlier version."""
         trees = self._store.trees
         for other in sorted(trees.list(), key=lambda status: status.last_used, reverse=True):
-            entries = trees.known_entries(other.root)
+            entries = trees.reader.known(other.root)
             if other.root != root and entries is not None and len(entries) == count:
-                return trees.image(other.root), entries
+                return trees.images.path(other.root), entries
         return None
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from p2pdist.model.pieces import PieceSet
+from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.store.disk import pwrite_all
 
 _MAGIC = b"p2pdist-have-001"
@@ -28,11 +28,19 @@ _HEAD = struct.Struct(">16s16sIB27x")
 
 @dataclass(frozen=True, slots=True)
 class Bitmap:
-    """What a bitmap file says. `boot` is the boot under which bits were last set."""
+    """What a bitmap file says."""
 
     pieces: PieceSet
     boot: UUID
+    """The boot under which bits were last set."""
     clean: bool
+    """Whether content and bits had reached the disk when the file was closed."""
+
+
+def has_bitmap(layout: PieceLayout) -> bool:
+    """Whether a partial blob has a bitmap. One of a single piece has everything or nothing, and
+    after a crash its content tells."""
+    return layout.count > 1
 
 
 def read_bitmap(path: Path, count: int) -> Bitmap | None:
@@ -51,7 +59,7 @@ def read_bitmap(path: Path, count: int) -> Bitmap | None:
 
 
 class BitmapFile:
-    """A bitmap file that is open for writing. Not thread-safe: the blob's lock guards it. All
+    """A bitmap file that is open for writing. Not thread-safe: BlobFiles.disk guards it. All
     methods raise OSError."""
 
     __slots__ = ("_fd", "count")
@@ -63,13 +71,13 @@ class BitmapFile:
     @classmethod
     def create(cls, path: Path, have: PieceSet, boot: UUID) -> BitmapFile:
         """Write a new file, whole, so that no later bit needs new space."""
-        found = cls(path, have.count, create=True)
+        file = cls(path, have.count, create=True)
         try:
-            pwrite_all(found._fd, _HEAD.pack(_MAGIC, boot.bytes, have.count, 0) + have.to_bytes(), 0)
+            pwrite_all(file._fd, _HEAD.pack(_MAGIC, boot.bytes, have.count, 0) + have.to_bytes(), 0)
         except OSError:
-            found.close()
+            file.close()
             raise
-        return found
+        return file
 
     def store(self, have: PieceSet, piece: int, held: bool) -> None:
         """Set or clear the bit of `piece`; `have` holds the other bits of its byte."""
@@ -84,4 +92,5 @@ class BitmapFile:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)

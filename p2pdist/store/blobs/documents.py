@@ -1,10 +1,10 @@
-"""Small blobs of a store: manifests, configs, piece lists. Read and written whole; the name is the
-SHA-256, checked at every reading, so that nothing needs to be synchronised: what a lost machine
-tears is found out and fetched again.
+"""Documents of a store: manifests, configs, piece lists, read and written whole.
 
-Most of them have a few hundred bytes, and a package of hundreds of layers has as many piece lists.
-Up to ROW_BYTES_MAX they are rows of the index, all that come together in one transaction: a file
-for each would cost several times as much. Larger ones are files.
+The name is the SHA-256, which every reading checks. So nothing is synchronised: a document that a
+lost machine tore is noticed and fetched again. Most have a few hundred bytes, and a package of
+hundreds of layers has as many piece lists. Up to ROW_BYTES_MAX they are rows of the index, all that
+arrive together in one transaction, since a file for each would cost several times as much. Larger
+ones are files.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ROW_BYTES_MAX = 16 << 10
 
 
 class Documents:
-    """Thread-safe, but that the caller serialises put, remove and sweep. `bytes_total` is what all
-    of them take."""
+    """Thread-safe, but that the caller serialises put, remove and sweep."""
 
     def __init__(self, paths: Paths, index: Index) -> None:
         self._paths, self._index = paths, index
         self._rows = index.document_sizes()
         self._files = {Digest(f"sha256:{entry.name}"): entry.stat().st_size for entry in os.scandir(paths.documents)}
         self.bytes_total = sum(self._rows.values()) + sum(self._files.values())
+        """What all documents take."""
 
     def put(self, documents: Sequence[bytes]) -> list[Digest]:
         """Store documents; raises TooLarge over DOCUMENT_BYTES_MAX, DiskFull."""
@@ -61,6 +61,7 @@ class Documents:
         return data if data is not None and digest_of(data) == digest else None
 
     def remove(self, digest: Digest) -> None:
+        """Remove a document, if it is here."""
         if digest in self._rows:
             self._index.remove_document(digest)
             self._count(self._rows, digest, None)
@@ -70,14 +71,14 @@ class Documents:
                 path.unlink(missing_ok=True)
             self._count(self._files, digest, None)
 
-    def sweep(self, wanted: set[Digest], *, idle_s: float) -> None:
-        """Remove those that are neither wanted nor younger than `idle_s` seconds, and files that
-        are no small blobs."""
+    def sweep(self, named: set[Digest], *, idle_s: float) -> None:
+        """Remove documents that are neither named nor younger than `idle_s` seconds, and files that
+        are no documents."""
         oldest = time.time() - idle_s
         for digest in self._index.old_documents(oldest):
-            if digest not in wanted:
+            if digest not in named:
                 self.remove(digest)
-        for digest in [each for each in self._files if each not in wanted]:
+        for digest in [stored for stored in self._files if stored not in named]:
             path = self._paths.documents / hex_of(digest)  # which may be any name
             with failures(path):
                 if path.stat().st_mtime < oldest:
@@ -112,7 +113,7 @@ class Documents:
                 os.close(file)
 
     def _count(self, sizes: dict[Digest, int], digest: Digest, size: int | None) -> None:
-        """Note that a document takes so many bytes, or is no more."""
+        """Note that a document takes so many bytes, or is gone."""
         self.bytes_total -= sizes.pop(digest, 0)
         if size is not None:
             sizes[digest] = size
@@ -120,5 +121,5 @@ class Documents:
 
 
 def _read_only(path: str, flags: int) -> int:
-    """Opens a new file that nobody can write to but through this descriptor."""
+    """Open a new file that can be written to through this descriptor alone."""
     return os.open(path, flags | os.O_CLOEXEC, 0o444)

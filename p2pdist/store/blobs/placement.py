@@ -1,5 +1,4 @@
-"""Placing a copy of a stored file somewhere else, atomically: the output appears whole or not at
-all.
+"""Copies of stored files elsewhere, made atomically: the output appears whole or not at all.
 
 place() copies a file that is there. A Copy is written while the file arrives, so that little is
 left to do after the last piece: where many hosts share a machine, all of them would copy at the
@@ -38,7 +37,7 @@ def place(fd: int, size: int, output: Path) -> str:
     """Give `output` the content of the file open as `fd`, of `size` bytes, as a file of its own:
     what is written into it changes no other. An existing file is replaced.
 
-    Returns how: "reflink" where the filesystem can, else "copy". Raises NotFound when the directory
+    Returns the method: "reflink" where the filesystem can, else "copy". Raises NotFound when the directory
     is missing, Conflict when `output` is a directory or a device, DiskFull.
     """
     with failures(output, needed=size), _directory(output) as directory:
@@ -120,8 +119,8 @@ class Copy:
                 os.close(root)
 
     def close(self) -> None:
-        """Let go of the file; what was not published is gone. A thread that is at work ends it
-        first, and nobody waits for that. Idempotent."""
+        """Close the files; a copy that was not published is gone. While a thread is writing, that
+        thread closes them when it is done, and the caller does not wait. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -1,4 +1,5 @@
-"""Opening a store: from what a stopped, killed or lost process left to blobs that can be trusted.
+"""Recovery of blobs when a store is opened: which of the bytes that a stopped, killed or lost
+process left can be trusted.
 
 What can be believed: a piece marked under the running boot (its bytes are at least in the page
 cache); every mark of a bitmap left clean; a complete blob that is durable, or was completed under
@@ -22,8 +23,9 @@ from pathlib import Path
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout, PieceSet
-from p2pdist.store.blobs.bitmap import read_bitmap
-from p2pdist.store.blobs.blob import Blob, BlobContext
+from p2pdist.store.blobs.bitmap import has_bitmap, read_bitmap
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.files import BlobContext
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Entry
 
@@ -35,28 +37,28 @@ _THREADS = min(4, os.cpu_count() or 1)
 def recover(context: BlobContext) -> dict[Digest, Blob]:
     """All blobs of a store that is locked but not yet in use. Removes what belongs to none. Raises
     P2PDistError."""
-    found: dict[Digest, Blob] = {}
+    blobs: dict[Digest, Blob] = {}
     entries = context.index.entries()
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="store-recovery") as pool:
         for entry, blob in zip(entries, pool.map(lambda entry: _recover_blob(context, entry), entries), strict=True):
             if blob is None:
                 context.index.delete(entry.digest)
             else:
-                found[entry.digest] = blob
-    _remove_strays(context, found)
-    return found
+                blobs[entry.digest] = blob
+    _remove_strays(context, blobs)
+    return blobs
 
 
 def _recover_blob(context: BlobContext, entry: Entry) -> Blob | None:
     paths = context.paths
     with failures(paths.root):
-        found = _locate(context, entry.digest)
-        if found is None:
+        location = _locate(context, entry.digest)
+        if location is None:
             return None
         if not _is_possible(context, entry):
             logger.warning("%s is dropped: the index and its piece list say different things of it", entry.digest)
             return None
-        complete, size = found
+        complete, size = location
         count = -(-entry.size // entry.piece_size)
         bitmap = read_bitmap(paths.bitmap(entry.digest), count) if count > 1 else None
         if bitmap is not None:
@@ -70,7 +72,7 @@ def _recover_blob(context: BlobContext, entry: Entry) -> Blob | None:
         blob = Blob(context, entry, have, complete=complete)
         if complete and entry.complete and trusted and bitmap is None:
             if not entry.durable:
-                context.sync(blob)
+                context.sync(blob.digest, blob.pieces_digest)
             return blob
         try:
             before = len(have)
@@ -116,15 +118,15 @@ def _locate(context: BlobContext, digest: Digest) -> tuple[bool, int] | None:
     return None
 
 
-def _remove_strays(context: BlobContext, found: dict[Digest, Blob]) -> None:
+def _remove_strays(context: BlobContext, blobs: dict[Digest, Blob]) -> None:
     paths = context.paths
-    wanted: set[Path] = set()
-    for digest, blob in found.items():
-        wanted.add(blob.path)
-        if blob.has_bitmap and not blob.complete:
-            wanted.add(paths.bitmap(digest))
+    expected: set[Path] = set()
+    for digest, blob in blobs.items():
+        expected.add(blob.path)
+        if has_bitmap(blob.layout) and not blob.complete:
+            expected.add(paths.bitmap(digest))
     for directory in (paths.blobs, paths.partial, paths.temporary):
         for path in directory.iterdir():
-            if path not in wanted:
+            if path not in expected:
                 with failures(path):
                     path.unlink()

@@ -1,45 +1,32 @@
-"""Encoded writes: Btrfs takes stored blocks as they are, instead of compressing again what was just
-decompressed.
+"""Files on Btrfs: stored frames are written as they are, and many files at once under their names.
 
-Format: BTRFS_IOC_ENCODED_WRITE with struct btrfs_ioctl_encoded_io_args (Linux,
-include/uapi/linux/btrfs.h): one zstd frame for up to 128 KiB, at an offset that is a multiple of
-the sector; so is its length unless it ends the file. The kernel does not look into the frame: a
-wrong one is found out when it is read. So only frames are given to it that were decompressed and
-verified here before, and that its decompressor can take, with a window of at most 128 KiB.
+**Encoded writes.** Btrfs takes a zstd frame instead of compressing again what was just decompressed:
+BTRFS_IOC_ENCODED_WRITE with struct btrfs_ioctl_encoded_io_args (Linux, include/uapi/linux/btrfs.h).
+A frame has up to 128 KiB and lies at a multiple of the sector; so is its length unless it ends the
+file. The kernel does not look into the frame, and a wrong one is found out when it is read. So only
+frames are given to it that were decompressed and verified here before, and that its decompressor
+can take, with a window of at most 128 KiB.
 
-The extents of a file on Btrfs, made of the blocks of chunks, wherever in the file these begin.
+**Extents.** An extent begins at a sector, and ends at one unless the file ends there; chunks of a
+content, and so their blocks, begin and end anywhere. What a block has behind its last whole sector
+is held until the next block comes, and put before that one's frame. What the frame decodes to
+behind the extent's last sector is on the disk but not used. Where the bytes before a block were not
+written just before, others stand for them, and the extent begins with the next sector. Every sector
+is written once.
 
-An extent begins at a sector, and ends at one unless the file ends there. Contents that are cut have
-chunks that begin and end anywhere, and so do their blocks. What a block has behind its last whole
-sector is held until the next one comes, and put before that one's frame as it is (see frame.py):
-then the frame decodes from the beginning of the sector on. What it decodes to behind the extent's
-last sector is on the disk but not used. Where the bytes before a block were not written just
-before, others stand for them, and the extent begins with the next sector. Every sector is written
-once.
+**Frames that begin earlier.** A frame is a header, blocks and perhaps a checksum (RFC 8878). Bytes
+are put before it as a raw block behind a new header, which states the sum of the lengths; nothing
+is decompressed. The other blocks stay as good as they were: what they repeat lies so many bytes
+back, and never before the first byte of their frame, or it would not have decompressed. A raw block
+changes neither the offsets that are repeated nor any table. The checksum, of the whole content, goes.
 
-Zstd frames that begin earlier: with bytes put before what they decode to, and nothing
-decompressed.
-
-A frame is a header, blocks and perhaps a checksum (RFC 8878). The bytes come first, as a raw block
-behind a new header, which states the sum of the lengths. The other blocks are as good there as they
-were: what they repeat lies so many bytes back, and never before the first byte of their frame, or
-it would not have decompressed. A raw block changes neither the offsets that are repeated nor any
-table, so the first compressed block finds what it finds at the beginning of a frame. A checksum,
-which is that of the whole content, goes.
-
-Files that have their names from the moment they are created, many of them together.
-
-Where a name that is given later costs much, as on Btrfs, a file is created under its name and
-written. Between two calls the interpreter and the filesystem push each other out of the processor's
-caches: to create some files, then write them all, then close them all takes a fifth less than one
-file after the other, and so does each kind of writing for itself: first the frames so small that
-they become items of the filesystem's trees, then those with extents. In the order of their names,
-files of one directory come together, which the filesystem enters into it together as well. Several
-threads may do so at once: they wait for each other in the filesystem's trees, and yet end a little
-earlier than where one creates while another one writes.
-
-Until it is written a file is empty, and torn while it is: so it counts when the call that makes it
-has said so, not before.
+**Names.** Naming a file after it was written costs much on Btrfs, so files are created under their
+names and then written: some are created, then all written, then all closed, so that the interpreter
+and the filesystem do not push each other out of the processor's caches between two calls. Frames so
+small that they become items of the filesystem's trees are written first, then those with extents,
+each in the order of their names, which brings files of one directory together. Several threads may
+do so at once. A file is empty until it is written, and torn while it is: it counts when the call
+that makes it has said so.
 """
 
 from __future__ import annotations
@@ -61,113 +48,22 @@ import zstandard
 from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks, decode_chunk, one_frame
 from p2pdist.store.disk import pwrite_all
 
+logger = logging.getLogger(__name__)
 
-def write_content(writer: EncodedWriter, fd: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
-    """Write `data`, which is what `stored` decodes to and was verified, to an empty file; raises
-    OSError. A `stored` that may be written to is not copied, nor are bytes."""
-    size = len(data)
-    if not writer.works or len(stored) == size:
-        pwrite_all(fd, data, 0)
-    elif not one_frame(stored, size):
-        Extents(writer, fd, size).write(0, stored, data)
-    elif not (writer.takes(stored, size) and writer.write_frame(fd, stored, size)):
-        pwrite_all(fd, data, 0)
+TOGETHER = 128
+"""So many files a thread has open at a time."""
 
+_INLINE_MAX = 2048
+"""Stored bytes of a content of at most a sector that Btrfs keeps in its tree, with the mount option
+max_inline as it is by default."""
 
-class Extents:
-    """Writes the chunks of one file of `size` bytes, best in order. What is behind the last whole
-    sector is written by the next call, or by `flush`. Not thread-safe. Methods raise OSError, and
-    may be called again with the same."""
-
-    def __init__(self, writer: EncodedWriter, fd: int, size: int) -> None:
-        self._writer, self._fd, self._size = writer, fd, size
-        self._held, self._end = b"", 0
-        """What is not written of the last chunks, and where it ends: there the chunk begins that is
-        being written."""
-        self._data = memoryview(b"")
-        """This chunk."""
-        self._done = 0
-        """Up to here all is written of what is held and of this chunk."""
-
-    def write(self, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
-        """Write `data`, which is what `stored` decodes to and was verified, at `offset`. A `stored`
-        that may be written to is not copied, nor are bytes."""
-        if offset != self._end or not self._writer.works:
-            self.flush()
-            self._end = offset
-        if not self._writer.works:
-            pwrite_all(self._fd, data, offset)
-            return
-        self._data, self._done = memoryview(data), offset - len(self._held)
-        if len(stored) < len(data):
-            self._write_frames(addressable(stored))
-        self._write_until(self._whole(offset + len(data)))
-        left = bytes(self._data[max(0, self._done - offset) :])
-        self._held = left if self._done >= offset else self._held + left
-        self._end, self._data = offset + len(data), memoryview(b"")
-
-    def flush(self) -> None:
-        """Write what is held."""
-        if self._held:
-            pwrite_all(self._fd, self._held, self._end - len(self._held))
-            self._held = b""
-
-    def _whole(self, end: int) -> int:
-        """Where an extent ends that would end there."""
-        return end if end == self._size else end - end % self._writer.sector
-
-    def _write_frames(self, stored: bytes | memoryview) -> None:
-        blocks = list(chunk_blocks(memoryview(stored), len(self._data)))
-        place = address(stored) + len(stored) - sum(len(block) for block, _ in blocks)
-        at = self._end
-        for block, length in blocks:
-            if len(block) < length:
-                self._write_frame(block, place, at, length)
-            place += len(block)
-            at += length
-
-    def _write_frame(self, frame: bytes | memoryview, place: int, at: int, length: int) -> None:
-        """Write a frame in memory at `place`, which decodes to the `length` bytes at `at` of the
-        file, where that is worth it."""
-        writer = self._writer
-        before = at % writer.sector
-        begin, stop, skipped = at - before, self._whole(at + length), 0
-        if begin < self._done:
-            begin, skipped = begin + writer.sector, writer.sector
-        if before + length > BLOCK_SIZE or begin >= stop:
-            return
-        first, start, end = b"", 0, len(frame)
-        if before:
-            start, end = blocks_of(frame)
-            first = beginning(bytes(before) if skipped else self._between(at - before, at), length)
-        elif not decodable(frame):
-            return
-        extent = Extent(begin, stop - begin, before + length, skipped)
-        if (
-            start < end
-            and writer.saves(len(first) + end - start, stop - begin)
-            and writer.write(self._fd, extent, place + start, end - start, first)
-        ):
-            self._write_until(begin)
-            self._done = stop
-
-    def _between(self, begin: int, end: int) -> bytes:
-        """Bytes of what is held and the chunk behind it."""
-        if begin >= self._end:
-            return bytes(self._data[begin - self._end : end - self._end])
-        return self._held[begin - self._end :] + bytes(self._data[: end - self._end])
-
-    def _write_until(self, end: int) -> None:
-        """Write what is not written yet up to there, decompressed. What is held ends before, unless
-        there is nothing to write."""
-        if self._done >= end:
-            return
-        if self._done < self._end:
-            pwrite_all(self._fd, self._held, self._done)
-            self._done = self._end
-        pwrite_all(self._fd, self._data[self._done - self._end : end - self._end], self._done)
-        self._done = end
-
+_ENCODED_WRITE = 0x40809440
+_ARGUMENTS = struct.Struct("=QQqQQQQII64x")
+_ZSTD = 2
+_BTRFS_MAGIC = 0x9123683E
+_REFUSED = {errno.EINVAL, errno.E2BIG}
+_UNSUPPORTED = {errno.EPERM, errno.EACCES, errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS}
+_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
 
 _HEADER = struct.Struct("<IBI")
 _SINGLE_SEGMENT = 2 << 6 | 1 << 5
@@ -175,14 +71,25 @@ _SINGLE_SEGMENT = 2 << 6 | 1 << 5
 content; no dictionary, no checksum."""
 _CHECKSUM_BYTES = 4
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def on_btrfs(directory: Path) -> bool:
+    """Whether a directory lies on Btrfs; raises OSError."""
+    status = ctypes.create_string_buffer(256)  # struct statfs: f_type comes first
+    if _libc.statfs(os.fsencode(directory), status) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return ctypes.c_long.from_buffer(status).value & 0xFFFFFFFF == _BTRFS_MAGIC
+
 
 def blocks_of(frame: bytes | memoryview) -> tuple[int, int]:
     """Where in a frame, which decompresses, its blocks begin and end; nowhere when it needs a
     dictionary. Raises ZstdError."""
-    found = zstandard.get_frame_parameters(frame)
-    if found.dict_id:
+    parameters = zstandard.get_frame_parameters(frame)
+    if parameters.dict_id:
         return 0, 0
-    return zstandard.frame_header_size(frame), len(frame) - (_CHECKSUM_BYTES if found.has_checksum else 0)
+    return zstandard.frame_header_size(frame), len(frame) - (_CHECKSUM_BYTES if parameters.has_checksum else 0)
 
 
 def beginning(head: bytes, length: int) -> bytes:
@@ -196,129 +103,23 @@ def beginning(head: bytes, length: int) -> bytes:
     )
 
 
-TOGETHER = 128
-"""So many files a thread has open at a time."""
-
-_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-
-
-class Verified(NamedTuple):
-    """A content of `size` bytes that has verified: as `stored` in a pack, or empty, and as it is,
-    or None where `stored` is a frame that the filesystem takes."""
-
-    content: bytes
-    size: int
-    stored: bytes | memoryview
-    data: bytes | memoryview | None
+def decodable(frame: bytes | memoryview) -> bool:
+    """Whether the kernel has the memory for what a frame states, and all else that it needs."""
+    parameters = zstandard.get_frame_parameters(frame)
+    return parameters.window_size <= BLOCK_SIZE and parameters.dict_id == 0
 
 
-class NamedFiles:
-    """Makes files `<2 hex>/<62 hex>` in a directory. Thread-safe."""
-
-    def __init__(self, directory: int, encoded: EncodedWriter, mode_masked: bool) -> None:
-        """`directory` is its descriptor, `mode_masked` says that a file does not have the mode that
-        it was created with."""
-        self._directory, self._encoded, self._masked = directory, encoded, mode_masked
-        self.torn = False
-        """Whether there may be a file that is not what its name says."""
-
-    def write(self, contents: Sequence[Verified], made: Callable[[Verified], object]) -> list[Verified]:
-        """Write contents that are not empty and say of each that it is `made`. Returns those that
-        have such a file already, another writer's or a stray. Raises OSError."""
-        left: list[Verified] = []
-        for at in range(0, len(contents), TOGETHER):
-            left += self._write_some(contents[at : at + TOGETHER], made)
-        return left
-
-    def _write_some(self, contents: Sequence[Verified], made: Callable[[Verified], object]) -> list[Verified]:
-        opened: list[int] = []
-        items: list[tuple[int, Verified]] = []
-        files: list[tuple[int, Verified]] = []
-        left: list[Verified] = []
-        try:
-            for each in contents:
-                try:
-                    fd = self._create(each.content.hex("/", 31))
-                except FileExistsError:
-                    left.append(each)
-                    continue
-                opened.append(fd)
-                in_tree = each.data is None and self._encoded.in_tree(len(each.stored), each.size)
-                (items if in_tree else files).append((fd, each))
-            self._write_all(items, made)
-            self._write_all(files, made)
-        except BaseException:
-            # By then the name may be that of another writer's file. Empty ones are removed at the
-            # next opening, a torn one as well.
-            self.torn = True
-            for fd, _ in (*items[-1:], *files[-1:]):
-                with suppress(OSError):
-                    os.ftruncate(fd, 0)
-            raise
-        finally:
-            for first, end in _runs(opened):
-                os.closerange(first, end)
-        return left
-
-    def _write_all(self, files: list[tuple[int, Verified]], made: Callable[[Verified], object]) -> None:
-        """Those that stay in the list are not written; the last of them may have been begun."""
-        files.reverse()
-        while files:
-            fd, each = files[-1]
-            self._write_one(fd, each)
-            files.pop()
-            made(each)
-
-    def _create(self, name: str) -> int:
-        try:
-            return os.open(name, _NEW, 0o444, dir_fd=self._directory)
-        except FileNotFoundError:
-            with suppress(FileExistsError):
-                os.mkdir(name[:2], dir_fd=self._directory)
-            return os.open(name, _NEW, 0o444, dir_fd=self._directory)
-
-    def _write_one(self, fd: int, each: Verified) -> None:
-        _, size, stored, data = each
-        if data is not None:
-            write_content(self._encoded, fd, stored or data, data)
-        elif not self._encoded.write_frame(fd, stored, size):
-            pwrite_all(fd, decode_chunk(stored, size), 0)
-        if self._masked:
-            os.fchmod(fd, 0o444)
+def addressable(stored: bytes | memoryview) -> bytes | memoryview:
+    """`stored` in memory that has an address: a copy of what is read-only, unless it is bytes."""
+    return bytes(stored) if isinstance(stored, memoryview) and stored.readonly else stored
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Those that follow one another: the first, and the one behind the last."""
-    at = 0
-    while at < len(numbers):
-        first = end = numbers[at]
-        while at < len(numbers) and numbers[at] == end:
-            at, end = at + 1, end + 1
-        yield first, end
-
-
-logger = logging.getLogger(__name__)
-
-_INLINE_MAX = 2048
-"""Stored bytes of a content of at most a sector that Btrfs keeps in its tree, with the mount option
-max_inline as it is by default."""
-
-_ENCODED_WRITE = 0x40809440
-_ARGUMENTS = struct.Struct("=QQqQQQQII64x")
-_ZSTD = 2
-_BTRFS_MAGIC = 0x9123683E
-_REFUSED = {errno.EINVAL, errno.E2BIG}
-_UNSUPPORTED = {errno.EPERM, errno.EACCES, errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS}
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def on_btrfs(directory: Path) -> bool:
-    """Whether a directory lies on Btrfs; raises OSError."""
-    found = ctypes.create_string_buffer(256)  # struct statfs: f_type comes first
-    if _libc.statfs(os.fsencode(directory), found) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return ctypes.c_long.from_buffer(found).value & 0xFFFFFFFF == _BTRFS_MAGIC
+def address(stored: bytes | memoryview) -> int:
+    """The address of bytes, or of memory that may be written to; good as long as the object is
+    there."""
+    if isinstance(stored, bytes):
+        return ctypes.cast(ctypes.c_char_p(stored), ctypes.c_void_p).value or 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(stored))
 
 
 class _Call(threading.local):
@@ -376,16 +177,16 @@ class EncodedWriter:
         """Whether `count` bytes take fewer sectors than `size`."""
         return -(-count // self.sector) < -(-size // self.sector)
 
-    def write(self, fd: int, extent: Extent, place: int, count: int, first: bytes = b"") -> bool:
-        """Write a frame: the bytes `first`, and `count` more at the address `place`. False when it
+    def write(self, fd: int, extent: Extent, source: int, count: int, first: bytes = b"") -> bool:
+        """Write a frame: the bytes `first`, and `count` more at the address `source`. False when it
         was refused. Raises OSError."""
         if not self.works:
             return False
         call = self._call
         words = call.words
-        words[0], words[1], parts = place, count, 1
+        words[0], words[1], parts = source, count, 1
         if first:
-            words[0], words[1], words[2], words[3], parts = address(first), len(first), place, count, 2
+            words[0], words[1], words[2], words[3], parts = address(first), len(first), source, count, 2
         offset, length, decoded, skipped = extent
         _ARGUMENTS.pack_into(call.arguments, 0, call.address, parts, offset, 0, length, decoded, skipped, _ZSTD, 0)
         try:
@@ -403,20 +204,205 @@ class EncodedWriter:
         return True
 
 
-def decodable(frame: bytes | memoryview) -> bool:
-    """Whether the kernel has the memory for what a frame states, and all else that it needs."""
-    parameters = zstandard.get_frame_parameters(frame)
-    return parameters.window_size <= BLOCK_SIZE and parameters.dict_id == 0
+def write_content(writer: EncodedWriter, fd: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
+    """Write `data`, which is what `stored` decodes to and was verified, to an empty file; raises
+    OSError. A `stored` that may be written to is not copied, nor are bytes."""
+    size = len(data)
+    if not writer.works or len(stored) == size:
+        pwrite_all(fd, data, 0)
+    elif not one_frame(stored, size):
+        Extents(writer, fd, size).write(0, stored, data)
+    elif not (writer.takes(stored, size) and writer.write_frame(fd, stored, size)):
+        pwrite_all(fd, data, 0)
 
 
-def addressable(stored: bytes | memoryview) -> bytes | memoryview:
-    """The same in memory that has an address: a copy where nobody may write to it, unless it is
-    bytes."""
-    return bytes(stored) if isinstance(stored, memoryview) and stored.readonly else stored
+class Extents:
+    """Writes the chunks of one file of `size` bytes, best in order. What is behind the last whole
+    sector is written by the next call, or by `flush`. Not thread-safe. Methods raise OSError, and
+    may be called again with the same."""
+
+    def __init__(self, writer: EncodedWriter, fd: int, size: int) -> None:
+        self._writer, self._fd, self._size = writer, fd, size
+        self._held = b""
+        """What is not written of the last chunks."""
+        self._end = 0
+        """Offset at which that ends and the chunk begins that is being written."""
+        self._data = memoryview(b"")
+        """The chunk that is being written."""
+        self._done = 0
+        """Offset up to which `_held` and `_data` are written."""
+
+    def write(self, offset: int, stored: bytes | memoryview, data: bytes | memoryview) -> None:
+        """Write `data`, which is what `stored` decodes to and was verified, at `offset`. A `stored`
+        that may be written to is not copied, nor are bytes."""
+        if offset != self._end or not self._writer.works:
+            self.flush()
+            self._end = offset
+        if not self._writer.works:
+            pwrite_all(self._fd, data, offset)
+            return
+        self._data, self._done = memoryview(data), offset - len(self._held)
+        if len(stored) < len(data):
+            self._write_frames(addressable(stored))
+        self._write_until(self._whole(offset + len(data)))
+        left = bytes(self._data[max(0, self._done - offset) :])
+        self._held = left if self._done >= offset else self._held + left
+        self._end, self._data = offset + len(data), memoryview(b"")
+
+    def flush(self) -> None:
+        """Write what is held."""
+        if self._held:
+            pwrite_all(self._fd, self._held, self._end - len(self._held))
+            self._held = b""
+
+    def _whole(self, end: int) -> int:
+        """Where an extent ends whose bytes end at `end`."""
+        return end if end == self._size else end - end % self._writer.sector
+
+    def _write_frames(self, stored: bytes | memoryview) -> None:
+        blocks = list(chunk_blocks(memoryview(stored), len(self._data)))
+        source = address(stored) + len(stored) - sum(len(block) for block, _ in blocks)
+        offset = self._end
+        for block, length in blocks:
+            if len(block) < length:
+                self._write_frame(block, source, offset, length)
+            source += len(block)
+            offset += length
+
+    def _write_frame(self, frame: bytes | memoryview, source: int, offset: int, length: int) -> None:
+        """Write a frame in memory at the address `source`, which decodes to the `length` bytes at
+        `offset` of the file, where that is worth it."""
+        writer = self._writer
+        before = offset % writer.sector
+        begin, stop, skipped = offset - before, self._whole(offset + length), 0
+        if begin < self._done:
+            begin, skipped = begin + writer.sector, writer.sector
+        if before + length > BLOCK_SIZE or begin >= stop:
+            return
+        first, start, end = b"", 0, len(frame)
+        if before:
+            start, end = blocks_of(frame)
+            first = beginning(bytes(before) if skipped else self._between(offset - before, offset), length)
+        elif not decodable(frame):
+            return
+        extent = Extent(begin, stop - begin, before + length, skipped)
+        if (
+            start < end
+            and writer.saves(len(first) + end - start, stop - begin)
+            and writer.write(self._fd, extent, source + start, end - start, first)
+        ):
+            self._write_until(begin)
+            self._done = stop
+
+    def _between(self, begin: int, end: int) -> bytes:
+        """Bytes of what is held and the chunk behind it."""
+        if begin >= self._end:
+            return bytes(self._data[begin - self._end : end - self._end])
+        return self._held[begin - self._end :] + bytes(self._data[: end - self._end])
+
+    def _write_until(self, end: int) -> None:
+        """Write decompressed what is not written yet up to the offset `end`. What is held ends before
+        it, unless there is nothing to write."""
+        if self._done >= end:
+            return
+        if self._done < self._end:
+            pwrite_all(self._fd, self._held, self._done)
+            self._done = self._end
+        pwrite_all(self._fd, self._data[self._done - self._end : end - self._end], self._done)
+        self._done = end
 
 
-def address(stored: bytes | memoryview) -> int:
-    """Of bytes, or of memory that may be written to; good as long as the object is there."""
-    if isinstance(stored, bytes):
-        return ctypes.cast(ctypes.c_char_p(stored), ctypes.c_void_p).value or 0
-    return ctypes.addressof(ctypes.c_char.from_buffer(stored))
+class Verified(NamedTuple):
+    """A content of `size` bytes that has verified: as `stored` in a pack, or empty, and as it is,
+    or None where `stored` is a frame that the filesystem takes."""
+
+    content: bytes
+    size: int
+    stored: bytes | memoryview
+    data: bytes | memoryview | None
+
+
+class NamedFiles:
+    """Makes files `<2 hex>/<62 hex>` in a directory. Thread-safe."""
+
+    def __init__(self, directory: int, encoded: EncodedWriter, mode_masked: bool) -> None:
+        """`directory` is its descriptor, `mode_masked` says that a file does not have the mode that
+        it was created with."""
+        self._directory, self._encoded, self._masked = directory, encoded, mode_masked
+        self.torn = False
+        """Whether there may be a file that is not what its name says."""
+
+    def write(self, contents: Sequence[Verified], made: Callable[[Verified], object]) -> list[Verified]:
+        """Write contents that are not empty and say of each that it is `made`. Returns those that
+        have such a file already, another writer's or a stray. Raises OSError."""
+        left: list[Verified] = []
+        for begin in range(0, len(contents), TOGETHER):
+            left += self._write_some(contents[begin : begin + TOGETHER], made)
+        return left
+
+    def _write_some(self, contents: Sequence[Verified], made: Callable[[Verified], object]) -> list[Verified]:
+        opened: list[int] = []
+        items: list[tuple[int, Verified]] = []
+        files: list[tuple[int, Verified]] = []
+        left: list[Verified] = []
+        try:
+            for verified in contents:
+                try:
+                    fd = self._create(verified.content.hex("/", 31))
+                except FileExistsError:
+                    left.append(verified)
+                    continue
+                opened.append(fd)
+                in_tree = verified.data is None and self._encoded.in_tree(len(verified.stored), verified.size)
+                (items if in_tree else files).append((fd, verified))
+            self._write_all(items, made)
+            self._write_all(files, made)
+        except BaseException:
+            # By then the name may be that of another writer's file. Empty ones are removed at the
+            # next opening, a torn one as well.
+            self.torn = True
+            for fd, _ in (*items[-1:], *files[-1:]):
+                with suppress(OSError):
+                    os.ftruncate(fd, 0)
+            raise
+        finally:
+            for first, end in _runs(opened):
+                os.closerange(first, end)
+        return left
+
+    def _write_all(self, files: list[tuple[int, Verified]], made: Callable[[Verified], object]) -> None:
+        """Write files and remove them from the list. On failure the list keeps what is not written; its
+        last file may have been begun."""
+        files.reverse()
+        while files:
+            fd, verified = files[-1]
+            self._write_one(fd, verified)
+            files.pop()
+            made(verified)
+
+    def _create(self, name: str) -> int:
+        try:
+            return os.open(name, _NEW, 0o444, dir_fd=self._directory)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                os.mkdir(name[:2], dir_fd=self._directory)
+            return os.open(name, _NEW, 0o444, dir_fd=self._directory)
+
+    def _write_one(self, fd: int, verified: Verified) -> None:
+        _, size, stored, data = verified
+        if data is not None:
+            write_content(self._encoded, fd, stored or data, data)
+        elif not self._encoded.write_frame(fd, stored, size):
+            pwrite_all(fd, decode_chunk(stored, size), 0)
+        if self._masked:
+            os.fchmod(fd, 0o444)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive numbers: the first, and the one behind the last."""
+    at = 0
+    while at < len(numbers):
+        first = end = numbers[at]
+        while at < len(numbers) and numbers[at] == end:
+            at, end = at + 1, end + 1
+        yield first, end

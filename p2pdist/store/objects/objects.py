@@ -4,14 +4,14 @@
 
 A file counts after its bytes have verified and were written; two writers of one content are
 harmless. Drafts are files without a name, which the kernel removes with the process, or files in
-tmp/ where it has none such. On Btrfs, where a name given later costs a third of what a small file
-does, contents that are in memory, verified, are written under their names at once, some together
-(see named.py); a killed process may leave torn ones. Which objects there are is known in memory,
-and written to the index in batches behind the files; see object_recovery for what is believed at
-the next opening. What objects take is counted without the chunks of zeros, which are left as holes.
+tmp/ where the filesystem has no such files. On Btrfs, where a name given later costs much, contents
+that are in memory, verified, are written under their names at once, some together (btrfs.py); a
+killed process may leave torn ones. The objects that exist are known in memory, and written to the
+index in batches behind the files; recovery.py says what is believed at the next opening. What
+objects take is counted without the chunks of zeros, which are left as holes.
 
-Whoever is about to make objects says so (`expect`), so that their room is counted before they are
-there.
+A pull that is about to make objects says so (`expect`), so that their room is counted before they
+exist.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ class Draft:
 
 
 class Objects:
-    """Thread-safe. `sizes` gives the size in bytes of each object by content; changed here only.
-    `encoded` writes chunks; it may be told to write them decompressed. `named_at_once` says whether
-    contents are written under their names. Methods raise P2PDistError when the disk fails."""
+    """The objects of one store. Thread-safe. Methods raise P2PDistError when the disk fails."""
 
     def __init__(self, paths: Paths, index: Index, boot: UUID) -> None:
         """Open what the store has; verifies what a crash of the machine may have damaged."""
         found = recover_objects(paths, index, boot)
         self.sizes = found.sizes
+        """Bytes of each object by content; only this class changes it."""
         self.other_boot, self.lost = found.other_boot, found.lost
+        """Whether the store was last open under another boot; whether objects were lost."""
         self._paths, self._index, self.boot = paths, index, boot
         self._sparse: dict[bytes, int] = {}
-        """What those take that take less than their size."""
+        """What objects take that take less than their size."""
         for content, chunks in self.chunk_lists():
             if (taken := bytes_taken(self.sizes[content], chunks)) < self.sizes[content]:
                 self._sparse[content] = taken
@@ -107,7 +107,9 @@ class Objects:
         self._saving = threading.Lock()
         with failures(paths.objects):
             self.encoded = EncodedWriter(paths.objects)
+            """Writes chunks; on Btrfs as they are stored."""
             self.named_at_once = on_btrfs(paths.objects)
+            """Whether contents are written under their names."""
             self._directory = os.open(paths.objects, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._unnamed = _has_unnamed_files(paths.objects)
         # The mode is given at creation, which is one call less for each file; a mask that takes it
@@ -119,6 +121,7 @@ class Objects:
 
     @property
     def directory(self) -> Path:
+        """The directory of the objects."""
         return self._paths.objects
 
     def __contains__(self, content: bytes) -> bool:
@@ -150,7 +153,7 @@ class Objects:
 
     def add(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> bool:
         """Verify `data` and make it an object. False means other bytes, and nothing was stored.
-        `stored` is the form in which a pack has it (see catalog.py), which some filesystems take as
+        `stored` is the form in which a pack has it (model/catalog.py), which some filesystems take as
         it is. Raises DiskFull."""
         if content in self.sizes:
             return True
@@ -160,31 +163,30 @@ class Objects:
         return True
 
     def put(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> None:
-        """The same for `data` that has verified, and is not empty."""
+        """Make `data`, which has verified and is not empty, an object. Raises DiskFull."""
         if self.named_at_once:
             self.put_together([Verified(content, len(data), stored, data)])
         else:
             self._put_alone(content, data, stored)
 
     def put_together(self, contents: Sequence[Verified]) -> None:
-        """The same for some contents, where they are `named_at_once`; best in the order of their
-        names."""
+        """Make objects of contents that have verified, where they are `named_at_once`; best in the
+        order of their names. Raises DiskFull."""
         self._remove_rows()
         if self._clean:
             self._mark_unclean()
         made: list[tuple[bytes, int]] = []
         try:
-            left = self._named.write(contents, lambda each: made.append(each[:2]))
+            left = self._named.write(contents, lambda verified: made.append(verified[:2]))
         except OSError as error:
-            raise failure(error, self._paths.objects, needed=sum(each.size for each in contents)) from error
+            raise failure(error, self._paths.objects, needed=sum(verified.size for verified in contents)) from error
         finally:
             self._count(made)
-        for each in left:
-            data = each.data if each.data is not None else decode_chunk(each.stored, each.size)
-            self._put_alone(each.content, data, each.stored)
+        for content, size, stored, data in left:
+            self._put_alone(content, decode_chunk(stored, size) if data is None else data, stored)
 
     def _put_alone(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview) -> None:
-        """A file that gets its name when it is written."""
+        """Make an object of a draft, which gets its name when it is written."""
         self._remove_rows()
         try:
             draft = self.draft()
@@ -265,7 +267,7 @@ class Objects:
 
     def expect(self, contents: Mapping[bytes, int]) -> None:
         """Count what contents will take that will be made, until they are there or until
-        `unexpect`; each once, whoever expects it."""
+        `unexpect`; each once, however many pulls expect it."""
         with self._lock:
             for content, size in contents.items():
                 if content not in self.sizes:
@@ -275,11 +277,11 @@ class Objects:
                         self.bytes_expected += size
 
     def unexpected(self, contents: Mapping[bytes, int]) -> int:
-        """Bytes of those contents that nobody expects yet."""
+        """Bytes of the contents that no pull expects yet."""
         return sum(size for content, size in contents.items() if content not in self._expected)
 
     def unexpect(self, contents: Iterable[bytes]) -> None:
-        """The contrary of `expect`, for those contents that did not come."""
+        """Undo one `expect` for contents that were not made."""
         with self._lock:
             for content in contents:
                 size, claims = self._expected.pop(content, (0, 0))
@@ -291,7 +293,7 @@ class Objects:
     # -- removing
 
     def remove(self, contents: Collection[bytes]) -> int:
-        """Remove objects; returns the bytes that they took. Nobody may be making one of them."""
+        """Remove objects; returns the bytes that they took. No thread may be making one of them."""
         if not contents:
             return 0
         if self._clean:

@@ -1,5 +1,5 @@
-"""Objects at the opening of a store: which of those that a stopped, killed or lost process left can
-be trusted.
+"""Recovery of objects when a store is opened: which of the files that a stopped, killed or lost
+process left can be trusted.
 
 Rows and files agree when the store was closed in order. After a kill they may not: rows are written
 in batches, behind the files, and a file may have got its name before it was written to the end. So
@@ -30,14 +30,18 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Sizes in bytes by content, the last batch, up to which batch all is durable, whether the
-    store was last open under another boot, and whether objects were lost."""
+    """The objects that a store has when it is opened."""
 
     sizes: dict[bytes, int]
+    """In bytes, by content."""
     batch: int
+    """The last batch."""
     durable: int
+    """The last batch of which all objects have reached the disk."""
     other_boot: bool
+    """Whether the store was last open under another boot."""
     lost: bool
+    """Whether objects were lost."""
 
 
 def recover_objects(paths: Paths, index: Index, boot: UUID) -> Recovered:
@@ -78,19 +82,19 @@ def file_hash(path: Path | str) -> bytes:
 
 
 def _listed(directory: Path) -> set[bytes]:
-    """The contents that have a file. What cannot be the name of one is removed."""
-    found = set()
-    for shelf in directory.iterdir():
-        prefix = shelf.name
-        if not _is_hex(prefix, 2) or not shelf.is_dir():
-            logger.warning("%s does not belong into the store and is left alone", shelf)
+    """The contents that have a file. A file with any other name is removed."""
+    contents = set()
+    for folder in directory.iterdir():
+        prefix = folder.name
+        if not _is_hex(prefix, 2) or not folder.is_dir():
+            logger.warning("%s does not belong into the store and is left alone", folder)
             continue
-        for name in os.listdir(shelf):
+        for name in os.listdir(folder):
             if _is_hex(name, 2 * HASH_SIZE - 2):
-                found.add(bytes.fromhex(prefix + name))
+                contents.add(bytes.fromhex(prefix + name))
             else:
-                (shelf / name).unlink()
-    return found
+                (folder / name).unlink()
+    return contents
 
 
 def _is_hex(name: str, length: int) -> bool:
@@ -106,7 +110,7 @@ def _drop_torn(paths: Paths, sizes: dict[bytes, int], contents: list[bytes]) -> 
 
 
 def _verified(paths: Paths, contents: list[bytes]) -> dict[bytes, int]:
-    """Sizes of those that are what their names say; the others are removed."""
+    """Sizes of the contents whose files are what their names say; the others are removed."""
     found = {}
     with failures(paths.objects), ThreadPoolExecutor(_THREADS, thread_name_prefix="store-recovery") as pool:
         for content, size in zip(

@@ -1,10 +1,9 @@
-"""Large contents in the making, from chunks in packs and in older objects.
+"""Assemblies: large contents that are made from chunks, in packs and in older objects.
 
-An assembly writes its parts to a draft as they become available, in whatever order. What comes in
-order is hashed while it is in memory, the rest is read again at the end: no draft gets its name
-before all of it has verified. Blocks of zeros are left as holes.
-
-A selection of pieces (p2pdist/model/selection.py) seen as the pack that it was taken from.
+An assembly writes its parts to a draft as they become available, in any order. It hashes parts that
+arrive in order while they are in memory, and reads the rest again at the end: no draft gets its
+name before all of it has verified. Blocks of zeros are left as holes. A pack may be here as a
+selection of its pieces (p2pdist/model/selection.py), which is read like the pack.
 """
 
 from __future__ import annotations
@@ -29,19 +28,20 @@ from p2pdist.store.objects.objects import Draft, Objects
 
 @dataclass(frozen=True, slots=True)
 class SelectedPack:
-    """`blob` holds the selection, in whole or in part."""
+    """A selection of the pieces of a pack, read by offsets in the pack."""
 
     selection: Selection
     blob: Blob
+    """Holds the selection, in whole or in part."""
 
     @property
     def digest(self) -> Digest:
-        """Of the pack."""
+        """Digest of the pack."""
         return self.selection.blob.digest
 
     @property
     def size(self) -> int:
-        """Of the pack."""
+        """Size of the pack in bytes."""
         return self.selection.blob.size
 
     @contextmanager
@@ -53,17 +53,17 @@ class SelectedPack:
     def holds(self, start: int, length: int) -> bool:
         """Whether bytes of the pack are here."""
         try:
-            at = self.selection.position(start, length)
+            position = self.selection.position(start, length)
         except NotFound:
             return False
-        return self.blob.holds(at, length)
+        return self.blob.holds(position, length)
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Bytes of the pack; see Blob.read_range."""
+        """Bytes of the pack; raises what Blob.read_range raises."""
         return self.blob.read_range(self.selection.position(start, length), length)
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Bytes of the pack; see Blob.read_into."""
+        """Fill `buffer` with bytes of the pack; raises what Blob.read_into raises."""
         self.blob.read_into(self.selection.position(start, len(buffer)), buffer)
 
 
@@ -88,7 +88,7 @@ class Part:
 
 
 class Damaged(Exception):
-    """An object here is not what its name says. `content` is its name."""
+    """The object `content` is not what its name says."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content.hex())
@@ -96,9 +96,9 @@ class Damaged(Exception):
 
 
 class Decoder:
-    """Decodes chunks. Not thread-safe; keeping the context saves half of what a small chunk costs.
-    Chunks of several blocks come into memory that is kept as well: that of a new one for each is
-    cleared by the kernel first, and joining them is a copy."""
+    """Decodes chunks. Not thread-safe. The context is kept, which costs as much as a small chunk, and
+    so is the memory for chunks of several blocks: the kernel clears new memory first, and joining
+    blocks is a copy."""
 
     def __init__(self) -> None:
         self._decompress = zstandard.ZstdDecompressor().decompress
@@ -128,24 +128,24 @@ class Decoder:
             raise Corrupt(f"a chunk of {length} bytes is over the limit")
         if not self._memory:
             self._memory = memoryview(bytearray(CHUNK_MAX))
-        at = 0
+        end = 0
         for block, size in chunk_blocks(stored, length):
-            place = self._memory[at : at + size]
+            target = self._memory[end : end + size]
             if len(block) == size:
-                place[:] = block
-            elif zstandard.frame_content_size(block) != size or self._read(block, place) != size:
+                target[:] = block
+            elif zstandard.frame_content_size(block) != size or self._read(block, target) != size:
                 raise Corrupt("a stored chunk holds a block of another length than it states")
-            at += size
+            end += size
         return self._memory[:length]
 
-    def _read(self, frame: bytes | memoryview, place: memoryview) -> int:
+    def _read(self, frame: bytes | memoryview, target: memoryview) -> int:
         with self._reader(frame) as reader:
-            return reader.readinto(place)
+            return reader.readinto(target)
 
 
 def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
-    """A chunk that is not what the catalog says, in a pack whose pieces have verified: whoever
-    packed it was wrong."""
+    """The failure of a chunk that is not what the catalog says, in a pack whose pieces have verified:
+    the package was packed wrongly."""
     return Corrupt(
         f"the pack {pack} does not hold the chunk {chunk.hex()} that its catalog states",
         remedy="Pack and push the package again",
@@ -153,18 +153,20 @@ def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
 
 
 class Assembly:
-    """One large content: its encoded chunk list, and the parts that are not in its draft yet. Not
-    thread-safe."""
+    """One large content and its draft. Not thread-safe."""
 
     def __init__(self, content: bytes, size: int, chunks: bytes, parts: list[Part]) -> None:
         self.content, self.size = content, size
         self.chunks = chunks
+        """The encoded chunk list."""
         self.pending = parts
+        """The parts that are not in the draft yet."""
         self._draft: Draft | None = None
         self._hasher, self._hashed = blake3(), 0
 
     @property
     def begun(self) -> bool:
+        """Whether there is a draft."""
         return self._draft is not None
 
     def whole(self, available: Callable[[Part], bool]) -> bool:
@@ -185,7 +187,7 @@ class Assembly:
         with _Sources(objects) as sources:
             for part in self.pending:
                 if available(part):
-                    self._place(part, objects, packs, sources, decoder)
+                    self._write(part, objects, packs, sources, decoder)
                 else:
                     left.append(part)
         self.pending = left
@@ -215,7 +217,7 @@ class Assembly:
             os.ftruncate(self._draft.fd, self.size)
         return self._draft
 
-    def _place(
+    def _write(
         self, part: Part, objects: Objects, packs: Callable[[Digest], PackHere], sources: _Sources, decoder: Decoder
     ) -> None:
         draft = self._open(objects)

@@ -1,14 +1,10 @@
-"""Filling: objects from the packs that are here, whole or in part, and from older objects.
+"""Filling: objects are made from the packs that are here, whole or in part, and from older objects.
 
-Small contents are made run by run: neighbours in a pack are read at once, and threads decode,
-verify and write them; most of the time goes into creating files. Large contents are assemblies, one
-thread each.
-
-Bundles: contents that verify one after the other, and become objects together where that is of
-use (see named.py), else one by one.
-
-Of a frame that the filesystem takes as it is only the frame is kept: what it decodes to has
-verified and is not needed.
+Contents of one chunk are made run by run: a thread reads neighbours in a pack at once, decodes and
+verifies them, and collects them in a Bundle. A bundle makes objects of several contents together
+where the filesystem gains by it (objects/btrfs.py), else one by one; most of the time goes into
+creating files. Of a frame that the filesystem takes as it is the bundle keeps the frame alone.
+Larger contents are assemblies, one thread each.
 """
 
 from __future__ import annotations
@@ -38,9 +34,8 @@ HELD_BYTES = 4 << 20
 
 
 class Bundle:
-    """Ends with the `with` block, also when it fails: then all that was added are objects. What is
-    added must stay as it is until then. Not thread-safe. Methods raise P2PDistError when the disk
-    fails."""
+    """Contents that become objects by the end of the `with` block, also when it fails. What is added
+    must not change until then. Not thread-safe. Methods raise P2PDistError when the disk fails."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -54,8 +49,8 @@ class Bundle:
         self._flush()
 
     def add(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> bool:
-        """Verify `data` and make it an object; see Objects.add. Memory that is used again may hold
-        it if it has more than BLOCK_SIZE."""
+        """Verify `data` and make it an object by the end; False means other bytes. `stored` is its
+        form in a pack. Data of more than BLOCK_SIZE may lie in memory that is used again."""
         if content in self._objects:
             return True
         if content_hash(data) != content:
@@ -64,7 +59,8 @@ class Bundle:
         return True
 
     def put(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> None:
-        """The same for `data` that has verified, and is not empty. It may be `stored` itself."""
+        """Make `data`, which has verified and is not empty, an object by the end. It may be `stored`
+        itself."""
         size = len(data)
         if size > BLOCK_SIZE or not self._objects.named_at_once:
             self._objects.put(content, data, stored)
@@ -85,11 +81,11 @@ class Bundle:
 
 RUN_BYTES = 4 << 20
 RUN_CHUNKS = 1024
-"""At most in a run."""
+"""A run has at most so many stored bytes and chunks."""
 
 REACH = 4
-"""Times as much it may be of what is named at once: the more names come together, the more are of
-one directory (see named.py)."""
+"""Runs may have so many times as much where objects are named at once: the more names come together,
+the more are of one directory (objects/btrfs.py)."""
 
 GAP_BYTES = PIECE_SIZE_MIN // 2
 """What is not needed between two chunks is read with them up to so many bytes. It is less than a
@@ -111,16 +107,15 @@ class Filled:
 
 
 class _Desk:
-    """What a thread works with, one run after the other: memory for what it reads, and a decoder.
-    New memory for each run would be cleared by the kernel first, and so is no more taken than a run
-    needs: many a call makes a few contents."""
+    """The memory and the decoder with which a thread makes one run after the other. The kernel clears
+    new memory first, so it is kept, and no more is taken than a run needs."""
 
     def __init__(self) -> None:
         self.decoder = Decoder()
         self._memory = memoryview(b"")
 
     def memory(self, length: int) -> memoryview:
-        """So much of it."""
+        """`length` bytes of memory, good until the next call."""
         if len(self._memory) < length:
             self._memory = memoryview(bytearray(length))
         return self._memory[:length]
@@ -168,11 +163,11 @@ class Filling:
     def _drain(pool: ThreadPoolExecutor, tasks: Iterable[Callable[[], object]]) -> None:
         started = [pool.submit(task) for task in tasks]
         try:
-            for each in started:
-                each.result()
+            for future in started:
+                future.result()
         finally:
-            for each in started:
-                each.cancel()
+            for future in started:
+                future.cancel()
 
     def _tasks(self, packs: dict[Digest, PackHere]) -> Iterator[Callable[[], object]]:
         missing, objects = self._missing, self._objects

@@ -1,5 +1,5 @@
-"""Metadata images of trees as files of a store: images/<hex of the root>. Others write them; here
-they are counted and removed.
+"""Metadata images of trees as files of a store: images/<hex of the root>. The agent writes them; the
+store counts and removes them.
 
 Room for the image of a tree that is being pulled is kept as that for its objects is. How long an
 image will be is known when it has been laid out; until then it counts with a bound.
@@ -15,7 +15,7 @@ from p2pdist.model.digest import Digest, is_digest
 from p2pdist.store.disk import failures
 
 BYTES_MIN_MAX = 8192
-"""An image of nothing takes no more."""
+"""An image without entries takes no more."""
 
 ENTRY_BYTES = 204
 """An entry takes so much in an image, and its name, attributes and target. Blocks that are not
@@ -29,8 +29,8 @@ def image_bytes_max(entries: int, encoded: int) -> int:
 
 
 class Images:
-    """The caller holds the store's lock, but where it only looks. Methods raise P2PDistError when
-    the disk fails."""
+    """The images of all trees. The caller holds the store's lock, but where it only looks. Methods
+    raise P2PDistError when the disk fails."""
 
     def __init__(self, directory: Path, path: Callable[[Digest], Path]) -> None:
         self._directory, self.path = directory, path
@@ -43,6 +43,7 @@ class Images:
         return 0
 
     def remove(self, root: Digest) -> None:
+        """Remove the image of a tree, if there is one."""
         with failures(self._directory):
             self.path(root).unlink(missing_ok=True)
 
@@ -51,13 +52,14 @@ class Images:
         self._expected.setdefault(root, []).append(most)
 
     def unexpect(self, root: Digest, most: int) -> None:
-        """The contrary of `expect`."""
+        """Undo one `expect` of `most` bytes."""
         claims = self._expected[root]
         claims.remove(most)
         if not claims:
             del self._expected[root]
 
     def expected(self, root: Digest) -> bool:
+        """Whether room is kept for the image of a tree."""
         return root in self._expected
 
     def bytes_total(self, roots: Iterable[Digest]) -> int:
@@ -66,7 +68,7 @@ class Images:
         return sum(self.size(root) or expected.get(root, 0) for root in {*roots, *expected})
 
     def sweep(self, needed: Callable[[Digest], bool], *, opening: bool = False, everything: bool = False) -> None:
-        """Remove images that nobody needs, at opening also what has any other name."""
+        """Remove images that are not needed, at opening also what has any other name."""
         with failures(self._directory):
             for path in self._directory.iterdir():
                 root = Digest(f"sha256:{path.name}")

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt
+from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entries, Entry, File, content_hash
 from p2pdist.store.objects.objects import bytes_taken
 from p2pdist.store.trees.assembly import Assembly, Part, SelectedPack
@@ -79,27 +79,38 @@ class Need:
 
 @dataclass(slots=True)
 class Missing:
-    """What is missing of the tree `root`. `needs` says what of which packs it takes, in all
-    `bytes_stored`, whether these are here or not; `bytes_content` is what the objects will take. In
-    `selected` the caller puts selections of packs that it holds. As long as it is open, nothing
+    """What is missing of the tree `root`, and where it comes from. As long as it is open, nothing
     that the tree needs is evicted; `close` it, or use it in a `with` block."""
 
     root: Digest
     catalogs: tuple[Digest, ...]
     tree: Tree
     packs: tuple[Digest, ...]
+    """All packs that the catalogs list."""
     contents: dict[bytes, int] = field(default_factory=dict)
+    """Sizes in bytes of the contents without an object; filling removes what it makes."""
     needs: tuple[Need, ...] = ()
+    """What is taken of which packs, whether these are here or not."""
     bytes_content: int = 0
+    """What the objects will take."""
+    image_bytes_max: int | None = None
+    """Bytes for which room is kept for the metadata image; None before that."""
     assemblies: dict[bytes, Assembly] = field(default_factory=dict)
+    """The contents of several chunks that are not objects yet."""
     sources: frozenset[bytes] = frozenset()
+    """Older objects from which chunks are taken."""
     close: Callable[[], None] = lambda: None
+    """Gives up what is kept. Idempotent."""
     filling: threading.Lock = field(default_factory=threading.Lock)
+    """Held while objects are made."""
     whole: dict[Digest, list[Stored]] = field(default_factory=dict)
+    """By pack, the contents of one chunk that are not objects yet."""
     selected: dict[Digest, SelectedPack] = field(default_factory=dict)
+    """Selections of packs; the caller, which holds their blobs, adds them."""
 
     @property
     def bytes_stored(self) -> int:
+        """Bytes that are taken of packs."""
         return sum(need.stored for need in self.needs)
 
     def __enter__(self) -> Missing:
@@ -107,6 +118,40 @@ class Missing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class OpenPulls:
+    """Every Missing that is open. The caller of add and remove holds the store's lock."""
+
+    def __init__(self) -> None:
+        self._open: list[Missing] = []
+
+    def __iter__(self) -> Iterator[Missing]:
+        return iter(list(self._open))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, missing: Missing) -> None:
+        """From now on the tree is being pulled."""
+        self._open.append(missing)
+
+    def remove(self, missing: Missing) -> None:
+        """The pull has ended."""
+        self._open = [other for other in self._open if other is not missing]
+
+    def require(self, missing: Missing) -> None:
+        """Raises Conflict when it was closed."""
+        if not any(other is missing for other in self._open):
+            raise Conflict(f"what {missing.root} lacks is no longer kept for it", remedy="Pull again")
+
+    def of(self, root: Digest) -> bool:
+        """Whether the tree is being pulled."""
+        return any(missing.root == root for missing in self._open)
+
+    def packs(self) -> set[Digest]:
+        """Packs that are needed."""
+        return {need.pack for missing in self._open for need in missing.needs}
 
 
 def contents_of(entries: Iterable[Entry]) -> Contents:
@@ -137,8 +182,8 @@ def tree_of(
     stated: dict[bytes, int] = {}
     for name in before.keys() - pages.keys():
         stated.update(before[name].sizes)
-    # What a page that is gone stated agreed with all that stay; so these are asked only for what
-    # nobody stated.
+    # What a page that is gone stated agreed with all that stay; so these are compared only for sizes
+    # that they did not state.
     fresh = {content: size for content, size in changed.items() if stated.get(content) != size}
     for page in new:
         if not page.sizes.items() <= changed.items():

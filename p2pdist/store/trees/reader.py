@@ -1,4 +1,4 @@
-"""Reading trees out of the blobs that carry them: root and catalogs.
+"""Reader of trees out of the blobs that carry them: root and catalogs.
 
 The next version of a tree has most pages in common with the last one. So the trees that were read
 last are kept, with their decoded pages and what their catalogs list, as far as KEPT_BYTES_MAX
@@ -59,13 +59,14 @@ tree is not kept."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownPage:
-    """A page that was decoded and checked, its contents, its memory and the bytes that it was
-    `encoded` in. Compared by identity, as pages are."""
+    """A page that was decoded and checked. Compared by identity, as pages are."""
 
     page: Page
     contents: Contents
     size: int
+    """Bytes of memory, estimated."""
     encoded: int
+    """Bytes of its encoded form."""
 
     @classmethod
     def decode(cls, encoded: bytes) -> KnownPage:
@@ -77,14 +78,15 @@ class KnownPage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownCatalog:
-    """What a catalog lists: packs, those of its encoded chunk lists that trees named so far, by
-    BLAKE3, and the BLAKE3 of the pages that it carries. `head` is its length and its first
-    bytes."""
+    """What a catalog lists."""
 
     packs: tuple[Pack, ...]
     chunk_lists: Mapping[bytes, bytes]
+    """The encoded chunk lists that trees named so far, by BLAKE3."""
     pages: frozenset[bytes]
+    """The BLAKE3 of the pages that it carries."""
     head: tuple[int, bytes]
+    """Its length and its first bytes."""
 
     @property
     def size(self) -> int:
@@ -119,17 +121,19 @@ class TreeRead:
 
 @dataclass(slots=True)
 class _Reading:
-    """A tree that is being read. `missing` are its pages that are not known; `pages` those of them
-    that were found, encoded, `lists` the chunk lists of the catalogs that were decoded, and `found`
-    what these, and others, list."""
+    """A tree that is being read."""
 
     missing: set[bytes]
+    """Its pages that are not known, by BLAKE3."""
     pages: dict[bytes, bytes] = field(default_factory=dict)
+    """The missing pages that catalogs carry, encoded."""
     lists: dict[Digest, tuple[bytes, ...]] = field(default_factory=dict)
+    """The chunk lists of the catalogs that were decoded."""
     found: dict[Digest, KnownCatalog] = field(default_factory=dict)
+    """What all catalogs list."""
 
     def take(self, digest: Digest, head: tuple[int, bytes], catalog: Catalog) -> None:
-        """A catalog was decoded. Raises Corrupt when all of them have too many pages or chunk
+        """Take over a catalog that was decoded. Raises Corrupt when all of them have too many pages or chunk
         lists."""
         names = list(map(content_hash, catalog.pages))
         for name, page in zip(names, catalog.pages, strict=True):
@@ -143,7 +147,8 @@ class _Reading:
 
 
 class TreeReader:
-    """Thread-safe. Methods raise NotFound for a blob that is not here, Corrupt."""
+    """Reads trees and keeps those that were read last. Thread-safe. Methods raise NotFound for a blob
+    that is not here, Corrupt."""
 
     def __init__(self, get: Callable[[Digest], Blob | None]) -> None:
         self._get = get
@@ -152,7 +157,7 @@ class TreeReader:
         self._shared: WeakValueDictionary[Digest, Entries] = WeakValueDictionary()
 
     def known(self, root: Digest) -> Entries | None:
-        """The entries of a tree, if somebody has them or they are kept."""
+        """The entries of a tree, if they are in memory."""
         return self._shared.get(root)
 
     def entries(self, root: Digest, catalogs: Sequence[Digest]) -> Entries:
@@ -180,7 +185,7 @@ class TreeReader:
                 reading.take(digest, heads[digest], decode_catalog(self._bytes(digest, CATALOG_BYTES_MAX)))
             else:
                 reading.found[digest] = before
-        # Of those that are known, too, or the tree could be read here and now only.
+        # Known pages must be carried, too, or the tree could be read here and now only.
         carried = frozenset().union(*(catalog.pages for catalog in reading.found.values()))
         for name in described.pages:
             if name not in carried:

@@ -1,35 +1,31 @@
-"""Trees: which of them a store can show, and what makes them so.
+"""Trees: which of them a store can mount, and what makes them so.
 
 A tree is known here by the digest of its root. Its record names its catalogs and its contents, and
-keeps all of these in the store; it is complete while every content has an object and root and
+keeps all of these in the store; it is complete while every content has an object, and root and
 catalogs are complete blobs. A complete record vouches for its contents: it is made incomplete
-before an object goes, so that of the next version only contents of pages that differ are looked
-for. A Missing that is open keeps what its tree needs, what is here and what is to come, before there is a
-record. What neither a record nor an open Missing names is garbage: a pull that was broken off left it, and
-it goes when room is needed, or at collect().
+before an object goes. So a pull of the next version looks only for contents of pages that differ.
 
-A tree that is pinned, held or being pulled is neither evicted nor removed. Lock order: Missing.filling,
-store, objects.
+Before there is a record, a Missing that is open keeps what its tree needs, what is here and what is
+to come. What neither a record nor an open Missing names is garbage: a pull that was broken off left
+it, and it goes when room is needed, or at collect(). A tree that is pinned, held or being pulled is
+neither evicted nor removed.
 
-Which objects of trees become free with which trees.
-
-What trees see of the store they are in.
+Lock order: Missing.filling, store, objects.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain, filterfalse
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, Corrupt, NotFound
+from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.model.tree import Entry
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.index import Index, TreeRecord
@@ -38,63 +34,39 @@ from p2pdist.store.objects.objects import Objects
 from p2pdist.store.trees.assembly import Damaged
 from p2pdist.store.trees.filling import Filled, Filling
 from p2pdist.store.trees.images import Images
-from p2pdist.store.trees.missing import Backed, Missing, back, plan
+from p2pdist.store.trees.missing import Backed, Missing, OpenPulls, back, plan
 from p2pdist.store.trees.reader import TreeReader
+from p2pdist.store.trees.records import TreeRecords, shared_bytes
 from p2pdist.store.trees.variants import Variants
-
-
-def shared_bytes(
-    trees: Mapping[Digest, Iterable[bytes]], staying: Iterable[bytes], sizes: Mapping[bytes, int]
-) -> tuple[dict[Digest, int], list[Share]]:
-    """Bytes of the contents that one tree alone names, and of those that several do. `trees` are
-    the contents of each, without repetition; `staying` stay whichever of them go; what has no size
-    here counts nothing."""
-    owners: dict[bytes, int] = {}
-    roots = list(trees)
-    for number, root in enumerate(roots):
-        bit = 1 << number
-        for content in trees[root]:
-            owners[content] = owners.get(content, 0) | bit
-    for content in staying:
-        owners.pop(content, None)
-    totals: dict[int, int] = {}
-    for content, mask in owners.items():
-        totals[mask] = totals.get(mask, 0) + sizes.get(content, 0)
-    own: dict[Digest, int] = {}
-    shares = []
-    for mask, size in totals.items():
-        named = [root for number, root in enumerate(roots) if mask >> number & 1]
-        if len(named) == 1:
-            own[named[0]] = size
-        else:
-            shares.append(Share(frozenset(named), size))
-    return own, shares
 
 
 @dataclass(frozen=True, slots=True)
 class TreeContext:
-    """`sync_objects` brings objects to the disk in the background."""
+    """What trees need of their store."""
 
     lock: threading.RLock
+    """The store's lock."""
     paths: Paths
     index: Index
     get: Callable[[Digest], Blob | None]
+    """Finds a blob."""
     owners: Callable[[Digest], set[str]]
+    """The owners of the pins of a digest."""
     make_room: Callable[[int], object]
+    """Makes room for so many bytes; raises DiskFull."""
     sync_objects: Callable[[], None]
-
-
-logger = logging.getLogger(__name__)
+    """Brings objects to the disk in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeStatus:
-    """A tree that the store has a record of. `last_used` is in seconds since the epoch."""
+    """A tree that the store has a record of."""
 
     root: Digest
     catalogs: tuple[Digest, ...]
     complete: bool
     last_used: float
+    """In seconds since the epoch."""
     pinned: bool
     in_use: bool
 
@@ -104,30 +76,38 @@ class Trees:
     digest."""
 
     def __init__(self, context: TreeContext, objects: Objects) -> None:
-        self._context, self._objects = context, objects
-        self._index, self._lock = context.index, context.lock
-        self._records = {record.root: record for record in self._index.trees()}
-        self._holds: dict[Digest, int] = {}
-        self._missing: list[Missing] = []
-        self._reader = TreeReader(context.get)
-        self._images = Images(context.paths.images, context.paths.image)
+        self._context, self._objects, self._lock = context, objects, context.lock
+        self.records = TreeRecords(context.index)
+        self.pulls = OpenPulls()
+        """What pulls under way miss."""
+        self.reader = TreeReader(context.get)
+        self.images = Images(context.paths.images, context.paths.image)
+        """The metadata images; an image is removed with its tree."""
         self.variants = Variants(context.paths.variants, objects.boot, context.make_room)
+        self._holds: dict[Digest, int] = {}
+        """How often each tree is held."""
         self._garbage = True
+        """Whether there may be something for collect() to remove."""
         self._shares: tuple[dict[Digest, int], list[Share]] | None = None
+        """Bytes that trees have alone and share, None when records or pulls changed since they were
+        counted."""
         if objects.lost:
-            for record in list(self._records.values()):
-                if record.complete and self._without_object(self._contents(record.root)):
-                    self._set_complete(record.root, False)
+            for record in self.records:
+                if record.complete and not objects.sizes.keys() >= self.records.contents(record.root):
+                    self.records.set_incomplete(record.root)
         # None survives the loss of the machine for certain, and nothing in them could tell.
-        self._images.sweep(self._needs_image, opening=True, everything=objects.other_boot)
-        self.variants.open(lambda root: not (objects.other_boot or objects.lost) and self._needs_image(root))
+        self.images.sweep(self._is_needed, opening=True, everything=objects.other_boot)
+        self.variants.open(lambda root: not (objects.other_boot or objects.lost) and self._is_needed(root))
 
     # -- what is here
 
     def complete(self, root: Digest) -> bool:
-        """Whether the tree can be shown."""
-        record = self._records.get(parse_digest(root))
-        return record is not None and record.complete and self._blobs_here(record)
+        """Whether the tree can be mounted."""
+        record = self.records.find(root)
+        if record is None or not record.complete:
+            return False
+        blobs = map(self._context.get, (record.root, *record.catalogs))
+        return all(blob is not None and blob.complete for blob in blobs)
 
     def list(self) -> Sequence[TreeStatus]:
         """All trees with a record, complete or not, by root."""
@@ -141,41 +121,28 @@ class Trees:
                     bool(self._context.owners(record.root)),
                     self._in_use(record.root),
                 )
-                for record in sorted(self._records.values(), key=lambda record: record.root)
+                for record in sorted(self.records, key=lambda record: record.root)
             ]
 
     def entries(self, root: Digest) -> Sequence[Entry]:
         """The entries of a tree with a record, in walking order. Raises NotFound, Corrupt."""
         with self._lock:
-            record = self._record(root)
-        return self._reader.entries(record.root, record.catalogs)
-
-    def known_entries(self, root: Digest) -> Sequence[Entry] | None:
-        """The entries of a tree if they are in memory, in walking order."""
-        return self._reader.known(root)
-
-    def image(self, root: Digest) -> Path:
-        """Where the metadata image of a tree belongs: to be written beside it and renamed. It is
-        removed with the tree."""
-        return self._images.path(root)
+            record = self.records.get(root)
+        return self.reader.entries(record.root, record.catalogs)
 
     def keep_variants(self, root: Digest, most: int) -> Path | None:
-        """See Variants.keep; they count from now on and are removed with the tree. Raises
-        NotFound."""
+        """The directory for variants of a tree, which take at most `most` bytes (see
+        Variants.keep). They count from now on and are removed with the tree. Raises NotFound."""
         with self._lock:
-            taken, contents = self._objects.taken, self._contents(self._record(root).root)
+            taken, contents = self._objects.taken, self.records.contents(self.records.get(root).root)
             return self.variants.keep(root, most, sum(taken.get(content, 0) for content in contents))
 
     def touch(self, root: Digest) -> None:
         """Note that the tree was used now. Raises NotFound."""
         with self._lock:
-            self._use(self._record(root))
+            self.records.use(self.records.get(root).root)
 
-    def with_any(self, contents: set[bytes]) -> set[Digest]:
-        """The trees that have one of these contents."""
-        return {root for root in list(self._records) if not contents.isdisjoint(self._contents(root))}
-
-    # -- getting one
+    # -- pulling a tree
 
     def missing(self, root: Digest, catalogs: Sequence[Digest], packs: Sequence[Digest] | None = None) -> Missing:
         """What must be pulled for the tree; root and catalogs are complete blobs here. Chunks are
@@ -187,20 +154,18 @@ class Trees:
         parse_digest(root)
         with ExitStack() as claims:
             for digest in (root, *catalogs):
-                claims.enter_context(self._reader.blob(digest).held())
-            read = self._reader.read(root, catalogs)
-            tree = read.tree
-            allowed = None if packs is None else set(packs)
-            listed = [
-                pack for catalog in read.catalogs for pack in catalog.packs if allowed is None or pack.digest in allowed
-            ]
-            packs_listed = {pack.digest for catalog in read.catalogs for pack in catalog.packs}
-            listed.sort(key=lambda pack: self._remoteness(pack.digest))
-            missing = Missing(root, tuple(catalogs), tree, tuple(packs_listed))
+                claims.enter_context(self.reader.blob(digest).held())
+            read = self.reader.read(root, catalogs)
+            listed = [pack for catalog in read.catalogs for pack in catalog.packs]
+            missing = Missing(root, tuple(catalogs), read.tree, tuple({pack.digest for pack in listed}))
+            if packs is not None:
+                allowed = set(packs)
+                listed = [pack for pack in listed if pack.digest in allowed]
+            listed.sort(key=lambda pack: _remoteness(self._context.get(pack.digest)))
             with self._lock:
-                self._missing.append(missing)
+                self.pulls.add(missing)
                 self._shares = None
-                claims.callback(self._end, missing)
+                claims.callback(self._close, missing)
                 absent = self._absent(missing)
                 missing.contents = dict(absent)
             # Others must not give way to a tree that claims what nothing backs.
@@ -210,12 +175,12 @@ class Trees:
                 # Before room is made, and all of them until it is known which ones count.
                 old = self._objects.chunk_lists() if backed.chunked else []
                 missing.sources = frozenset(content for content, _ in old)
-                image = 0 if self._images.size(root) or self._images.expected(root) else read.image_bytes_max
+                image = 0 if self.images.size(root) or self.images.expected(root) else read.image_bytes_max
                 self._context.make_room(self._objects.unexpected(backed.room) + image)
                 self._objects.expect(backed.room)
                 claims.callback(self._objects.unexpect, absent)
-                self._images.expect(root, read.image_bytes_max)
-                claims.callback(self._forget_image, root, read.image_bytes_max)
+                self.images.expect(root, read.image_bytes_max)
+                missing.image_bytes_max = read.image_bytes_max
             if absent:
                 plan(missing, backed, listed, old)
                 with self._lock:
@@ -228,7 +193,7 @@ class Trees:
         arrive; blocks, so call it in a thread. Raises Corrupt, naming pack and chunk, when a pack
         does not hold what a catalog says; DiskFull; Conflict after it was closed."""
         with missing.filling:
-            self._require_open(missing)
+            self.pulls.require(missing)
             try:
                 return Filling(missing, self._objects, self._context.get).run()
             except Damaged as error:
@@ -241,7 +206,7 @@ class Trees:
         """Record the tree of an open Missing as complete. Raises Conflict when contents are
         missing."""
         with self._lock:
-            self._require_open(missing)
+            self.pulls.require(missing)
             if absent := self._absent(missing):
                 raise Conflict(
                     f"{missing.root} is not complete: {len(absent)} contents are missing", remedy="Pull again"
@@ -249,10 +214,33 @@ class Trees:
             packs = (*missing.packs, *(pack.blob.digest for pack in missing.selected.values()))
             record = TreeRecord(missing.root, missing.catalogs, packs, True, time.time())
             self._objects.save()
-            self._index.add_tree(record, {name: page.sizes for name, page in missing.tree.pages.items()})
-            self._records[missing.root] = record
+            self.records.add(record, {name: page.sizes for name, page in missing.tree.pages.items()})
             self._shares = None
             self._context.sync_objects()
+
+    def _close(self, missing: Missing) -> None:
+        with missing.filling, self._lock:
+            for assembly in missing.assemblies.values():
+                assembly.close()
+            if missing.image_bytes_max is not None:
+                self.images.unexpect(missing.root, missing.image_bytes_max)
+            self.pulls.remove(missing)
+            self._shares = None
+            self._garbage = True
+
+    def _absent(self, missing: Missing) -> Mapping[bytes, int]:
+        """Contents of its tree that have no object, with their sizes. Raises Corrupt when one has
+        another size than the tree states. What a complete tree has, too, is here and was
+        compared."""
+        tree, sizes = missing.tree, self._objects.sizes
+        base = self.records.find(tree.base) if tree.base is not None else None
+        doubtful = tree.changed if base is not None and base.complete else tree.contents
+        if doubtful.items() <= sizes.items():
+            return {}
+        wrong = next((content for content, size in doubtful.items() if sizes.get(content, size) != size), None)
+        if wrong is not None:
+            raise Corrupt(f"the tree {missing.root} states another size for the content {wrong.hex()} than it has")
+        return {content: size for content, size in doubtful.items() if content not in sizes}
 
     # -- keeping and removing
 
@@ -260,11 +248,11 @@ class Trees:
         """Keep a tree from eviction and removal until release(); holds add up. Raises NotFound, and
         Conflict when it is not complete."""
         with self._lock:
-            record = self._record(root)
+            record = self.records.get(root)
             if not self.complete(root):
                 raise Conflict(f"{root} is not complete", remedy="Pull it again")
             self._holds[root] = self._holds.get(root, 0) + 1
-            self._use(record)
+            self.records.use(record.root)
 
     def release(self, root: Digest) -> None:
         """End one hold."""
@@ -273,8 +261,7 @@ class Trees:
             self._holds[root] -= 1
             if not self._holds[root]:
                 del self._holds[root]
-            if root in self._records:
-                self._use(self._records[root])
+            self.records.use(root)
 
     @contextmanager
     def held(self, root: Digest) -> Iterator[None]:
@@ -290,30 +277,28 @@ class Trees:
         catalogs become ordinary blobs. Raises NotFound, and Conflict when it is pinned or in
         use."""
         with self._lock:
-            self._record(root)
+            self.records.get(root)
             if owners := self._context.owners(root):
                 raise Conflict(
                     f"{root} is pinned by {', '.join(sorted(owners)[:3])}", remedy="Remove what pins it first"
                 )
             if self._in_use(root):
                 raise Conflict(f"{root} is in use", remedy="Wait until pulls and mounts of it have ended")
-            mine = self._contents(root)
-            self._images.remove(root)
+            contents = self.records.contents(root)
+            self.images.remove(root)
             self.variants.remove(root)
-            self._index.remove_tree(root)
-            del self._records[root]
+            self.records.remove(root)
             self._shares = None
-            self._objects.remove(mine - self._named(mine))
+            self._objects.remove(contents - self._named(contents))
 
     def drop_object(self, content: bytes) -> None:
-        """Remove an object that is not what its name says, whoever needs it; trees that do are no
-        longer complete."""
+        """Remove an object that is not what its name says; trees that need it are no longer
+        complete."""
         with self._lock:
             # First, since a tree that is called complete vouches for its contents.
-            for root in list(self._records):
-                if content in self._contents(root):
-                    self._set_complete(root, False)
-                    self.variants.drop(root, content)
+            for root in self.records.with_any({content}):
+                self.records.set_incomplete(root)
+                self.variants.drop(root, content)
             self._objects.remove([content])
 
     def collect(self) -> int:
@@ -324,139 +309,57 @@ class Trees:
                 return 0
             here = set(self._objects.contents())
             freed = self._objects.remove(here - self._named(here))
-            self._images.sweep(self._needs_image)
-            self.variants.sweep(self._needs_image)
-            self._garbage = bool(self._missing)
+            self.images.sweep(self._is_needed)
+            self.variants.sweep(self._is_needed)
+            self._garbage = bool(self.pulls)
             return freed
 
-    # -- for the store: what may make room
-
-    def needing(self, digest: Digest) -> set[Digest]:
-        """The trees that keep a blob: their root or a catalog."""
-        return {root for root, record in self._records.items() if digest == root or digest in record.catalogs}
-
-    def needed_by(self) -> dict[Digest, set[Digest]]:
-        """For each catalog of a tree, the trees."""
-        found: dict[Digest, set[Digest]] = {}
-        for root, record in self._records.items():
-            for catalog in record.catalogs:
-                found.setdefault(catalog, set()).add(root)
-        return found
-
-    def known(self, root: Digest) -> bool:
-        """Whether there is a record of the tree."""
-        return root in self._records
-
-    def packs_awaited(self) -> set[Digest]:
-        """Packs that are needed by pulls under way."""
-        return {need.pack for missing in self._missing for need in missing.needs}
+    # -- what may make room
 
     def redundant_packs(self) -> set[Digest]:
-        """Packs that were needed for complete trees only: what they hold stands here as objects."""
+        """Packs that were needed for complete trees only: their contents are here as objects."""
         with self._lock:
-            found = {pack for root, record in self._records.items() if self.complete(root) for pack in record.packs}
-            return found - self.packs_awaited()
+            packs = {pack for record in self.records if self.complete(record.root) for pack in record.packs}
+            return packs - self.pulls.packs()
 
     def bytes_images(self) -> int:
-        return self._images.bytes_total(list(self._records))
+        """Bytes of all images, those of pulls under way among them."""
+        return self.images.bytes_total(record.root for record in self.records)
 
     def candidates(self) -> tuple[Sequence[Candidate], Sequence[Share]]:
         """Trees with the bytes that are theirs alone, root, image and variants among them, and what
         they share."""
-        own, shares = self._sharing()
-        found = []
-        for root, record in self._records.items():
+        if self._shares is None:
+            contents = {record.root: self.records.contents(record.root) for record in self.records}
+            staying = chain.from_iterable((*missing.tree.contents, *missing.sources) for missing in self.pulls)
+            self._shares = shared_bytes(contents, staying, self._objects.taken)
+        own, shares = self._shares
+        candidates = []
+        for record in self.records:
+            root = record.root
             blob = self._context.get(root)
-            shown = self._images.size(root) + self.variants.size(root)
-            size = own.get(root, 0) + shown + (blob.size if blob is not None else 0)
+            beside = self.images.size(root) + self.variants.size(root)
+            size = own.get(root, 0) + beside + (blob.size if blob is not None else 0)
             in_use = self._in_use(root) or (blob is not None and blob.in_use)
-            found.append(Candidate(root, size, record.last_used, bool(self._context.owners(root)), in_use))
-        return found, shares
-
-    def save_use(self, since: float) -> None:
-        """Write down when trees were used, of those that were used since then. A row is written
-        whole, with the names of all pages."""
-        self._index.touch_trees(
-            [(record.last_used, record.root) for record in self._records.values() if record.last_used >= since]
-        )
-
-    # -- inner workings
-
-    def _record(self, root: Digest) -> TreeRecord:
-        record = self._records.get(parse_digest(root))
-        if record is None:
-            raise NotFound(f"the tree {root} is not in the store", remedy="Pull the package first")
-        return record
-
-    def _use(self, record: TreeRecord) -> None:
-        self._records[record.root] = replace(record, last_used=time.time())
+            candidates.append(Candidate(root, size, record.last_used, bool(self._context.owners(root)), in_use))
+        return candidates, shares
 
     def _in_use(self, root: Digest) -> bool:
-        return root in self._holds or any(missing.root == root for missing in self._missing)
+        return root in self._holds or self.pulls.of(root)
 
-    def _blobs_here(self, record: TreeRecord) -> bool:
-        blobs = map(self._context.get, (record.root, *record.catalogs))
-        return all(blob is not None and blob.complete for blob in blobs)
-
-    def _without_object(self, contents: Iterable[bytes]) -> Sequence[bytes]:
-        return list(filterfalse(self._objects.sizes.__contains__, contents))
-
-    def _absent(self, missing: Missing) -> Mapping[bytes, int]:
-        """Contents of its tree that have no object, with their sizes. Raises Corrupt when one has
-        another size than the tree states. What a complete tree has, too, is here and was
-        compared."""
-        tree, sizes = missing.tree, self._objects.sizes
-        base = self._records.get(tree.base) if tree.base is not None else None
-        doubtful = tree.changed if base is not None and base.complete else tree.contents
-        if doubtful.items() <= sizes.items():
-            return {}
-        wrong = next((content for content, size in doubtful.items() if sizes.get(content, size) != size), None)
-        if wrong is not None:
-            raise Corrupt(f"the tree {missing.root} states another size for the content {wrong.hex()} than it has")
-        return {content: size for content, size in doubtful.items() if content not in sizes}
-
-    def _set_complete(self, root: Digest, complete: bool) -> None:
-        self._index.set_tree(root, complete=complete)
-        self._records[root] = replace(self._records[root], complete=complete)
-
-    def _remoteness(self, pack: Digest) -> int:
-        blob = self._context.get(pack)
-        return 2 if blob is None else 0 if blob.complete else 1
-
-    def _require_open(self, missing: Missing) -> None:
-        if not any(other is missing for other in self._missing):
-            raise Conflict(f"what {missing.root} lacks is no longer kept for it", remedy="Pull again")
-
-    def _end(self, missing: Missing) -> None:
-        with missing.filling, self._lock:
-            for assembly in missing.assemblies.values():
-                assembly.close()
-            self._missing = [other for other in self._missing if other is not missing]
-            self._shares = None
-            self._garbage = True
-
-    def _contents(self, root: Digest) -> set[bytes]:
-        return self._index.tree_contents(root)
+    def _is_needed(self, root: Digest) -> bool:
+        return root in self.records or self._in_use(root)
 
     def _named(self, contents: set[bytes]) -> set[bytes]:
         """Those of `contents` that a tree or an open Missing names."""
         named: set[bytes] = set()
-        for root in self._records:
-            named |= contents & self._contents(root)
-        for missing in self._missing:
+        for record in self.records:
+            named |= contents & self.records.contents(record.root)
+        for missing in self.pulls:
             named |= contents & (missing.tree.contents.keys() | missing.sources)
         return named
 
-    def _sharing(self) -> tuple[dict[Digest, int], Sequence[Share]]:
-        if self._shares is None:
-            trees = {root: self._contents(root) for root in self._records}
-            staying = chain.from_iterable((*missing.tree.contents, *missing.sources) for missing in self._missing)
-            self._shares = shared_bytes(trees, staying, self._objects.taken)
-        return self._shares
 
-    def _forget_image(self, root: Digest, most: int) -> None:
-        with self._lock:
-            self._images.unexpect(root, most)
-
-    def _needs_image(self, root: Digest) -> bool:
-        return root in self._records or self._in_use(root)
+def _remoteness(pack: Blob | None) -> int:
+    """The order in which packs are read: complete ones, partial ones, those that are not here."""
+    return 2 if pack is None else 0 if pack.complete else 1

@@ -1,5 +1,5 @@
 """Variants of objects as files of a store: variants/<boot id>/<hex of the root>/<name>, see
-model/tree.py. Others write them; here they are counted, found and removed.
+model/tree.py. Mounting writes them; the store counts, finds and removes them.
 
 They belong to one tree and go with it. How many bytes they will take is said before they are
 written (`keep`), and counts from then on. They are not synchronised: those that were written under
@@ -25,8 +25,8 @@ SHARE_MAX = 0.25
 
 
 class Variants:
-    """The caller holds the store's lock, but where it only looks. Methods raise P2PDistError when
-    the disk fails."""
+    """The variants of all trees. The caller holds the store's lock, but where it only looks. Methods
+    raise P2PDistError when the disk fails."""
 
     def __init__(self, directory: Path, boot: UUID, make_room: Callable[[int], object]) -> None:
         self._all, self._directory, self._make_room = directory, directory / str(boot), make_room
@@ -34,6 +34,7 @@ class Variants:
 
     @property
     def bytes_total(self) -> int:
+        """Bytes that count for all variants."""
         return sum(list(self._sizes.values()))
 
     def size(self, root: Digest) -> int:
@@ -41,8 +42,8 @@ class Variants:
         return self._sizes.get(root, 0)
 
     def keep(self, root: Digest, most: int, objects: int) -> Path | None:
-        """A directory for those of a tree whose objects take so many bytes; they take, and count,
-        at most `most`. None when these are too many or do not fit."""
+        """A directory for the variants of a tree whose objects take so many bytes; they take, and
+        count, at most `most`. None when these are too many or do not fit."""
         if most > SHARE_MAX * objects:
             return None
         path = self._path(root)
@@ -56,12 +57,13 @@ class Variants:
         return path
 
     def remove(self, root: Digest) -> None:
+        """Remove the variants of a tree."""
         self._sizes.pop(root, None)
         with failures(self._directory):
             _remove(self._path(root))
 
     def drop(self, root: Digest, content: bytes) -> None:
-        """Remove those of one content, which may have been copied from a damaged object."""
+        """Remove the variants of one content, which may be copies of a damaged object."""
         with failures(self._directory), suppress(FileNotFoundError):
             for path in self._path(root).iterdir():
                 if variant_content(path.name) == content:
@@ -90,7 +92,7 @@ class Variants:
 
     def verify(self) -> Iterator[tuple[Digest, int, bool]]:
         """Read all of them: of each the tree, its bytes, and whether it is what its name says; else
-        it is removed, and made again when its tree is shown."""
+        it is removed, and made again when its tree is mounted."""
         for root in list(self._sizes):
             with failures(self._directory), suppress(FileNotFoundError):  # the tree was removed meanwhile
                 for path in sorted(self._path(root).iterdir()):
@@ -117,8 +119,8 @@ def _is_good(path: Path) -> bool:
 
 
 def _count(directory: Path) -> int:
-    """What those of a tree count. What is no variant is removed: somebody was killed while writing
-    it."""
+    """Bytes that the variants of a tree count. A file that is no variant is removed: a process was
+    killed while it wrote it."""
     total = 0
     for path in directory.iterdir():
         if variant_content(path.name) is None or not path.is_file():
@@ -129,7 +131,7 @@ def _count(directory: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Whatever it is; nothing is done when it is not there."""
+    """Remove a file or directory, if it is there."""
     if path.is_dir() and not path.is_symlink():
         with suppress(FileNotFoundError):
             shutil.rmtree(path)

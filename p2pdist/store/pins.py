@@ -1,0 +1,88 @@
+"""Pins and package records: what names blobs for longer than a pull.
+
+Both are read from the index once and kept in memory. A method that changes them writes the index
+first. `lock` is the store's: eviction looks at pins under it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.store.index import Index, PackageRecord
+
+
+class Pins:
+    """Which blobs stay, present or to come, and for which owners. Thread-safe; methods raise
+    P2PDistError when the disk fails and UsageError for what is no digest."""
+
+    def __init__(self, index: Index, lock: threading.RLock) -> None:
+        self._index, self._lock = index, lock
+        self._owners: dict[Digest, set[str]] = {}
+        for digest, owner in index.pins():
+            self._owners.setdefault(digest, set()).add(owner)
+
+    def pin(self, digest: Digest, owner: str) -> None:
+        """Keep a blob from eviction and removal until `owner` unpins."""
+        with self._lock:
+            self._index.pin(parse_digest(digest), owner)
+            self._owners.setdefault(digest, set()).add(owner)
+
+    def unpin(self, owner: str) -> None:
+        """Take away all pins of `owner`."""
+        with self._lock:
+            self._index.unpin(owner)
+            for digest, owners in list(self._owners.items()):
+                owners.discard(owner)
+                if not owners:
+                    del self._owners[digest]
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._owners
+
+    def owners(self, digest: Digest) -> set[str]:
+        """The owners of the pins of a blob."""
+        with self._lock:
+            return set(self._owners.get(parse_digest(digest), ()))
+
+    def digests(self) -> set[Digest]:
+        """All blobs that are pinned."""
+        return set(self._owners)
+
+    def by_owner(self) -> dict[str, set[Digest]]:
+        """All pins, by owner."""
+        pins: dict[str, set[Digest]] = {}
+        for digest, owner in self._index.pins():
+            pins.setdefault(owner, set()).add(digest)
+        return pins
+
+
+class PackageRecords:
+    """Packages that were used here. Thread-safe; methods raise what those of Pins raise."""
+
+    def __init__(self, index: Index, lock: threading.RLock) -> None:
+        self._index, self._lock = index, lock
+        self._records = {record.reference: record for record in index.packages()}
+
+    def record(self, reference: str, manifest_digest: Digest) -> None:
+        """Note that a package is, or was, used here now."""
+        record = PackageRecord(reference, parse_digest(manifest_digest), time.time())
+        with self._lock:
+            self._index.record_package(record)
+            self._records[reference] = record
+
+    def get(self, reference: str) -> PackageRecord | None:
+        """A package that was used here. Its blobs may have been evicted since."""
+        return self._records.get(reference)
+
+    def list(self) -> list[PackageRecord]:
+        """All records, by reference."""
+        with self._lock:
+            return sorted(self._records.values(), key=lambda record: record.reference)
+
+    def forget(self, reference: str) -> None:
+        """Drop the record of a package, if there is one."""
+        with self._lock:
+            self._index.forget_package(reference)
+            self._records.pop(reference, None)
