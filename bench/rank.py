@@ -25,7 +25,7 @@ from p2pdist.cli.daemon import COLLECT_AFTER
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, Holdings
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.affinity import Affinity, Wanted
+from tracker.core.affinity import Affinity, RoleNeed
 from tracker.core.events import Received, SessionOpened
 from tracker.core.fleet import Fleet
 
@@ -69,8 +69,8 @@ def one_round(hosts: int, count: int, repeat: int) -> dict[str, float]:
     parts = dict.fromkeys(digests, SIZE)
     names, few, half = list(fleet.hosts), list(fleet.hosts)[: max(1, hosts // 100)], hosts // 2
     roles = [
-        Wanted("load", dict.fromkeys(digests[: count // 2], SIZE), hosts // 10),
-        Wanted("train", parts, half),
+        RoleNeed("load", dict.fromkeys(digests[: count // 2], SIZE), hosts // 10),
+        RoleNeed("train", parts, half),
     ]
     questions: dict[str, Callable[[], object]] = {
         "all": lambda: affinity.rank(parts, names),

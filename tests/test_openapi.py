@@ -24,7 +24,7 @@ from p2pdist.transfer.openapi import DOCUMENT_PATH, INTERFACE, Answer, Query, Ro
 from tracker.content import Content
 from tracker.core.policy.table import read_table
 from tracker.http.app import make_app
-from tracker.preseed_service import Preseeding
+from tracker.preseed_service import PreseedService
 from tracker.service import Service
 from tracker.state.preseeds import PreseedDatabase
 
@@ -78,7 +78,7 @@ async def tracker() -> AsyncIterator[web.Application]:
     assert not mistakes
     hosts.fleet.policies.replace(table)
     service = Service(hosts.fleet, Content(None))
-    preseeds = Preseeding(service, PreseedDatabase(""))
+    preseeds = PreseedService(service, PreseedDatabase(""))
     await preseeds.load()
     yield make_app(service, preseeds)
     await preseeds.stop()

@@ -55,7 +55,7 @@ TAGS_MAX = 10_000
 LAYERS_MAX = 100_000
 
 Value = TypeVar("Value")
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Content:
@@ -110,7 +110,7 @@ class Content:
             if known is None:
                 raise
             self._away_until = time.monotonic() + AWAY_S
-            _logger.warning("%s: the last known meaning of %s is given", why, name)
+            logger.warning("%s: the last known meaning of %s is given", why, name)
             return known
         self._away_until = 0.0
         if found != known:

@@ -26,7 +26,7 @@ BYTES_MAX = 4 << 20
 NAMED_MAX = 3
 
 Stamp = tuple[int, int, int] | None
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def check_policies(path: Path) -> tuple[PolicyTable, list[Mistake]]:
@@ -68,7 +68,7 @@ class PolicyFile:
                 remedy=f"p2pdist doctor --policies {self._path} names every mistake",
             )
         self._book.replace(table)
-        _logger.info("%d policies of %s hold", len(table.policies), self._path)
+        logger.info("%d policies of %s hold", len(table.policies), self._path)
 
     def reload(self) -> None:
         """Read the file again soon, whether or not it looks changed."""
@@ -85,9 +85,9 @@ class PolicyFile:
                     self._take(*await asyncio.to_thread(check_policies, self._path))
             except UsageError as error:
                 self._book.problem = error.what
-                _logger.warning("the policies stay as they were: %s", error)
+                logger.warning("the policies stay as they were: %s", error)
             except Exception:
-                _logger.exception("the policies in %s are not watched", self._path)
+                logger.exception("the policies in %s are not watched", self._path)
 
     async def _woken(self) -> bool:
         """Wait for the time to look; whether somebody asked for it."""
@@ -116,6 +116,6 @@ async def note_package(book: PolicyBook, content: Content, reference: Reference,
     try:
         manifest = decode_manifest(await content.manifest(digest))
     except P2PDistError as error:
-        _logger.debug("what %s consists of is not known: %s", reference, error)
+        logger.debug("what %s consists of is not known: %s", reference, error)
         return
     book.note(reference, digest, [blob.digest for blob in manifest.blobs])

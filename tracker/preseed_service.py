@@ -24,21 +24,21 @@ from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
 from p2pdist.model.preseed import PreseedRecord, PreseedRequest, PreseedState, RankRequest, canonical, fingerprint
 from tracker.content import Content
-from tracker.core.affinity import Affinity, Assignment, Ranked, RoleHosts, SparedBlobs, Wanted
+from tracker.core.affinity import Affinity, Assignment, Ranked, RedundantPacks, RoleHosts, RoleNeed
 from tracker.core.fleet import Fleet
 from tracker.core.preseeds.orders import GRACE_S, Preseeds, Progress
 from tracker.core.preseeds.preseed import (
     Event,
     Gone,
-    HostSaid,
+    HostReport,
     Joined,
     Loaded,
-    Said,
+    Reported,
     SaveFailed,
+    Send,
     ShownState,
     Synced,
     Tally,
-    Tell,
     Tick,
 )
 from tracker.core.preseeds.selectors import parse_selector
@@ -49,8 +49,8 @@ EXCHANGE_S = 1.0
 PURGE_S = 600.0
 PACKAGES_REMEMBERED_MAX = 1000
 
-_logger = logging.getLogger(__name__)
-_said_decoder = msgspec.json.Decoder(dict[str, HostSaid])
+logger = logging.getLogger(__name__)
+_said_decoder = msgspec.json.Decoder(dict[str, HostReport])
 
 
 class _Clock:
@@ -96,17 +96,17 @@ class Sessions(Protocol):
     fleet: Fleet
     content: Content
 
-    def tell(self, host: str, message: Keep | Release) -> None:
+    def send(self, host: str, message: Keep | Release) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""
 
 
-class Preseeding:
+class PreseedService:
     """See the module's text. `grace_s` is how long after the start hosts may take to return."""
 
     def __init__(self, sessions: Sessions, database: PreseedDatabase, *, grace_s: float = GRACE_S) -> None:
         fleet = sessions.fleet
-        self._spared = SparedBlobs()
-        self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._spared.hosts)
+        self._redundant = RedundantPacks()
+        self.affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities, self._redundant.hosts)
         self._clock = _Clock(shared=database.shared)
         self.core = Preseeds(
             self.affinity, started_at=self._clock.now(), shared=database.shared, grace_s=grace_s, lost=fleet.lost
@@ -138,9 +138,9 @@ class Preseeding:
                     exchanged_at = now
                     await self._exchange()
             except P2PDistError as error:
-                _logger.warning("preseeds: %s", error)
+                logger.warning("preseeds: %s", error)
             except Exception:
-                _logger.exception("preseeds: a tick failed")
+                logger.exception("preseeds: a tick failed")
 
     async def stop(self) -> None:
         """Let what is being written be written, and leave the database."""
@@ -150,8 +150,8 @@ class Preseeding:
     def submit(self, event: Event) -> None:
         """Tell the core, and do what it says."""
         for command in self.core.handle(event, now=self._clock.now()):
-            if isinstance(command, Tell):
-                self._sessions.tell(command.host, command.message)
+            if isinstance(command, Send):
+                self._sessions.send(command.host, command.message)
             else:
                 task = asyncio.create_task(self._save(command.record))
                 self._saving.add(task)
@@ -160,11 +160,11 @@ class Preseeding:
     # -- what sessions say (see Listener in service.py)
 
     def opened(self, host: str) -> None:
-        self._spared.forget(host)
+        self._redundant.forget(host)
         self.submit(Joined(host))
 
     def closed(self, host: str) -> None:
-        self._spared.forget(host)
+        self._redundant.forget(host)
         self.submit(Gone(host))
 
     def leaving(self, host: str) -> None:
@@ -172,9 +172,9 @@ class Preseeding:
 
     def heard(self, host: str, message: Kept | Spares) -> None:
         if isinstance(message, Spares):
-            self._spared.said(host, message)
+            self._redundant.note(host, message)
         else:
-            self.submit(Said(host, message))
+            self.submit(Reported(host, message))
 
     # -- the database
 
@@ -182,15 +182,15 @@ class Preseeding:
         try:
             found = await asyncio.to_thread(self._database.replace, record)
         except P2PDistError as error:
-            _logger.warning("preseed %s: %s", record.id, error)
+            logger.warning("preseed %s: %s", record.id, error)
             await asyncio.sleep(EXCHANGE_S)
             found = None
         self.submit(Loaded((found,)) if found is not None else SaveFailed(record.id))
 
     async def _exchange(self) -> None:
-        known = self.core.known
-        said_here = self.core.said_here(now=self._clock.now()) if self.core.shared else {}
-        ours = {identifier: msgspec.json.encode(said).decode() for identifier, said in said_here.items()}
+        known = self.core.by_id
+        local_reports = self.core.local_reports(now=self._clock.now()) if self.core.shared else {}
+        ours = {identifier: msgspec.json.encode(said).decode() for identifier, said in local_reports.items()}
         versions = {identifier: preseed.record.version for identifier, preseed in known.items()}
         found = await asyncio.to_thread(self._database.exchange, versions, ours)
         self.submit(Loaded(found.records))
@@ -241,7 +241,7 @@ class Preseeding:
 
     async def cancel(self, identifier: str) -> None:
         """Release all hosts. Raises NotFound, Conflict, Unavailable."""
-        known = self.core.known.get(identifier)
+        known = self.core.by_id.get(identifier)
         if known is not None and known.record.state in ("cancelled", "expired"):
             return  # every node of a job may say so
 
@@ -265,7 +265,7 @@ class Preseeding:
 
     def summaries(self) -> list[PreseedSummary]:
         """All preseeds, the newest last."""
-        preseeds = sorted(self.core.known.values(), key=lambda preseed: (preseed.record.created_at, preseed.record.id))
+        preseeds = sorted(self.core.by_id.values(), key=lambda preseed: (preseed.record.created_at, preseed.record.id))
         return [PreseedSummary.of(preseed.record, preseed.tally) for preseed in preseeds]
 
     async def rank(self, request: RankRequest) -> list[Ranked] | Assignment:
@@ -281,7 +281,7 @@ class Preseeding:
                 raise UsageError("roles have their own counts, and are not placed rack by rack")
             if len({role.name for role in request.roles}) < len(request.roles):
                 raise UsageError("two roles have the same name")
-            wanted = [Wanted(role.name, await self._needed(role.packages), role.count) for role in request.roles]
+            wanted = [RoleNeed(role.name, await self._needed(role.packages), role.count) for role in request.roles]
             present = [name for name in self._names(request) if self._present(name)]
             assigned = self.affinity.assign(wanted, present)
             return Assignment(

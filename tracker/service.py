@@ -39,7 +39,7 @@ LOAD_S = 2.0
 
 OUTBOX_MAX = 4096
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -105,7 +105,7 @@ class Service:
         self._next_session = 1
         self._lag_s = 0.0
         self._report_rate = ReportRate(fleet.report_interval_s)
-        self._paced_for = 1
+        self._rated_for = 1
         self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
         self._patient_until = 0.0
         self._due_at = math.inf
@@ -141,7 +141,7 @@ class Service:
             older.put(Reject(rival.problem()))
         number = self._next_session
         self._next_session += 1
-        self._set_pace(len(self._outboxes) + 1)
+        self._set_report_rate(len(self._outboxes) + 1)
         outbox = self._outboxes[number] = Outbox()
         try:
             self.submit(SessionOpened(number, hello))
@@ -163,9 +163,9 @@ class Service:
         self.submit(SessionClosed(number))
         if self.listener is not None and host is not None:
             self.listener.closed(host)
-        self._set_pace(len(self._outboxes))
+        self._set_report_rate(len(self._outboxes))
 
-    def tell(self, host: str, message: FromTracker) -> None:
+    def send(self, host: str, message: FromTracker) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""
         known = self.fleet.hosts.get(host)
         outbox = self._outboxes.get(known.session) if known is not None and known.session is not None else None
@@ -177,16 +177,16 @@ class Service:
         known = self.fleet.hosts.get(self._names.get(session, ""))
         return known.name if known is not None and known.session == session else None
 
-    def _set_pace(self, sessions: int) -> None:
+    def _set_report_rate(self, sessions: int) -> None:
         """Tell agents how often to report, when there are twice or half as many as when they were
         told last."""
-        if self._paced_for < 2 * sessions and sessions < 2 * self._paced_for:
+        if self._rated_for < 2 * sessions and sessions < 2 * self._rated_for:
             return
-        self._paced_for = max(1, sessions)
-        self._tell_pace()
+        self._rated_for = max(1, sessions)
+        self._send_report_rate()
 
-    def _tell_pace(self) -> None:
-        fleet, interval_s = self.fleet, self._report_rate.interval_s(self._paced_for)
+    def _send_report_rate(self) -> None:
+        fleet, interval_s = self.fleet, self._report_rate.interval_s(self._rated_for)
         if interval_s == fleet.report_interval_s:
             return
         if interval_s < fleet.report_interval_s:
@@ -197,7 +197,7 @@ class Service:
             if self._names.get(session) not in fleet.probing.asked_at:  # they are told when the watch is over
                 outbox.put(Pace(interval_s))
 
-    def _keep_pace(self, now: float) -> None:
+    def _adjust_to_load(self, now: float) -> None:
         """Let agents report less often while this process is busy; those who had an older pace had
         time to hear of the new one."""
         if now >= self._patient_until:
@@ -208,7 +208,7 @@ class Service:
         share = (cpu_s - self._load_cpu_s) / (now - self._load_at)
         self._load_at, self._load_cpu_s = now, cpu_s
         if self._report_rate.loaded(share):
-            self._tell_pace()
+            self._send_report_rate()
 
     def submit(self, event: Event) -> None:
         """Hand an event to the core and queue what it answers. What is said of preseeds and spare
@@ -252,7 +252,7 @@ class Service:
         try:
             self.submit(Due())
         except Exception:
-            _logger.exception("planning failed")
+            logger.exception("planning failed")
 
     async def run(self) -> None:
         """Drive the core's clock until cancelled."""
@@ -265,6 +265,6 @@ class Service:
             try:
                 self.announces.expire(now=time.monotonic())
                 self.submit(Tick())
-                self._keep_pace(time.monotonic())
+                self._adjust_to_load(time.monotonic())
             except Exception:
-                _logger.exception("a tick failed")
+                logger.exception("a tick failed")

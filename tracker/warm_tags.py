@@ -14,7 +14,7 @@ from p2pdist.model.preseed import ENDED
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook
 from tracker.core.policy.warm import Changes, Warm, changes, rest_s, stem_of
-from tracker.preseed_service import Preseeding
+from tracker.preseed_service import PreseedService
 
 TICK_S = 0.5
 RETRY_S = 5.0
@@ -22,14 +22,14 @@ RETRY_S = 5.0
 
 SAID_MAX = 1000
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class Warming:
+class WarmTags:
     """See the module's text."""
 
-    def __init__(self, book: PolicyBook, content: Content, preseeding: Preseeding) -> None:
-        self._book, self._content, self._preseeding = book, content, preseeding
+    def __init__(self, book: PolicyBook, content: Content, preseeds: PreseedService) -> None:
+        self._book, self._content, self._preseeds = book, content, preseeds
         self._meanings: dict[str, Digest] = {}
         self._due: dict[str, float] = {}
         self._said: dict[str, str] = {}
@@ -41,7 +41,7 @@ class Warming:
             try:
                 await self._step()
             except Exception:
-                _logger.exception("tags are not kept warm")
+                logger.exception("tags are not kept warm")
             await asyncio.sleep(TICK_S)
 
     async def _step(self) -> None:
@@ -76,29 +76,29 @@ class Warming:
         failed: set[str] = set()
         for request in wanted.order:
             try:
-                await self._preseeding.create(request)
+                await self._preseeds.create(request)
             except P2PDistError as error:
                 self._rest_until = time.monotonic() + RETRY_S
                 self._complain(request.package, error)
                 failed.add(stem_of(str(request.id)))
                 continue
             self._said.pop(request.package, None)
-            _logger.info("%s is kept warm by the preseed %s", request.package, request.id)
+            logger.info("%s is kept warm by the preseed %s", request.package, request.id)
         for name in wanted.cancel:
             if stem_of(name) in failed:
                 continue  # the order before stays until there is the new one
             try:
-                await self._preseeding.cancel(name)
+                await self._preseeds.cancel(name)
             except P2PDistError as error:
                 self._rest_until = time.monotonic() + RETRY_S
                 self._complain(name, error)
                 continue
-            _logger.info("the preseed %s ends: another one, or none, keeps that warm", name)
+            logger.info("the preseed %s ends: another one, or none, keeps that warm", name)
 
     def _changes(self, warms: list[Warm]) -> Changes:
-        records = [preseed.record for preseed in self._preseeding.core.known.values()]
+        records = [preseed.record for preseed in self._preseeds.core.by_id.values()]
         live = {record.id: record.state not in ENDED for record in records}
-        now = self._preseeding.now()
+        now = self._preseeds.now()
         resting = {
             record.id
             for record in records
@@ -112,4 +112,4 @@ class Warming:
             if len(self._said) >= SAID_MAX:
                 self._said.clear()
             self._said[about] = error.what
-            _logger.warning("%s is not kept warm: %s", about, error)
+            logger.warning("%s is not kept warm: %s", about, error)

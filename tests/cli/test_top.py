@@ -205,7 +205,7 @@ def test_the_time_of_what_happened_stays_while_it_is_shown(hosts: Hosts) -> None
 
 def test_hosts_that_are_forgotten_go(hosts: Hosts) -> None:
     view, state = View(hosts.fleet), FleetState()
-    tree = view.stripe(0)
+    tree = view.tree(0)
 
     def look() -> None:
         known = view.version
@@ -228,7 +228,7 @@ def test_a_large_fleet_fits_a_screen(tmp_path: Path) -> None:
     hosts = fleet_of(3000)
     join_all(hosts)
     view, state = View(hosts.fleet), FleetState()
-    tree = view.stripe(0)
+    tree = view.tree(0)
     for number in range(0, 3000, 7):
         hosts.fleet.capacities.condemn(f"h{number}", 0.1, downlink=False, now=hosts.now)
     view.update(now=hosts.now)

@@ -16,7 +16,7 @@ from tracker.core.affinity import Affinity
 from tracker.core.events import SessionClosed, SessionOpened
 from tracker.core.fleet import Fleet
 from tracker.core.preseeds.orders import GRACE_S, Preseeds
-from tracker.core.preseeds.preseed import Event, Gone, Joined, Loaded, Said, Save, SaveFailed, Synced, Tick
+from tracker.core.preseeds.preseed import Event, Gone, Joined, Loaded, Reported, Save, SaveFailed, Synced, Tick
 
 BLOB = digest_of(b"blob")
 SIZE = 1000
@@ -63,7 +63,7 @@ class Tracker:
 
     def exchange(self) -> None:
         said = {
-            f"t{number}": other.core.said_here(now=self.world.now)
+            f"t{number}": other.core.local_reports(now=self.world.now)
             for number, other in enumerate(self.world.trackers)
             if other is not self
         }
@@ -92,7 +92,7 @@ class Agent:
         if identifier in self.keeps:
             self.keeps[identifier] = state
             done = SIZE if state == "done" else 0
-            self.tracker.handle(Said(self.name, Kept(identifier, state, done, SIZE, reason)))
+            self.tracker.handle(Reported(self.name, Kept(identifier, state, done, SIZE, reason)))
 
 
 class World:

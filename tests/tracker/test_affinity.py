@@ -15,7 +15,7 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Left, Report, Spares
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.affinity import RATE_ASSUMED_BYTES_S, Affinity, Ranked, SparedBlobs, Wanted
+from tracker.core.affinity import RATE_ASSUMED_BYTES_S, Affinity, Ranked, RedundantPacks, RoleNeed
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 
@@ -31,8 +31,8 @@ class Site:
 
     def __init__(self) -> None:
         self.fleet = Fleet(-1000.0)
-        self.spared = SparedBlobs()
-        self.affinity = Affinity(self.fleet.hosts, self.fleet.swarms, self.fleet.capacities, self.spared.hosts)
+        self.redundant = RedundantPacks()
+        self.affinity = Affinity(self.fleet.hosts, self.fleet.swarms, self.fleet.capacities, self.redundant.hosts)
         self.sessions: dict[str, int] = {}
         self.numbers = itertools.count(1)
         self.now = 0.0
@@ -111,7 +111,7 @@ def test_it_agrees_with_the_slow_way_whatever_was_asked_before(steps: list[tuple
                 site.fleet.handle(Received(site.sessions[name], Left(BLOBS[blob])), now=site.now)
             case "spare":
                 spared[name] = {BLOBS[blob], *(spared.get(name, ()) if pieces % 2 else ())}
-                site.spared.said(name, Spares((BLOBS[blob],), more=bool(pieces % 2)))
+                site.redundant.note(name, Spares((BLOBS[blob],), more=bool(pieces % 2)))
             case "tick":
                 site.now += pieces
                 site.fleet.handle(Tick(), now=site.now)
@@ -227,14 +227,14 @@ def test_roles_get_distinct_hosts_and_who_is_good_for_one_role_only_goes_there()
     site.hold("both", 0)
     site.hold("both", 1)
     site.hold("first", 0)
-    roles = [Wanted("load", {BLOBS[0]: SIZES[0]}, 1), Wanted("train", {BLOBS[1]: SIZES[1]}, 1)]
+    roles = [RoleNeed("load", {BLOBS[0]: SIZES[0]}, 1), RoleNeed("train", {BLOBS[1]: SIZES[1]}, 1)]
     found = site.affinity.assign(roles, list(site.fleet.hosts))
     assert {role: [each.host for each in hosts] for role, hosts in found.items()} == {
         "load": ["first"],
         "train": ["both"],
     }
     with pytest.raises(Conflict, match="4 hosts are asked for and 3"):
-        site.affinity.assign([Wanted("load", PARTS, 4)], list(site.fleet.hosts))
+        site.affinity.assign([RoleNeed("load", PARTS, 4)], list(site.fleet.hosts))
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -251,7 +251,7 @@ def test_every_role_is_filled_with_hosts_of_its_own(
         for blob in blobs:
             site.hold(f"h{number}", blob)
     roles = [
-        Wanted(f"role{number}", {BLOBS[blob]: SIZES[blob] for blob in blobs}, count)
+        RoleNeed(f"role{number}", {BLOBS[blob]: SIZES[blob] for blob in blobs}, count)
         for number, (blobs, count) in enumerate(wanted)
     ]
     names = list(site.fleet.hosts)
@@ -276,14 +276,14 @@ def test_what_need_not_be_fetched_is_not_missing() -> None:
         site.join(name)
     site.hold("part", 1, 3)
     site.hold("cold", 1, 3)
-    site.spared.said("whole", Spares((BLOBS[0], BLOBS[1])))
-    site.spared.said("part", Spares((BLOBS[1],)))
+    site.redundant.note("whole", Spares((BLOBS[0], BLOBS[1])))
+    site.redundant.note("part", Spares((BLOBS[1],)))
     assert site.lacks("whole", "part", "cold") == [
         TOTAL - SIZES[0] - SIZES[1],
         TOTAL - SIZES[1],
         TOTAL - 3 * PIECE,
     ]
-    site.spared.forget("whole")
+    site.redundant.forget("whole")
     assert site.lacks("whole") == [TOTAL]
 
 

@@ -468,7 +468,7 @@ def test_agents_at_one_address_that_stand_apart_say_nothing(site: Site) -> None:
     site.agent("y1", at="10.0.0.1:2", zone="a", rack="r2")
     site.agent("x2", at="[fd00::2]:1", zone="a", rack="r1")
     site.agent("y2", at="[fd00::2]:2", zone="b", rack="r1")
-    found = {ip: site.announces.sites.find(ip_of(ip) or b"", now=99.0) for ip in ("10.0.0.1:0", "[fd00::2]:0")}
+    found = {ip: site.announces.addresses.find(ip_of(ip) or b"", now=99.0) for ip in ("10.0.0.1:0", "[fd00::2]:0")}
     assert found == {"10.0.0.1:0": ("a", ""), "[fd00::2]:0": ("", "")}
 
 

@@ -39,11 +39,11 @@ def wants(blob: Digest, count: int = 0) -> Holding:
 def test_a_package_by_digest_goes_by_the_tags_that_lead_to_it() -> None:
     policies = book("app:v* cache = 'pin'")
     by_digest = parse_reference(f"app@{MANIFEST}")
-    assert policies.told(by_digest, "") == NO_POLICY
+    assert policies.for_agents(by_digest, "") == NO_POLICY
     policies.note(parse_reference("app:v1"), MANIFEST, [FIRST])
-    assert policies.told(by_digest, "").cache == "pin"
-    assert policies.told(parse_reference("app:v2"), "").cache == "pin", "a pattern needs no acquaintance"
-    assert policies.told(parse_reference("other:v1"), "") == NO_POLICY
+    assert policies.for_agents(by_digest, "").cache == "pin"
+    assert policies.for_agents(parse_reference("app:v2"), "").cache == "pin", "a pattern needs no acquaintance"
+    assert policies.for_agents(parse_reference("other:v1"), "") == NO_POLICY
 
 
 def test_what_is_known_of_packages_outlives_a_new_table() -> None:

@@ -53,12 +53,12 @@ def mistakes(text: str) -> list[Mistake]:
 
 def test_every_key_says_what_it_says() -> None:
     prod, data, rest = table(EXAMPLE).policies
-    assert prod.told() == PackagePolicy("team/trainer:prod", "start", transport="trees", cache="pin")
+    assert prod.for_agents() == PackagePolicy("team/trainer:prod", "start", transport="trees", cache="pin")
     assert (prod.readers.readers, prod.zones.zones) == (8, ("eu-1", "eu-2"))
     warm = prod.warm
     assert (warm.tags, warm.selector, warm.count, warm.every_s) == (("team/trainer:prod",), "zone=eu-1", 10, 30.0)
-    assert data.told() == PackagePolicy("datasets/*", "preseed", 1e8, 2.5e8, None, "ttl", 7200.0)
-    assert rest.told() == PackagePolicy("*", cache="none")
+    assert data.for_agents() == PackagePolicy("datasets/*", "preseed", 1e8, 2.5e8, None, "ttl", 7200.0)
+    assert rest.for_agents() == PackagePolicy("*", cache="none")
     assert rest.readers.readers is None and rest.zones.zones == () and rest.warm.tags == ()
 
 
@@ -168,7 +168,7 @@ def test_zones() -> None:
 
 def test_what_agents_are_told_is_one_line_of_ascii_and_comes_back_as_it_was() -> None:
     for policy in table(EXAMPLE).policies:
-        text = encode_policy(policy.told())
+        text = encode_policy(policy.for_agents())
         assert text.isascii() and "\n" not in text
-        assert decode_policy(text) == policy.told()
+        assert decode_policy(text) == policy.for_agents()
     assert encode_policy(NO_POLICY) == "{}"

@@ -16,7 +16,7 @@ from p2pdist.model.preseed import PreseedRequest, canonical
 from tracker.core.events import Tick as FleetTick
 from tracker.core.preseeds import orders as module
 from tracker.core.preseeds.orders import GRACE_S, REPLACE_S
-from tracker.core.preseeds.preseed import RETRY_S, TRIES_MAX, Said, SaveFailed, Synced
+from tracker.core.preseeds.preseed import RETRY_S, TRIES_MAX, Reported, SaveFailed, Synced
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_for_whom_it_waits_that_may_never_come_is_said(world: World) -> None:
         found = world.progress("p").notes
         world.cancel("p")
         assert world.progress("p").notes == ()
-        del world.rows["p"], world.tracker.core.known["p"]
+        del world.rows["p"], world.tracker.core.by_id["p"]
         return tuple(found)
 
     world.join("eu-1/r1/node1", "eu-1/r2/node2", "eu-2/r1/node3")
@@ -286,16 +286,16 @@ def test_a_selector_is_not_done_before_hosts_could_return(world: World) -> None:
 
 def test_what_nobody_asked_for_is_released(world: World) -> None:
     world.join("h1")
-    world.tracker.handle(Said("h1", Kept("unknown", "done")))
+    world.tracker.handle(Reported("h1", Kept("unknown", "done")))
     assert world.tracker.told == [("h1", Release("unknown"))]
-    world.tracker.handle(Said("nobody", Kept("unknown", "done")))
+    world.tracker.handle(Reported("nobody", Kept("unknown", "done")))
     assert len(world.tracker.told) == 1
 
 
 def test_an_id_that_another_tracker_may_know_is_released_after_two_looks() -> None:
     world = World(trackers=2)
     world.join("h1")
-    world.tracker.handle(Said("h1", Kept("unknown", "done")))
+    world.tracker.handle(Reported("h1", Kept("unknown", "done")))
     world.tracker.exchange()
     assert world.tracker.told == [], "this look may have begun before it was said"
     world.tracker.exchange()
@@ -368,7 +368,7 @@ def test_the_time_left_follows_the_rate_of_late(world: World) -> None:
     world.ask("p", hosts=["h1"])
     assert world.progress("p").eta_s is None
     world.now += 10
-    world.tracker.handle(Said("h1", Kept("p", "pulling", SIZE // 4, SIZE)))
+    world.tracker.handle(Reported("h1", Kept("p", "pulling", SIZE // 4, SIZE)))
     assert world.progress("p").eta_s == pytest.approx(30)
 
 

@@ -21,7 +21,7 @@ class Watcher:
     def __init__(self, hosts: Hosts, *, stripe: int | None = None) -> None:
         self.hosts = hosts
         self.view = View(hosts.fleet)
-        self.tree = self.view.stripe(stripe) if stripe is not None else None
+        self.tree = self.view.tree(stripe) if stripe is not None else None
         self.version = 0
         self.names: dict[int, str] = {}
         self.states: dict[str, tuple[int, int]] = {}

@@ -18,10 +18,10 @@ from p2pdist.origin.drivers import open_origin
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.policy.table import read_table
-from tracker.preseed_service import Preseeding
+from tracker.preseed_service import PreseedService
 from tracker.service import Service
 from tracker.state.preseeds import PreseedDatabase
-from tracker.warm_tags import Warming
+from tracker.warm_tags import WarmTags
 
 
 def command(*words: object) -> None:
@@ -56,15 +56,15 @@ async def test_a_tag_whose_package_cannot_be_read_does_not_keep_others_cold(tmp_
     opened = open_origin(origin.as_uri())
     service = Service(Fleet(started_at=0.0), Content(opened))
     service.fleet.policies.replace(table)
-    preseeding = Preseeding(service, PreseedDatabase(""))
-    await preseeding.load()
-    warming = asyncio.create_task(Warming(service.fleet.policies, service.content, preseeding).run())
+    preseeds = PreseedService(service, PreseedDatabase(""))
+    await preseeds.load()
+    warm_tags = asyncio.create_task(WarmTags(service.fleet.policies, service.content, preseeds).run())
     try:
-        await until(lambda: len(preseeding.core.known) == 1)
-        assert next(iter(preseeding.core.known.values())).record.package == f"good@{manifests['good:prod']}"
+        await until(lambda: len(preseeds.core.by_id) == 1)
+        assert next(iter(preseeds.core.by_id.values())).record.package == f"good@{manifests['good:prod']}"
     finally:
-        warming.cancel()
+        warm_tags.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await warming
-        await preseeding.stop()
+            await warm_tags
+        await preseeds.stop()
         await opened.close()

@@ -46,13 +46,13 @@ PER_HOST_MAX = 4000
 
 
 @dataclass(slots=True)
-class SparedBlobs:
+class RedundantPacks:
     """`hosts`: for each blob, the hosts that need not fetch it; none stands there without one."""
 
     hosts: dict[Digest, dict[str, None]] = field(default_factory=dict)
     _blobs: dict[str, dict[Digest, None]] = field(default_factory=dict)
 
-    def said(self, host: str, spares: Spares) -> None:
+    def note(self, host: str, spares: Spares) -> None:
         """Take a host's word; what exceeds PER_HOST_MAX is not noted, and counts as missing."""
         if not spares.more:
             self.forget(host)
@@ -103,7 +103,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RoleNeed:
     """A role: its name, what its hosts need, and how many of them there shall be."""
 
     name: str
@@ -119,7 +119,7 @@ class Affinity:
     hosts: Mapping[str, Host]
     swarms: Mapping[Digest, Swarm]
     capacities: Capacities
-    spares: Mapping[Digest, Collection[str]] = field(default_factory=dict)
+    redundant: Mapping[Digest, Collection[str]] = field(default_factory=dict)
 
     def missing(self, parts: Parts, names: Collection[str]) -> dict[str, int]:
         """Bytes that each host lacks. Costs a lookup for each host and blob, all of them in loops
@@ -134,12 +134,12 @@ class Affinity:
     def _held(self, digest: Digest, size: int) -> Mapping[str, int] | None:
         """What each host holds of a blob, or need not fetch of it; None when there is none that
         does."""
-        swarm, spared = self.swarms.get(digest), self.spares.get(digest)
+        swarm, hosts = self.swarms.get(digest), self.redundant.get(digest)
         # Agents may be wrong about a size, the manifest that named the blob is not.
         held = swarm.bytes_held if swarm is not None and swarm.layout.size == size else None
-        if not spared:
+        if not hosts:
             return held
-        return {**(held or {}), **dict.fromkeys(spared, size)}
+        return {**(held or {}), **dict.fromkeys(hosts, size)}
 
     def rank(self, parts: Parts, names: Collection[str]) -> list[Ranked]:
         """The hosts, best first: those that are present, that lack the fewest bytes, that will have
@@ -192,7 +192,7 @@ class Affinity:
             ]
         return chosen
 
-    def assign(self, roles: Sequence[Wanted], names: Collection[str]) -> dict[str, list[Ranked]]:
+    def assign(self, roles: Sequence[RoleNeed], names: Collection[str]) -> dict[str, list[Ranked]]:
         """Distinct hosts for each role, those with the fewest bytes missing first, and of equal
         ones those that would be worse in the other roles. Greedy: it may miss the least sum. Raises
         Conflict when there are too few hosts."""
@@ -210,11 +210,11 @@ class Affinity:
                 other = lowest[-1] if bytes_missing == lowest[0] else lowest[0]
                 pairs.append((bytes_missing, -other, name, role))
         pairs.sort()
-        open_seats = [role.count for role in roles]
+        open_slots = [role.count for role in roles]
         taken: dict[str, int] = {}
         for _, _, name, role in pairs:
-            if open_seats[role] and name not in taken:
-                open_seats[role] -= 1
+            if open_slots[role] and name not in taken:
+                open_slots[role] -= 1
                 taken[name] = role
         return {
             role.name: self.rank(role.parts, [name for name, place in taken.items() if place == number])

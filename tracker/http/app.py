@@ -11,9 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.http import bittorrent, content, pages, scheduler, sessions
-from tracker.http.keys import PRESEEDING, REGISTRY, SERVICE
+from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE
 from tracker.http.metrics import registry
-from tracker.preseed_service import Preseeding
+from tracker.preseed_service import PreseedService
 from tracker.service import Service
 
 BODY_BYTES_MAX = 1 << 20
@@ -70,15 +70,15 @@ ROUTES = (
 )
 
 
-def make_app(service: Service, preseeding: Preseeding | None = None) -> web.Application:
+def make_app(service: Service, preseeds: PreseedService | None = None) -> web.Application:
     """The tracker's application, with routes for preseeds and rankings where it takes these."""
     app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[SERVICE] = service
-    watch = pages.add_watch(app, service, preseeding)
-    app[REGISTRY] = registry(service, watch.view, preseeding)
-    if preseeding is not None:
-        app[PRESEEDING] = preseeding
-    routes = ROUTES if preseeding is None else (*ROUTES, *scheduler.PRESEED_ROUTES)
+    watch = pages.add_watch(app, service, preseeds)
+    app[REGISTRY] = registry(service, watch.view, preseeds)
+    if preseeds is not None:
+        app[PRESEEDS] = preseeds
+    routes = ROUTES if preseeds is None else (*ROUTES, *scheduler.PRESEED_ROUTES)
     serve(app, routes, title="p2pdist tracker")
     return app

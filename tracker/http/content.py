@@ -51,8 +51,8 @@ async def policy_header(request: web.Request, reference: Reference, digest: Dige
     policy. Raises Refused."""
     service = request.app[SERVICE]
     await note_package(service.fleet.policies, service.content, reference, digest)
-    told = service.fleet.policies.told(reference, request.query.get("zone", ""))
-    return {POLICY_HEADER: encode_policy(told)} if told != NO_POLICY else {}
+    policy = service.fleet.policies.for_agents(reference, request.query.get("zone", ""))
+    return {POLICY_HEADER: encode_policy(policy)} if policy != NO_POLICY else {}
 
 
 async def policies(request: web.Request) -> web.Response:
@@ -60,11 +60,11 @@ async def policies(request: web.Request) -> web.Response:
     what an agent in that zone hears of the package. Raises Refused where it may not have it."""
     book = request.app[SERVICE].fleet.policies
     if "reference" in request.query:
-        told = book.told(parse_reference(request.query["reference"]), request.query.get("zone", ""))
-        return web.Response(text=encode_policy(told), content_type="application/json")
+        policy = book.for_agents(parse_reference(request.query["reference"]), request.query.get("zone", ""))
+        return web.Response(text=encode_policy(policy), content_type="application/json")
     listed = [
         PolicyStatus(
-            *msgspec.structs.astuple(policy.told()),
+            *msgspec.structs.astuple(policy.for_agents()),
             readers=policy.readers.readers,
             zones=policy.zones.zones,
             warm=policy.warm.tags,
@@ -100,8 +100,8 @@ async def package(request: web.Request) -> web.StreamResponse:
     source = request.app[SERVICE].content
     reference = parse_reference(request.query.get("reference", ""))
     digest = (await source.resolve(reference)).digest
-    told = await policy_header(request, reference, digest)
-    response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **told})
+    policy_headers = await policy_header(request, reference, digest)
+    response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **policy_headers})
     response.etag = digest
     if ETag(digest) in (request.if_none_match or ()):
         response.set_status(304)

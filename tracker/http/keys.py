@@ -3,9 +3,9 @@
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from tracker.preseed_service import Preseeding
+from tracker.preseed_service import PreseedService
 from tracker.service import Service
 
-PRESEEDING: web.AppKey[Preseeding] = web.AppKey("preseeding", Preseeding)
+PRESEEDS: web.AppKey[PreseedService] = web.AppKey("preseeds", PreseedService)
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)

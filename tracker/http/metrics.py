@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from tracker.core.preseeds.preseed import ShownState
 from tracker.core.views.rates import SwarmState
 from tracker.core.views.view import View
-from tracker.preseed_service import Preseeding
+from tracker.preseed_service import PreseedService
 from tracker.service import Service
 
 ZONES_MAX = 32
@@ -26,8 +26,8 @@ PLAN_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 
 class TrackerCollector(Collector):
     """Snapshots the fleet."""
 
-    def __init__(self, service: Service, view: View, preseeding: Preseeding | None) -> None:
-        self._service, self._view, self._preseeding = service, view, preseeding
+    def __init__(self, service: Service, view: View, preseeds: PreseedService | None) -> None:
+        self._service, self._view, self._preseed_service = service, view, preseeds
         self._zones: dict[str, None] = {}
 
     def collect(self) -> Iterator[Metric]:
@@ -106,7 +106,7 @@ class TrackerCollector(Collector):
 
     def _preseeds(self) -> Iterator[Metric]:
         preseeds = GaugeMetricFamily("p2pdist_tracker_preseeds", "Preseeds", labels=["state"])
-        states = self._preseeding.core.states() if self._preseeding is not None else Counter[str]()
+        states = self._preseed_service.core.states() if self._preseed_service is not None else Counter[str]()
         for state in get_args(ShownState):
             preseeds.add_metric([state], states[state])
         yield preseeds
@@ -118,10 +118,10 @@ class TrackerCollector(Collector):
         yield GaugeMetricFamily(name, text, value=float(bool(book.problem)))
 
 
-def registry(service: Service, view: View, preseeding: Preseeding | None = None) -> CollectorRegistry:
+def registry(service: Service, view: View, preseeds: PreseedService | None = None) -> CollectorRegistry:
     """A registry with the tracker's metrics."""
     made = CollectorRegistry()
-    made.register(TrackerCollector(service, view, preseeding))
+    made.register(TrackerCollector(service, view, preseeds))
     name, text = "p2pdist_tracker_plan_seconds", "Time to plan and assign after an event"
     service.observe_plan = Histogram(name, text, registry=made, buckets=PLAN_BUCKETS_S).observe
     return made

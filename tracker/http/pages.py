@@ -24,10 +24,10 @@ from aiohttp import ETag, web
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.transfer.openapi import Answer, Query, Route
-from tracker.core.views.tree_view import StripeView
+from tracker.core.views.tree_view import TreeView
 from tracker.core.views.view import Change, View
 from tracker.http.keys import SERVICE
-from tracker.preseed_service import Preseeding
+from tracker.preseed_service import PreseedService
 from tracker.service import Service
 
 WATCHED_S = 1.0
@@ -52,7 +52,7 @@ _FILES = {"/": "health.html"} | {
     for name in ("health.css", "main.js", "feed.js", "tables.js", "host_map.js", "tree.js", "canvas.js")
 }
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Tree = tuple[Digest, int]
 """A blob and one of its stripes."""
@@ -60,21 +60,21 @@ Tree = tuple[Digest, int]
 
 @dataclass(slots=True)
 class _Watched:
-    view: StripeView
+    view: TreeView
     watchers: int = 0
 
 
 class Watch:
     """Those who watch the fleet, and what they see. Everything is called on the event loop."""
 
-    def __init__(self, service: Service, preseeding: Preseeding | None = None) -> None:
+    def __init__(self, service: Service, preseeds: PreseedService | None = None) -> None:
         self.view = View(service.fleet)
         self.preseeds = b""
-        self._swarms, self._preseeding = service.fleet.swarms, preseeding
+        self._swarms, self._preseeds = service.fleet.swarms, preseeds
         self._watchers = 0
         self._trees: dict[Tree, _Watched] = {}
         self._encoded: dict[tuple[int, Tree | None], bytes] = {}
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
         self._updated: asyncio.Future[None] | None = None
         self._ended = False
 
@@ -84,24 +84,24 @@ class Watch:
             try:
                 self._update()
             except Exception:
-                _logger.exception("the view of the fleet could not be updated")
+                logger.exception("the view of the fleet could not be updated")
             try:
                 async with asyncio.timeout(WATCHED_S if self._watchers else UNWATCHED_S):
-                    await self._wanted.wait()
+                    await self._requested.wait()
             except TimeoutError:
                 continue
-            self._wanted.clear()
+            self._requested.clear()
 
     def _update(self) -> None:
         self.view.update(now=time.monotonic())
         for (blob, _), watched in self._trees.items():
             watched.view.update(self._swarms.get(blob), self.view.version)
-        if self._preseeding is not None and self._watchers:
-            self.preseeds = msgspec.json.encode(self._preseeding.summaries()[-PRESEEDS_SHOWN:])
+        if self._preseeds is not None and self._watchers:
+            self.preseeds = msgspec.json.encode(self._preseeds.summaries()[-PRESEEDS_SHOWN:])
         self._encoded.clear()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._updated is not None:
             self._updated.set_result(None)
             self._updated = None
@@ -109,7 +109,7 @@ class Watch:
     def end(self) -> None:
         """The tracker stops: let all watchers go."""
         self._ended = True
-        self._tell()
+        self._notify()
 
     async def changes(self, tree: Tree | None) -> AsyncGenerator[bytes, None]:
         """Everything, then what changes, as JSON documents. Raises Unavailable over WATCHERS_MAX
@@ -119,11 +119,11 @@ class Watch:
         if tree is not None:
             self._begin(tree)
         self._watchers += 1
-        self._wanted.set()
+        self._requested.set()
         version = 0
         try:
             while not self._ended:
-                if self.view.version == version or self._wanted.is_set():
+                if self.view.version == version or self._requested.is_set():
                     if self._updated is None:
                         self._updated = asyncio.get_running_loop().create_future()
                     await asyncio.shield(self._updated)
@@ -141,7 +141,7 @@ class Watch:
         if tree not in self._trees:
             if len(self._trees) >= TREES_MAX:
                 raise Unavailable(f"{TREES_MAX} trees are watched already", remedy="Close some of the pages")
-            self._trees[tree] = _Watched(self.view.stripe(tree[1]))
+            self._trees[tree] = _Watched(self.view.tree(tree[1]))
         self._trees[tree].watchers += 1
 
     def _document(self, version: int, tree: Tree | None) -> bytes:
@@ -210,9 +210,9 @@ async def file(request: web.Request) -> web.Response:
     return response
 
 
-def add_watch(app: web.Application, service: Service, preseeding: Preseeding | None = None) -> Watch:
+def add_watch(app: web.Application, service: Service, preseeds: PreseedService | None = None) -> Watch:
     """Let an application update the view of its fleet while it runs; for ROUTES."""
-    watch = app[WATCH] = Watch(service, preseeding)
+    watch = app[WATCH] = Watch(service, preseeds)
 
     async def updating(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(watch.run(), name="view")

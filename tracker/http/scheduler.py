@@ -22,7 +22,7 @@ from tracker.core.host import Host
 from tracker.core.preseeds.orders import Progress
 from tracker.core.preseeds.selectors import near
 from tracker.core.swarm import Swarm
-from tracker.http.keys import PRESEEDING, SERVICE
+from tracker.http.keys import PRESEEDS, SERVICE
 from tracker.preseed_service import PreseedBrief, PreseedSummary
 
 
@@ -178,7 +178,7 @@ async def story(request: web.Request) -> web.Response:
 
 
 async def _create(request: web.Request, order: PreseedRequest) -> web.Response:
-    progress, created = await request.app[PRESEEDING].create(order)
+    progress, created = await request.app[PRESEEDS].create(order)
     return _answer(progress, 201 if created else 200)
 
 
@@ -200,7 +200,7 @@ async def put_preseed(request: web.Request) -> web.Response:
 
 async def preseeds(request: web.Request) -> web.Response:
     """List all preseeds in short, the newest last."""
-    return _answer(request.app[PRESEEDING].summaries())
+    return _answer(request.app[PRESEEDS].summaries())
 
 
 async def preseed_progress(request: web.Request) -> web.Response:
@@ -209,19 +209,19 @@ async def preseed_progress(request: web.Request) -> web.Response:
 
 
 def _progress(request: web.Request) -> web.Response:
-    service, name = request.app[PRESEEDING], request.match_info["id"]
+    service, name = request.app[PRESEEDS], request.match_info["id"]
     return _answer(service.brief(name) if request.query.get("brief") == "1" else service.progress(name))
 
 
 async def cancel_preseed(request: web.Request) -> web.Response:
     """Cancel a preseed and say how far it was. The tracker still answers how it ended."""
-    await request.app[PRESEEDING].cancel(request.match_info["id"])
+    await request.app[PRESEEDS].cancel(request.match_info["id"])
     return _progress(request)
 
 
 async def rank(request: web.Request) -> web.Response:
     """Rank hosts by how little of some packages they lack, or assign hosts to the roles of a job."""
-    return _answer(await request.app[PRESEEDING].rank(decode_request(await request.read(), RankRequest)))
+    return _answer(await request.app[PRESEEDS].rank(decode_request(await request.read(), RankRequest)))
 
 
 ROUTES = (

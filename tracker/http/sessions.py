@@ -21,7 +21,7 @@ FAREWELL_S = 1.0
 """How long a session that ends may take to send what is queued for it, and then the other side to
 answer the closing."""
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 async def session(request: web.Request) -> web.WebSocketResponse:
@@ -34,7 +34,7 @@ async def session(request: web.Request) -> web.WebSocketResponse:
     try:
         number, outbox = service.open_session(await _hello(socket))
     except P2PDistError as error:
-        _logger.warning("no session for %s: %s", request.remote, error)
+        logger.warning("no session for %s: %s", request.remote, error)
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
         await socket.close()
         return socket
@@ -79,7 +79,7 @@ async def _read(socket: web.WebSocketResponse, service: Service, number: int, ou
         try:
             service.submit(Received(number, decode_from_agent(frame.data)))
         except UsageError as error:
-            _logger.warning("session %d ends: %s", number, error)
+            logger.warning("session %d ends: %s", number, error)
             outbox.put(Reject(error.problem()))
             return
 
@@ -92,6 +92,6 @@ async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:
                     return
                 await socket.send_frame(encode(message), WSMsgType.TEXT)
     except (ConnectionError, RuntimeError) as error:
-        _logger.debug("a session broke while writing: %r", error)
+        logger.debug("a session broke while writing: %r", error)
     finally:
         await socket.close()

@@ -26,7 +26,7 @@ BYTES_MAX = 1 << 30
 DESCRIPTORS_MAX = 100_000
 FILE_NAME = "tracker.sqlite"
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Documents:
@@ -59,7 +59,7 @@ class Documents:
             with self._lock:
                 return self._read(digest)
         except sqlite3.Error as error:
-            _logger.warning("%s cannot be read: %s", self._path, error)
+            logger.warning("%s cannot be read: %s", self._path, error)
             return None
 
     def write(self, digest: Digest, data: bytes) -> None:
@@ -68,7 +68,7 @@ class Documents:
             with self._lock:
                 self._write(digest, data)
         except sqlite3.Error as error:
-            _logger.warning("%s cannot be written: %s", self._path, error)
+            logger.warning("%s cannot be written: %s", self._path, error)
 
     def note(self, named: Mapping[str, Descriptor]) -> None:
         """Keep what each name means, if the disk takes it."""
@@ -82,7 +82,7 @@ class Documents:
                     (DESCRIPTORS_MAX,),
                 )
         except sqlite3.Error as error:
-            _logger.warning("%s cannot be written: %s", self._path, error)
+            logger.warning("%s cannot be written: %s", self._path, error)
 
     def recall(self, name: str) -> Descriptor | None:
         """What a name meant last; None when it is not here or cannot be read."""
@@ -91,7 +91,7 @@ class Documents:
                 row = self._database.execute("SELECT descriptor FROM descriptors WHERE name = ?", (name,)).fetchone()
             return msgspec.json.decode(row[0], type=Descriptor) if row is not None else None
         except (sqlite3.Error, *UNDECODABLE) as error:
-            _logger.warning("%s cannot be read: %s", self._path, error)
+            logger.warning("%s cannot be read: %s", self._path, error)
             return None
 
     def close(self) -> None:

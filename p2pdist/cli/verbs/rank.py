@@ -94,15 +94,13 @@ async def _nobody(tracker: str, selector: str | None) -> str:
     """Why there is no host to rank."""
     from p2pdist.cli.connect import TrackerClient
     from tracker.core.host import Host
-    from tracker.core.preseeds.selectors import nobody_fits, parse_selector
+    from tracker.core.preseeds.selectors import no_match, parse_selector
 
     async with TrackerClient(tracker) as client:
         rows = [row for row in await client.ask("GET", "/v1/hosts") if row["present"]]
     if selector is None or not rows:
         return "no host is connected to this tracker"
-    return nobody_fits(
-        parse_selector(selector), [Host(row["host"], zone=row["zone"], rack=row["rack"]) for row in rows]
-    )
+    return no_match(parse_selector(selector), [Host(row["host"], zone=row["zone"], rack=row["rack"]) for row in rows])
 
 
 async def _ask(tracker: str, wanted: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from p2pdist.agent.discovery.mdns import Discovery
     from tracker.core.fleet import Fleet
     from tracker.policies import PolicyFile
-    from tracker.preseed_service import Preseeding
+    from tracker.preseed_service import PreseedService
     from tracker.service import Service
 
 
@@ -109,15 +109,15 @@ def _policy_file(path: Path, fleet: Fleet) -> PolicyFile:
     return file
 
 
-def _follow(file: PolicyFile, service: Service, preseeding: Preseeding) -> list[asyncio.Task[None]]:
+def _follow(file: PolicyFile, service: Service, preseeds: PreseedService) -> list[asyncio.Task[None]]:
     """Keep to the file as it changes, SIGHUP or not, and warm what it says."""
     import signal
 
-    from tracker.warm_tags import Warming
+    from tracker.warm_tags import WarmTags
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, file.reload)
-    warming = Warming(service.fleet.policies, service.content, preseeding)
-    return [asyncio.create_task(file.watch()), asyncio.create_task(warming.run())]
+    warm_tags = WarmTags(service.fleet.policies, service.content, preseeds)
+    return [asyncio.create_task(file.watch()), asyncio.create_task(warm_tags.run())]
 
 
 async def _serve(
@@ -138,7 +138,7 @@ async def _serve(
     from tracker.content import Content
     from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
-    from tracker.preseed_service import Preseeding
+    from tracker.preseed_service import PreseedService
     from tracker.service import Service
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase, is_postgresql
@@ -154,11 +154,11 @@ async def _serve(
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
     service = Service(fleet, Content(origin, documents))
-    preseeding = service.listener = Preseeding(service, PreseedDatabase(state))
-    await preseeding.load()
-    runner = await listen(make_app(service, preseeding), address)
-    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeding.run())]
-    clocks += _follow(policy_file, service, preseeding) if policy_file is not None else []
+    preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
+    await preseeds.load()
+    runner = await listen(make_app(service, preseeds), address)
+    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
+    clocks += _follow(policy_file, service, preseeds) if policy_file is not None else []
     logging.getLogger("p2pdist.tracker").info(
         "listening on %s origin=%s", address_text(*address), origin.url if origin else "none"
     )
@@ -173,7 +173,7 @@ async def _serve(
         for clock in clocks:
             clock.cancel()
         await close([runner])
-        await preseeding.stop()
+        await preseeds.stop()
         if origin is not None:
             await origin.close()
         if documents is not None:

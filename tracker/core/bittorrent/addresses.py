@@ -20,7 +20,7 @@ hosts."""
 
 
 @dataclass(slots=True)
-class Sites:
+class AddressIndex:
     """Shares the fleet's hosts and changes nothing."""
 
     hosts: dict[str, Host]

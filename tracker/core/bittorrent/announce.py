@@ -32,7 +32,7 @@ from typing import Literal
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, TooLarge
-from tracker.core.bittorrent.addresses import Sites, ip_of
+from tracker.core.bittorrent.addresses import AddressIndex, ip_of
 from tracker.core.bittorrent.peers import Peer, TorrentSwarm
 from tracker.core.host import Host
 from tracker.core.swarm import Swarm
@@ -130,7 +130,7 @@ class Announces:
     hosts: dict[str, Host]
     swarms: dict[Digest, Swarm]
     peers: int = 0
-    sites: Sites = field(init=False)
+    addresses: AddressIndex = field(init=False)
     _torrents: OrderedDict[tuple[bytes, ...], TorrentSwarm] = field(default_factory=OrderedDict)
     _by_hash: dict[bytes, TorrentSwarm] = field(default_factory=dict)
     _networks: dict[tuple[TorrentSwarm | None, bytes], int] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Announces:
     _serial: int = 0
 
     def __post_init__(self) -> None:
-        self.sites = Sites(self.hosts)
+        self.addresses = AddressIndex(self.hosts)
 
     # -- torrents
 
@@ -231,7 +231,7 @@ class Announces:
         swarm = self.swarms.get(blob)
         if swarm is None:
             return []
-        zone, rack = self.sites.find(ip, now=now)
+        zone, rack = self.addresses.find(ip, now=now)
         found = []
         for member in islice(swarm.members.values(), WEB_SEEDS_LOOK_MAX):
             host = self.hosts[member.host]
@@ -256,7 +256,7 @@ class Announces:
     def _record(self, torrent: TorrentSwarm, event: Announce, now: float) -> tuple[Peer, str]:
         """The peer as it is now, taken in unless there is no room; then the warning says so."""
         known = self._known(torrent, event)
-        zone, rack = (event.zone, event.rack) if event.zone else self.sites.find(event.ip, now=now)
+        zone, rack = (event.zone, event.rack) if event.zone else self.addresses.find(event.ip, now=now)
         ips = dict(known.ips) if known is not None and known.port == event.port else {}
         ips[len(event.ip)] = event.ip
         until = now + MISSED_MAX * self.interval_s() + GRACE_S

@@ -82,13 +82,13 @@ class PolicyBook:
             self._found[reference] = self.table.find([*names_of(reference), *map(str, tags)])
         return self._found[reference]
 
-    def told(self, reference: Reference, zone: str) -> PackagePolicy:
+    def for_agents(self, reference: Reference, zone: str) -> PackagePolicy:
         """What an agent in `zone` is told of a package. Raises Refused when it may not have it."""
         policy = self.of(reference)
         if policy is None:
             return NO_POLICY
         policy.zones.check(zone, str(reference), policy.match)
-        return policy.told()
+        return policy.for_agents()
 
     def admit(self, zone: str, holding: Holding) -> None:
         """Raises Refused for a host in `zone` that wants a blob of which it may have no package.

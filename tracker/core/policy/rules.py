@@ -45,7 +45,7 @@ class Rule(Protocol):
     def read(cls, section: Section) -> Self:
         """The rule that the table states; mistakes are noted in the section."""
 
-    def told(self, policy: PackagePolicy) -> PackagePolicy:
+    def extend(self, policy: PackagePolicy) -> PackagePolicy:
         """What agents are told, with what they do of this rule; the rest is done at the tracker."""
         return policy
 
@@ -69,7 +69,7 @@ class Cache(Rule):
             section.wrong("cache", "it does not say for how long", 'Write ttl = "2h" instead')
         return cls("ttl", ttl_s) if ttl_s is not None else cls(named or "lru")
 
-    def told(self, policy: PackagePolicy) -> PackagePolicy:
+    def extend(self, policy: PackagePolicy) -> PackagePolicy:
         return msgspec.structs.replace(policy, cache=self.keeping, ttl_s=self.ttl_s)
 
 
@@ -83,7 +83,7 @@ class PriorityRule(Rule):
     def read(cls, section: Section) -> Self:
         return cls(cast("Priority | None", section.choice("priority", get_args(Priority))))
 
-    def told(self, policy: PackagePolicy) -> PackagePolicy:
+    def extend(self, policy: PackagePolicy) -> PackagePolicy:
         return msgspec.structs.replace(policy, priority=self.priority)
 
 
@@ -112,7 +112,7 @@ class Rates(Rule):
         """Whether there is a limit at all."""
         return self.upload_bytes_s is not None or self.download_bytes_s is not None
 
-    def told(self, policy: PackagePolicy) -> PackagePolicy:
+    def extend(self, policy: PackagePolicy) -> PackagePolicy:
         return msgspec.structs.replace(
             policy, upload_bytes_s=self.upload_bytes_s, download_bytes_s=self.download_bytes_s
         )
@@ -142,7 +142,7 @@ class TransportRule(Rule):
     def read(cls, section: Section) -> Self:
         return cls(cast("Transport | None", section.choice("transport", get_args(Transport))))
 
-    def told(self, policy: PackagePolicy) -> PackagePolicy:
+    def extend(self, policy: PackagePolicy) -> PackagePolicy:
         return msgspec.structs.replace(policy, transport=self.transport)
 
 

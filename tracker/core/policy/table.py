@@ -100,12 +100,12 @@ class Policy:
     def rules(self) -> tuple[Rule, ...]:
         return (self.priority, self.rates, self.transport, self.cache, self.readers, self.zones, self.warm)
 
-    def told(self) -> PackagePolicy:
+    def for_agents(self) -> PackagePolicy:
         """What agents are told of a package of this policy."""
-        told = PackagePolicy(self.match)
+        combined = PackagePolicy(self.match)
         for rule in self.rules:
-            told = rule.told(told)
-        return told
+            combined = rule.extend(combined)
+        return combined
 
 
 @dataclass(frozen=True)

@@ -33,19 +33,19 @@ from tracker.core.preseeds.preseed import (
     Event,
     Gone,
     Holder,
-    HostSaid,
+    HostReport,
     Joined,
     Loaded,
     Preseed,
-    Said,
+    Reported,
     Save,
     SaveFailed,
+    Send,
     ShownState,
     Synced,
-    Tell,
     Tick,
 )
-from tracker.core.preseeds.selectors import NAMES_TOLD_MAX, near, nobody_fits
+from tracker.core.preseeds.selectors import NAMES_SHOWN_MAX, near, no_match
 
 FAILURES_SHOWN_MAX = 1000
 
@@ -132,18 +132,18 @@ def _notes(
     choosy = selector is not None or preseed.picks
     pool = [host for host in hosts.values() if host.available and preseed.in_pool(host)] if choosy else []
     if selector is not None and not pool and not states:
-        yield nobody_fits(selector, hosts.values())
+        yield no_match(selector, hosts.values())
     absent = _absent(preseed, states, lost)
     unknown = [name for name in absent if name not in lost and name not in hosts]
-    for name in unknown[:NAMES_TOLD_MAX]:
+    for name in unknown[:NAMES_SHOWN_MAX]:
         guess = near(name, hosts)
         yield f"no host called {name} is connected" + (f"; did you mean {guess}?" if guess else "")
-    if len(unknown) > NAMES_TOLD_MAX:
-        yield f"{len(unknown) - NAMES_TOLD_MAX} more names that no connected host has"
+    if len(unknown) > NAMES_SHOWN_MAX:
+        yield f"{len(unknown) - NAMES_SHOWN_MAX} more names that no connected host has"
     away = [name for name in absent if name in lost or name in hosts]
     if away:
-        more = f" and {len(away) - NAMES_TOLD_MAX} more" if len(away) > NAMES_TOLD_MAX else ""
-        yield f"not connected: {', '.join(away[:NAMES_TOLD_MAX])}{more}"
+        more = f" and {len(away) - NAMES_SHOWN_MAX} more" if len(away) > NAMES_SHOWN_MAX else ""
+        yield f"not connected: {', '.join(away[:NAMES_SHOWN_MAX])}{more}"
     if request.count is not None and len(pool) < request.count and (pool or selector is None):
         yield f"{request.count} hosts are wanted, {len(pool)} that may be taken are connected"
     zones = Counter(host.zone for host in pool)
@@ -152,7 +152,7 @@ def _notes(
 
 
 def _bytes_done(
-    preseed: Preseed, affinity: Affinity, states: Mapping[str, KeptState | None], others: Mapping[str, HostSaid]
+    preseed: Preseed, affinity: Affinity, states: Mapping[str, KeptState | None], others: Mapping[str, HostReport]
 ) -> int:
     """What the members say, or what swarms know of them if that is more; who is connected nowhere
     counts for nothing."""
@@ -194,7 +194,7 @@ class Preseeds:
     shared: bool = False
     grace_s: float = GRACE_S
     lost: Mapping[str, Host] = field(default_factory=dict)
-    known: dict[str, Preseed] = field(default_factory=dict)
+    by_id: dict[str, Preseed] = field(default_factory=dict)
     _dirty: dict[str, None] = field(default_factory=dict)
     _left_at: dict[str, float] = field(default_factory=dict)
     _unknown: dict[tuple[str, str], bool] = field(default_factory=dict)
@@ -210,18 +210,18 @@ class Preseeds:
             case Loaded(records):
                 for record in records:
                     self._take(record)
-                    self._look(self.known[record.id], now, out)
+                    self._look(self.by_id[record.id], now, out)
             case Synced(ids, said):
                 self._synced(ids, said, out)
             case SaveFailed(identifier):
-                if (preseed := self.known.get(identifier)) is not None:
+                if (preseed := self.by_id.get(identifier)) is not None:
                     preseed.saving = False
                     self._dirty[identifier] = None
             case Joined(host):
                 self._joined(host)
             case Gone(host):
                 self._gone(host, now)
-            case Said(host, kept):
+            case Reported(host, kept):
                 self._said(host, kept, now, out)
             case Tick():
                 self._tick(now, out)
@@ -229,56 +229,56 @@ class Preseeds:
 
     def find(self, identifier: str) -> Preseed:
         """Raises NotFound."""
-        preseed = self.known.get(identifier)
+        preseed = self.by_id.get(identifier)
         if preseed is None:
             raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
         return preseed
 
     def check_room(self) -> None:
         """Raises Conflict when no other preseed can be taken."""
-        live = sum(preseed.record.state not in ENDED for preseed in self.known.values())
-        if live >= LIVE_MAX or len(self.known) >= KEPT_MAX:
+        live = sum(preseed.record.state not in ENDED for preseed in self.by_id.values())
+        if live >= LIVE_MAX or len(self.by_id) >= KEPT_MAX:
             raise Conflict(
-                f"{live} preseeds go on and {len(self.known)} are remembered; the limits are {LIVE_MAX} and {KEPT_MAX}",
+                f"{live} preseeds go on and {len(self.by_id)} are remembered; the limits are {LIVE_MAX} and {KEPT_MAX}",
                 remedy="Cancel some, or give them a --ttl",
             )
 
     # -- events
 
     def _take(self, record: PreseedRecord) -> None:
-        preseed = self.known.get(record.id)
+        preseed = self.by_id.get(record.id)
         if preseed is None or preseed.record.created_at != record.created_at:
-            self.known[record.id] = Preseed(record)
+            self.by_id[record.id] = Preseed(record)
         elif (
             record.version > preseed.record.version
         ):  # what is being saved will come back with another version, whoever made it
             preseed.take(record)
 
     def _synced(
-        self, ids: frozenset[str], said: Mapping[str, Mapping[str, dict[str, HostSaid]]], out: list[Command]
+        self, ids: frozenset[str], said: Mapping[str, Mapping[str, dict[str, HostReport]]], out: list[Command]
     ) -> None:
-        for identifier in [each for each in self.known if each not in ids]:
-            preseed = self.known.pop(identifier)
-            out += [Tell(name, Release(identifier)) for name in preseed.holders if self._session(name) is not None]
+        for identifier in [each for each in self.by_id if each not in ids]:
+            preseed = self.by_id.pop(identifier)
+            out += [Send(name, Release(identifier)) for name in preseed.holders if self._session(name) is not None]
         news, self._trackers = self._trackers != said.keys(), frozenset(said)
-        for identifier, preseed in self.known.items():
+        for identifier, preseed in self.by_id.items():
             elsewhere = {tracker: of[identifier] for tracker, of in said.items() if identifier in of}
             if elsewhere != preseed.elsewhere or (news and preseed.open):
                 preseed.elsewhere = elsewhere
                 self._dirty[identifier] = None
-        # Said before the last look into the database was over, and still unknown: it is not there.
+        # Still unknown after the database was read again: the database does not have it.
         for (host, identifier), waited in list(self._unknown.items()):
-            if identifier in self.known or waited:
+            if identifier in self.by_id or waited:
                 del self._unknown[host, identifier]
             else:
                 self._unknown[host, identifier] = True
-            if identifier not in self.known and waited and self._session(host) is not None:
-                out.append(Tell(host, Release(identifier)))
+            if identifier not in self.by_id and waited and self._session(host) is not None:
+                out.append(Send(host, Release(identifier)))
 
     def _joined(self, name: str) -> None:
         self._left_at.pop(name, None)
         host = self.hosts.get(name)
-        for identifier, preseed in self.known.items():
+        for identifier, preseed in self.by_id.items():
             if preseed.record.state not in ENDED:
                 preseed.lost.pop(name, None)
             if name in preseed.holders:
@@ -292,12 +292,12 @@ class Preseeds:
         self._left_at[name] = self._left_at.pop(name, now)  # since it began to leave, if it said so
         if len(self._left_at) > LEFT_MAX:
             del self._left_at[next(iter(self._left_at))]
-        for identifier, preseed in self.known.items():
+        for identifier, preseed in self.by_id.items():
             if name in preseed.holders:
                 self._dirty[identifier] = None
 
     def _said(self, name: str, kept: Kept, now: float, out: list[Command]) -> None:
-        preseed, host = self.known.get(kept.id), self.hosts.get(name)
+        preseed, host = self.by_id.get(kept.id), self.hosts.get(name)
         if host is None or host.session is None:
             return
         if preseed is None and self.shared:
@@ -307,7 +307,7 @@ class Preseeds:
         if preseed is None or not preseed.stays(name, host, kept.state):
             if preseed is not None:
                 preseed.holders.pop(name, None)
-            out.append(Tell(name, Release(kept.id)))
+            out.append(Send(name, Release(kept.id)))
             return
         holder = preseed.holders.setdefault(name, Holder())
         holder.bytes_done = min(kept.bytes_done, preseed.size)
@@ -320,7 +320,7 @@ class Preseeds:
             holder.state, holder.reason = kept.state, ""
 
     def _tick(self, now: float, out: list[Command]) -> None:
-        for identifier, preseed in self.known.items():
+        for identifier, preseed in self.by_id.items():
             if preseed.wake_at <= now:
                 self._dirty[identifier] = None
         visits = 0
@@ -328,8 +328,8 @@ class Preseeds:
             if visits >= VISITS_MAX:
                 return
             del self._dirty[identifier]
-            if identifier in self.known:
-                visits += 1 + self._look(self.known[identifier], now, out)
+            if identifier in self.by_id:
+                visits += 1 + self._look(self.by_id[identifier], now, out)
 
     # -- decisions
 
@@ -359,7 +359,7 @@ class Preseeds:
                 if record.state == "failed" and holder.reason:
                     preseed.lost[name] = holder.failure(name)
                 if self._session(name) is not None:
-                    out.append(Tell(name, Release(record.id)))
+                    out.append(Send(name, Release(record.id)))
         left_s = record.expires_at - now if record.expires_at is not None else None
         keep = Keep(record.id, record.package, preseed.request.priority, record.expires_at, left_s)
         for name in members if record.state not in ENDED else list(preseed.holders):
@@ -376,10 +376,10 @@ class Preseeds:
                 continue
             if known.state == "failed":
                 known.state, known.retry_at = "waiting", inf
-            out.append(Tell(name, keep))
+            out.append(Send(name, keep))
 
     def _changed(
-        self, preseed: Preseed, states: Mapping[str, KeptState | None], others: Mapping[str, HostSaid], now: float
+        self, preseed: Preseed, states: Mapping[str, KeptState | None], others: Mapping[str, HostReport], now: float
     ) -> PreseedRecord:
         """The record as it should be now."""
         record = preseed.record
@@ -399,7 +399,7 @@ class Preseeds:
         return record
 
     def _picks(
-        self, preseed: Preseed, members: Iterable[str], others: Mapping[str, HostSaid], now: float
+        self, preseed: Preseed, members: Iterable[str], others: Mapping[str, HostReport], now: float
     ) -> tuple[str, ...]:
         """The hosts that should be picked now: those that were and can be counted on, then what is
         lacking of them, in each zone and in all."""
@@ -436,7 +436,7 @@ class Preseeds:
         picked += self.affinity.pick(parts, [name for names in free.values() for name in names], lacking, sound)
         return tuple(picked)
 
-    def _counts(self, preseed: Preseed, name: str, others: Mapping[str, HostSaid], now: float) -> bool:
+    def _counts(self, preseed: Preseed, name: str, others: Mapping[str, HostReport], now: float) -> bool:
         """Whether a member holds the package or can be expected to."""
         host = self.hosts.get(name)
         if host is not None and host.available:
@@ -469,17 +469,17 @@ class Preseeds:
         preseed = self.find(identifier)
         return progress(preseed, self.affinity, self.lost, settled=self._settled(preseed, now), now=now)
 
-    def said_here(self, *, now: float) -> dict[str, dict[str, HostSaid]]:
+    def local_reports(self, *, now: float) -> dict[str, dict[str, HostReport]]:
         """What this tracker tells the others: its own hosts of each preseed that goes on, once they
         have had time to return."""
         if now < self._settled_at:
             return {}
         return {
-            identifier: preseed.said_here(self.hosts)
-            for identifier, preseed in self.known.items()
+            identifier: preseed.local_reports(self.hosts)
+            for identifier, preseed in self.by_id.items()
             if preseed.record.state not in ENDED or preseed.holders
         }
 
     def states(self) -> Counter[str]:
         """How many preseeds there are in each state."""
-        return Counter(preseed.tally.state for preseed in self.known.values())
+        return Counter(preseed.tally.state for preseed in self.by_id.values())

@@ -46,7 +46,7 @@ class Synced:
     what the other trackers that live say of their hosts, by tracker and preseed."""
 
     ids: frozenset[str]
-    said: Mapping[str, Mapping[str, dict[str, HostSaid]]] = field(default_factory=dict)
+    said: Mapping[str, Mapping[str, dict[str, HostReport]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Reported:
     host: str
     kept: Kept
 
@@ -77,13 +77,13 @@ class Tick:
     """Comes often and regularly."""
 
 
-Event = Loaded | Synced | SaveFailed | Joined | Gone | Said | Tick
+Event = Loaded | Synced | SaveFailed | Joined | Gone | Reported | Tick
 
 # -- commands
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Send:
     host: str
     message: Keep | Release
 
@@ -95,7 +95,7 @@ class Save:
     record: PreseedRecord
 
 
-Command = Tell | Save
+Command = Send | Save
 
 
 TRIES_MAX = 3
@@ -119,7 +119,7 @@ class Tally:
     hosts_done: int
 
 
-class HostSaid(msgspec.Struct, frozen=True, array_like=True):
+class HostReport(msgspec.Struct, frozen=True, array_like=True):
     """What one tracker tells the others of a member that is connected to it."""
 
     state: KeptState
@@ -169,7 +169,7 @@ class Preseed:
     picked: frozenset[str] = field(init=False)
     holders: dict[str, Holder] = field(default_factory=dict)
     lost: dict[str, Failure] = field(default_factory=dict)
-    elsewhere: dict[str, dict[str, HostSaid]] = field(default_factory=dict)
+    elsewhere: dict[str, dict[str, HostReport]] = field(default_factory=dict)
     saving: bool = False
     wake_at: float = inf
     tally: Tally = field(default_factory=lambda: Tally("pending", 0, 0))
@@ -233,7 +233,7 @@ class Preseed:
             return False
         return self.is_member(name, host) and (self.record.state != "failed" or state == "done")
 
-    def others(self) -> Iterator[tuple[str, HostSaid]]:
+    def others(self) -> Iterator[tuple[str, HostReport]]:
         """Members at other trackers."""
         for said in self.elsewhere.values():
             yield from said.items()
@@ -245,7 +245,7 @@ class Preseed:
 
     # -- how far
 
-    def state_of(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostSaid]) -> KeptState | None:
+    def state_of(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostReport]) -> KeptState | None:
         """How far a member is; None for one that is connected nowhere."""
         host = hosts.get(name)
         if host is not None and host.session is not None:
@@ -287,12 +287,12 @@ class Preseed:
         """Other trackers say that a host failed only when they gave it up."""
         return name not in self.holders or self.holders[name].given_up
 
-    def zone_of(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostSaid]) -> str:
+    def zone_of(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostReport]) -> str:
         """Where a member stands, as far as that is known."""
         host = hosts.get(name)
         return host.zone if host is not None else others[name].zone if name in others else ""
 
-    def failure(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostSaid]) -> Failure | None:
+    def failure(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostReport]) -> Failure | None:
         """Why a member does not hold the package; None when it does or is on its way."""
         state = self.state_of(name, hosts, others)
         if state == "done":
@@ -305,10 +305,10 @@ class Preseed:
             return _failure(name, reason)
         return Failure(name, "deadline") if self.record.state == "failed" else None
 
-    def said_here(self, hosts: Mapping[str, Host]) -> dict[str, HostSaid]:
+    def local_reports(self, hosts: Mapping[str, Host]) -> dict[str, HostReport]:
         """What this tracker tells others of the members that are connected to it."""
         return {
-            name: HostSaid(
+            name: HostReport(
                 "waiting" if holder.state == "failed" and not holder.given_up else holder.state,
                 holder.bytes_done,
                 host.zone,

@@ -13,7 +13,7 @@ from tracker.core.host import Host
 
 KEYS = ("zone", "rack", "host")
 TERMS_MAX = 64
-NAMES_TOLD_MAX = 12
+NAMES_SHOWN_MAX = 12
 NAMES_COMPARED_MAX = 2000
 """So many names are compared with one that nobody has; more would keep the tracker from its
 sessions."""
@@ -29,7 +29,7 @@ class Selector:
 
     def __str__(self) -> str:
         values = zip(KEYS, (self.zones, self.racks, self.hosts), strict=True)
-        return ",".join(f"{key}={value}" for key, found in values for value in sorted(found)[:NAMES_TOLD_MAX])
+        return ",".join(f"{key}={value}" for key, found in values for value in sorted(found)[:NAMES_SHOWN_MAX])
 
     def matches(self, host: Host) -> bool:
         """Whether the host stands where the selector says."""
@@ -40,7 +40,7 @@ class Selector:
         )
 
 
-def nobody_fits(selector: Selector, hosts: Iterable[Host]) -> str:
+def no_match(selector: Selector, hosts: Iterable[Host]) -> str:
     """Says that no host stands where the selector says, and which value nobody has."""
     known = list(hosts)
     told = [f"no host has {selector}"]
@@ -51,7 +51,7 @@ def nobody_fits(selector: Selector, hosts: Iterable[Host]) -> str:
     ):
         if wanted and wanted.isdisjoint(there):
             found = sorted(there - {""})
-            what = ", ".join(found[:NAMES_TOLD_MAX]) + (" and others" if len(found) > NAMES_TOLD_MAX else "")
+            what = ", ".join(found[:NAMES_SHOWN_MAX]) + (" and others" if len(found) > NAMES_SHOWN_MAX else "")
             guess = near(min(wanted), there)
             told += [f"{key}s here: {what or 'none'}"] if key != "host" else []
             told += [f"did you mean {guess}?"] if guess else []

@@ -26,7 +26,7 @@ Row = tuple[int, int, int]
 
 
 @dataclass(slots=True)
-class StripeView:
+class TreeView:
     """Rows by host, each with the version in which it changed last. `number` gives a host's number,
     None for one that is not shown."""
 

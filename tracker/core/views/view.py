@@ -27,7 +27,7 @@ from tracker.core.host import Host
 from tracker.core.monitor.presence import LOST_S
 from tracker.core.swarm import Swarm
 from tracker.core.views.rates import SwarmRates, SwarmState
-from tracker.core.views.tree_view import Row, StripeView
+from tracker.core.views.tree_view import Row, TreeView
 
 HOSTS_SHOWN_MAX = 20_000
 SWARMS_SHOWN_MAX = 50
@@ -172,11 +172,11 @@ class View:
             for row in islice(troubled, TROUBLED_SHOWN_MAX)
         ]
 
-    def stripe(self, stripe: int) -> StripeView:
+    def tree(self, stripe: int) -> TreeView:
         """A view of a stripe that speaks of hosts by the same numbers."""
-        return StripeView(stripe, lambda name: self._rows[name].number if name in self._rows else None)
+        return TreeView(stripe, lambda name: self._rows[name].number if name in self._rows else None)
 
-    def since(self, version: int, *, now: float, tree: StripeView | None = None) -> Change:
+    def since(self, version: int, *, now: float, tree: TreeView | None = None) -> Change:
         """What changed after a version; everything when so much was forgotten since that it is not
         known any more."""
         if version and len(self._forgotten) == FORGOTTEN_MAX and self._forgotten[0][0] > version:

@@ -39,7 +39,7 @@ from tracker import preseed_service as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app
-from tracker.preseed_service import Preseeding
+from tracker.preseed_service import PreseedService
 from tracker.service import Service
 from tracker.state.preseeds import PreseedDatabase
 
@@ -111,12 +111,12 @@ class Tracker:
 async def tracker(layout: Path, state: str = "") -> AsyncIterator[Tracker]:
     origin = open_origin(layout.as_uri())
     service = Service(Fleet(started_at=asyncio.get_running_loop().time()), Content(origin))
-    preseeding = service.listener = Preseeding(service, PreseedDatabase(state), grace_s=0.5)
-    await preseeding.load()
-    runner = web.AppRunner(make_app(service, preseeding), shutdown_timeout=0.2, handler_cancellation=True)
+    preseeds = service.listener = PreseedService(service, PreseedDatabase(state), grace_s=0.5)
+    await preseeds.load()
+    runner = web.AppRunner(make_app(service, preseeds), shutdown_timeout=0.2, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeding.run())]
+    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     try:
         async with aiohttp.ClientSession() as http:
             yield Tracker(f"http://127.0.0.1:{runner.addresses[0][1]}", http)
@@ -124,7 +124,7 @@ async def tracker(layout: Path, state: str = "") -> AsyncIterator[Tracker]:
         for clock in clocks:
             clock.cancel()
         await runner.cleanup()
-        await preseeding.stop()
+        await preseeds.stop()
         await origin.close()
 
 
