@@ -3,7 +3,7 @@ requests of lease holders.
 
 A lease holder keeps REQUESTS_MAX piece requests under way for its stripe, and waits when it would
 be more than LEAD_MAX pieces ahead of the children that it feeds, those under way included
-(`Turns.reading` in agent/uplink.py). Who reads for a swarm asks for each piece by itself
+(`Uplink.reading` in agent/uplink.py). Who reads for a swarm asks for each piece by itself
 (swarm_feed.py). A request whose reader has gone is not served. While the origin is away it answers
 that it is unavailable.
 """
