@@ -1,12 +1,12 @@
-"""The process that asks over the Unix socket, and what is done for it with its own rights.
+"""The process that asks over the Unix socket, and what the agent does for it with its own rights.
 
-The group of the socket may use the agent; it does not become the agent, which often is root. So
-what a request names on the host's file system is opened, made or replaced with the rights of the
-process that asks: its user, group and further groups, which the kernel noted when it connected
-(unix(7), SO_PEERCRED and SO_PEERGROUPS). A thread of its own takes these on for the file system and
-gives up all capabilities, which Linux keeps for each thread (credentials(7), setfsuid(2)), and ends
-afterwards. As file servers do, it changes the file system's user alone: a process of that user can
-then neither signal nor trace it.
+A member of the socket's group may use the agent, and does not become the agent, which often is
+root. So the agent opens, makes or replaces what a request names on the host's file system with the
+rights of the process that asks: its user, group and further groups, which the kernel noted when it
+connected (unix(7), SO_PEERCRED and SO_PEERGROUPS). A thread of its own takes these on for the file
+system and gives up all capabilities, which Linux keeps for each thread (credentials(7),
+setfsuid(2)), and ends afterwards. As file servers do, it changes the file system's user alone: a
+process of that user can then neither signal nor trace it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Numbered(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A process by its user, its group and its further groups. `pid` is 0 where it is outside of
-    this agent's process namespace, or not known."""
+    """A process by its user, its group and its further groups. `pid` is 0 where the process is
+    outside of this agent's process namespace, or unknown."""
 
     uid: int
     gid: int
@@ -86,8 +86,8 @@ class Caller:
             )
 
     async def act(self, function: Callable[[], Value], what: str) -> Value:
-        """Call a function that blocks, in a thread that has the rights of this process. Raises what
-        it raises, Refused where the rights do not suffice; `what` is what was tried."""
+        """Call a function that blocks, in a thread with the rights of this process. Raises what the
+        function raises, Refused where the rights do not suffice; `what` names the action."""
         self.require_able(what)
         if self.trusted:
             return await asyncio.to_thread(function)

@@ -1,12 +1,12 @@
-"""How an agent ends without harm to those who receive from it.
+"""The drain of an agent: it ends without harm to the hosts that receive from it.
 
 An agent that is asked to end tells its tracker (`Leaving`), which gives its children other parents
 at once. A child changes its parent between two pieces, so no stream breaks and no piece comes
-twice. Meanwhile the agent fetches nothing more, and serves what it has until nobody takes anything
-from it, or until its time is up. Nobody is waited for where nobody receives.
+twice. Meanwhile the agent fetches nothing more, and serves what it has until all its streams have
+ended or its time is up. An agent that serves no stream ends at once.
 
-While no tracker answers nobody can find other parents for those who receive what is not complete
-here: their streams end at once, and they turn to their alternates.
+While no tracker answers, the children of an incomplete blob cannot get other parents: their streams
+end at once, and they connect to their alternates.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from p2pdist.agent.uplink import Uplink
 from p2pdist.model.messages import Drained
 
 DRAIN_S = 5.0
-"""Longer than it takes a tracker to plan anew and a child to finish its piece."""
+"""Seconds: longer than it takes a tracker to plan anew and a child to finish its piece."""
 
 logger = logging.getLogger(__name__)
 
 
 class Drain:
-    """See the module's text. `say` tells the tracker, if one answers; `stop_fetching` ends the
-    agent's own pulls. All methods are called on the event loop."""
+    """Waits for the request to end, then for the streams of `uplink`. `announce` sends `Leaving` to
+    the tracker, if one answers. All methods are called on the event loop."""
 
-    def __init__(self, uplink: Uplink, say: Callable[[], None]) -> None:
-        self._uplink, self._say = uplink, say
-        self._asked, self._hurried = asyncio.Event(), asyncio.Event()
+    def __init__(self, uplink: Uplink, announce: Callable[[], None]) -> None:
+        self._uplink, self._announce = uplink, announce
+        self._asked = asyncio.Event()
+        """Set by the first request to end."""
+        self._insisted = asyncio.Event()
+        """Set by the second request, which ends the drain at once."""
         self._limit_s = 0.0
+        """How long the drain may take."""
         self._over: asyncio.Future[Drained] | None = None
 
     @property
@@ -48,24 +52,25 @@ class Drain:
             self._asked.set()
 
     def insist(self, limit_s: float) -> None:
-        """The same, from somebody who does not wait: asking a second time ends it at once."""
+        """Ask the agent to end as a signal does: the second request ends it at once."""
         if self.draining:
-            self._hurried.set()
+            self._insisted.set()
         self.ask(limit_s)
 
     async def run(self, stop_fetching: Callable[[], Awaitable[None]]) -> Drained:
-        """Wait until the agent is asked to end, then until it may; returns what it came to."""
+        """Wait until the agent is asked to end, then until it may; returns the outcome.
+        `stop_fetching` ends the agent's own pulls."""
         await self._asked.wait()
         started = time.monotonic()
         logger.info("leaving, with %d streams to hand over within %.1f s", self._uplink.open_count, self._limit_s)
-        self._say()
+        self._announce()
         waits = asyncio.ensure_future(self._hand_over(stop_fetching))
-        hurried = asyncio.ensure_future(self._hurried.wait())
+        insisted = asyncio.ensure_future(self._insisted.wait())
         try:
-            await asyncio.wait([waits, hurried], timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([waits, insisted], timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waits.cancel()
-            hurried.cancel()
+            insisted.cancel()
         drained = Drained(self._uplink.open_count, round(time.monotonic() - started, 3))
         log = logger.warning if drained.streams else logger.info
         log("handed over after %.3f s; %d streams are left and end now", drained.seconds, drained.streams)
@@ -74,8 +79,7 @@ class Drain:
         return drained
 
     async def over(self) -> Drained:
-        """Wait until the agent may end, after it was asked to; that may have been before it had
-        started."""
+        """The outcome of `run`, once there is one; the request may come before `run` begins."""
         return await asyncio.shield(self._outcome)
 
     @property

@@ -1,15 +1,14 @@
-"""The packages that an agent shows, and the claims that keep their blobs.
+"""The packages that an agent has mounted, and the claims that keep their blobs.
 
-An entry is made when a package is shown and goes when it is no longer; from before the mount until
-after the unmount its blobs are held. Entries are also made for callers that show the layer images
-to themselves ("images/<id>"). Mounting is done in threads.
+`PackageMounts` leads from a reference to a mounted view: it pulls the package and holds its layers.
+`Mounts` keeps the table of mounted views. An entry exists from the mount to the unmount, and its
+blobs are held from before the mount until after the unmount. Callers that mount the layer images
+themselves get entries too ("images/<id>"). Mounting and unmounting run in threads.
 
-What is shown outlives the agent, since programs that read it may have nothing open at the moment:
-the next agent finds the records and takes it over. A view that belongs to a process (that of `run`)
-goes when the process and the programs started from the view have ended, however they end; any other
-view stays until it is unmounted.
-
-Showing packages: from a reference to a directory.
+Mounted views outlive the agent, since programs that read a view may have nothing open at the
+moment: the next agent finds the records and takes the views over. A view that belongs to a process
+(that of `run`) is unmounted when the process and the programs started from the view have ended,
+however they end; any other view stays until it is unmounted by request.
 """
 
 from __future__ import annotations
@@ -44,15 +43,27 @@ from p2pdist.mount.sight import NOTHING, Identity, seen
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
-ATTEMPTS = 3
-"""At pulling a package that is evicted again before it can be claimed."""
-
 logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Pulls of a package that is evicted again before it can be held."""
+
+MOUNTS_MAX = 1000
+IMAGES_PREFIX = "images/"
+TREES_MOUNTED = "erofs"
+"""The mount method whose views read the store's files by name."""
+
+LOOK_S, LOOK_S_MAX = 1.0, 60.0
+"""Seconds between two checks whether the owner of a view has ended; and at most between two tries
+to unmount a view that is still in use then, by something that this agent cannot see."""
+
+Release = Callable[[], None]
+"""Gives up a claim on blobs."""
 
 
 def _drop_damaged(layers: Sequence[Layer]) -> bool:
-    """Remove images of trees that are not what was written; they are made again when they are
-    needed. Returns whether there were any."""
+    """Remove the damaged images of trees, which the next mount makes again. Returns whether there
+    were any."""
     damaged = [layer.image for layer in layers if isinstance(layer, TreeLayer) and not is_intact(layer.image)]
     for image in damaged:
         logger.warning("the image %s is damaged and is made again", image)
@@ -61,26 +72,26 @@ def _drop_damaged(layers: Sequence[Layer]) -> bool:
 
 
 class PackageMounts:
-    """Joins pulls, store and mounts."""
+    """Pulls packages and mounts them. On the event loop."""
 
     def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:
         self._store, self._pulls, self._mounts = store, pulls, mounts
-        mounts.adopt(self._hold_again)
+        mounts.hold_inherited(self._hold_again)
 
     async def mount(self, request: MountRequest, caller: Caller | None = None) -> MountStatus:
-        """Pull a package and show it for `caller`, or the agent itself. Raises what pulling and
-        showing raise."""
+        """Pull a package and mount it for `caller`, or the agent itself. Raises what pulling and
+        mounting raise."""
         if caller is not None and request.path:
             caller.require_able(f"show a package at {request.path}")
         package, release = await self._pulled(request.package)
         try:
-            return await self._show(package, request, caller)
+            return await self._mount(package, request, caller)
         finally:
             release()
 
     async def _pulled(self, reference: str) -> tuple[Package, Callable[[], None]]:
-        """A package that is here and kept, and what gives it up. Between the end of a pull and the
-        claim others may take its place."""
+        """A package that is here and held, and what gives the claim up. Between the end of the pull
+        and the claim the store may evict it."""
         for _ in range(ATTEMPTS - 1):
             package = await self._pulls.package(reference)
             with suppress(NotFound, Conflict):
@@ -88,23 +99,23 @@ class PackageMounts:
         package = await self._pulls.package(reference)
         return package, self._hold(package.manifest)
 
-    async def _show(self, package: Package, request: MountRequest, caller: Caller | None) -> MountStatus:
+    async def _mount(self, package: Package, request: MountRequest, caller: Caller | None) -> MountStatus:
         layers = [self._layer(layer) for layer in package.manifest.layers]
 
         def hold() -> Callable[[], None]:
             return self._hold(package.manifest)
 
-        about = (str(package.reference), package.digest, layers, package.config)
-        show = partial(self._mounts.show, *about, request, hold, caller)
+        identity = (str(package.reference), package.digest, layers, package.config)
+        mount = partial(self._mounts.mount, *identity, request, hold, caller)
         try:
-            return await show()
+            return await mount()
         except Corrupt:
             if not await asyncio.to_thread(_drop_damaged, layers):
                 raise
-            return await show()
+            return await mount()
 
     def _hold(self, manifest: Manifest) -> Callable[[], None]:
-        """Keep all layers of a package; returns what gives them up. Raises NotFound, Conflict."""
+        """Hold all layers of a package; returns what gives them up. Raises NotFound, Conflict."""
         claims = ExitStack()
         try:
             for layer in manifest.layers:
@@ -115,8 +126,8 @@ class PackageMounts:
         return claims.close
 
     def _hold_again(self, digest: Digest) -> Callable[[], None]:
-        """Keep what a package is shown from that an earlier agent showed: its programs read on, and
-        the kernel looks objects up late."""
+        """Hold the layers of a view that an earlier agent mounted: its programs read on, and the
+        kernel opens objects late."""
         data = self._store.read_document(digest)
         try:
             if data is None:
@@ -134,7 +145,7 @@ class PackageMounts:
         return TreeLayer(lambda: trees.entries(root), trees.images.path(root), self._store.objects.directory, variants)
 
     def _held(self, layer: Descriptor) -> AbstractContextManager[object]:
-        """Keeps what a layer is shown from."""
+        """Holds what a view of the layer reads."""
         if layer.media_type == TREE_TYPE:
             return self._store.trees.held(layer.digest)
         return self._complete(layer).held()
@@ -146,28 +157,16 @@ class PackageMounts:
         return blob
 
 
-MOUNTS_MAX = 1000
-IMAGES_PREFIX = "images/"
-TREES_MOUNTED = "erofs"
-"""The way of showing that reads the store's files by name as long as it lasts."""
-
-LOOK_S, LOOK_S_MAX = 1.0, 60.0
-"""How often it is looked whether the owner of a view has ended; and, when something uses the view
-then which this agent cannot see, how rarely at most it is tried to take the view away."""
-
-Release = Callable[[], None]
-
-
 @dataclass(frozen=True, slots=True)
 class _Entry:
     status: MountStatus
     release: Release
     owner: Process | None = None
-    """The process for which it is shown; None when it stays until it is unmounted."""
+    """The process to which the view belongs; None when it stays until it is unmounted."""
     uid: int | None = None
-    """The user for which it is shown; None where that is not known."""
+    """The user for whom it is mounted; None where that is not known."""
     made: Caller | None = None
-    """The process that made the directory for it; None where it was there."""
+    """The process with whose rights the directory was made; None where it was there before."""
 
 
 def _nothing_held() -> None:
@@ -175,24 +174,27 @@ def _nothing_held() -> None:
 
 
 class Mounts:
-    """What this agent shows. `work_dir` is created; records of mounts are below it, and packages
-    for which no path was asked.
+    """The mounted views of this agent. `work_dir` is created; it holds the records of mounts, and
+    the views for which the request names no path.
 
-    The constructor takes over what an earlier agent showed, and removes what a killed one had not
-    finished. Used from one event loop; one agent at a time may use a `work_dir`. `start` begins to
-    look after views that belong to a process.
+    The constructor takes over the views of an earlier agent, and removes what a killed agent had
+    not finished. Used from one event loop; one agent at a time may use a `work_dir`. `start` begins
+    to watch the views that belong to a process.
     """
 
     def __init__(self, work_dir: Path) -> None:
         self._work = work_dir / "records"
-        self._places = work_dir / "shown"
-        for directory in (self._work, self._places):
+        self._views = work_dir / "shown"
+        for directory in (self._work, self._views):
             directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._entries: dict[str, _Entry] = {}
+        """By path, or "images/<id>"."""
         self._reserved: set[str] = set()
+        """Paths at which a mount or an unmount is under way."""
         self._kept: list[Release] = []
-        """Claims that are not given up any more."""
+        """Claims of views that are unmounted and still in use: they last as long as this agent."""
         self._running: set[asyncio.Task[Any]] = set()
+        """Mounts and unmounts under way."""
         self._closed = False
         self._watches: set[asyncio.Task[None]] = set()
         """One task for each view that belongs to a process."""
@@ -203,27 +205,26 @@ class Mounts:
             logger.info("an earlier agent showed a package at %s: %s", leftover.path, outcome)
             if not leftover.removed:
                 self._entries[str(leftover.path)] = _Entry(
-                    _adopted(leftover), _nothing_held, leftover.owner, _user(leftover)
+                    _inherited(leftover), _nothing_held, leftover.owner, _user(leftover)
                 )
 
-    def adopt(self, hold: Callable[[Digest], Release]) -> None:
-        """Claim what the packages that an earlier agent showed are shown from: `hold` is given the
-        manifest's digest."""
+    def hold_inherited(self, hold: Callable[[Digest], Release]) -> None:
+        """Hold what the views of an earlier agent read: `hold` gets the digest of each manifest."""
         for path, entry in self._entries.items():
             if entry.release is _nothing_held and entry.status.digest:
                 self._entries[path] = replace(entry, release=hold(Digest(entry.status.digest)))
 
     def start(self) -> None:
-        """Look after the views that belong to a process, those of an earlier agent among them."""
+        """Watch the views that belong to a process, those of an earlier agent included."""
         self._started = True
         for key, entry in self._entries.items():
             self._watch(key, entry)
 
     def list(self) -> list[MountStatus]:
-        """What is shown now, and images that are handed out, by path."""
+        """The mounted views, and the images that callers mount themselves, by path."""
         return [self._entries[path].status for path in sorted(self._entries)]
 
-    async def show(
+    async def mount(
         self,
         reference: str,
         manifest_digest: Digest,
@@ -233,9 +234,9 @@ class Mounts:
         hold: Callable[[], Release],
         caller: Caller | None = None,
     ) -> MountStatus:
-        """Show verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
+        """Mount verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
         itself. `hold` claims them and returns what gives the claim up. Raises what
-        `p2pdist.mount.show.show` raises, Refused for a place that the caller may not write to, and
+        `p2pdist.mount.show.show` raises, Refused for a path that the caller may not write to, and
         TooLarge over MOUNTS_MAX; then nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
@@ -260,10 +261,10 @@ class Mounts:
         elif request.how == "userns":
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         if request.path and not caller.trusted:
-            return await self._finish(self._show_for(caller, request.path, status, layers, hold))
+            return await self._finish(self._mount_for(caller, request.path, status, layers, hold))
         target = self._target(request.path)
         self._reserve(target)
-        return await self._finish(self._show(str(target), status, layers, hold, uid=caller.uid))
+        return await self._finish(self._mount(str(target), status, layers, hold, uid=caller.uid))
 
     def _reserve(self, target: Path) -> None:
         key = str(target)
@@ -271,17 +272,17 @@ class Mounts:
             raise Conflict(f"a package is shown at {target} already", remedy=f"p2pdist umount {target}")
         self._reserved.add(key)
 
-    async def _show_for(
+    async def _mount_for(
         self, caller: Caller, path: str, status: MountStatus, layers: Sequence[Layer], hold: Callable[[], Release]
     ) -> MountStatus:
-        """Show at a place of another user, which that user's rights open and may move at any
-        time."""
+        """Mount at a path of another user, which only that user's rights open, and which that user
+        may move at any time."""
         target = _absolute(path)
         at, made = await caller.act(partial(_claim, target, caller.uid), f"show a package at {target}")
         try:
             real = Path(os.readlink(f"/proc/self/fd/{at}"))
             self._reserve(real)
-            return await self._show(
+            return await self._mount(
                 str(real), status, layers, hold, uid=caller.uid, at=at, made=caller if made else None
             )
         except BaseException:
@@ -291,12 +292,12 @@ class Mounts:
         finally:
             os.close(at)
 
-    async def unshow(
+    async def unmount(
         self, path: str, force: bool = False, caller: Caller | None = None, *, caller_sees: Identity | None = None
     ) -> MountStatus:
-        """Undo `show`; returns what was shown. Raises NotFound, Refused for what is shown for
-        another user, or Conflict when it is in use or the caller sees something else at `path`, and
-        not `force`."""
+        """Unmount a view; returns its last status. Raises NotFound, Refused for a view of another
+        user, or Conflict when it is in use or the caller sees something else at `path`, unless
+        `force`."""
         key = path if path.startswith(IMAGES_PREFIX) else os.path.realpath(path)
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
@@ -306,10 +307,10 @@ class Mounts:
                 f"what the agent shows at {path} is not what the caller sees there, which has mounts of its own",
                 remedy="Unmount it from the host's mount namespace, or use --force",
             )
-        return await self._finish(self._unshow(key, force))
+        return await self._finish(self._unmount(key, force))
 
     async def close(self) -> None:
-        """A clean stop: what is shown stays, for the next agent to take over, and claims are given
+        """A clean stop: views stay mounted, for the next agent to take over, and claims are given
         up."""
         self._closed = True
         for watch in self._watches:
@@ -328,31 +329,31 @@ class Mounts:
         task.add_done_callback(self._watches.discard)
 
     async def _outlast(self, key: str, entry: _Entry, owner: Process) -> None:
-        """Take a view away when its last user has ended. A program that uses it after its owner is
-        waited for as the owner was."""
-        pause = LOOK_S
+        """Unmount a view when its last user has ended. A program that uses the view after its owner
+        has ended becomes its owner."""
+        pause_s = LOOK_S
         while self._entries.get(key) is entry:
             if owner.alive:
                 await asyncio.sleep(LOOK_S)
                 continue
-            found = None if key.startswith(IMAGES_PREFIX) else await asyncio.to_thread(user, Path(key))
-            if found is not None:
-                owner, pause = found, LOOK_S
+            heir = None if key.startswith(IMAGES_PREFIX) else await asyncio.to_thread(user, Path(key))
+            if heir is not None:
+                owner, pause_s = heir, LOOK_S
                 continue
             try:
-                await self.unshow(key)
+                await self.unmount(key)
             except NotFound:
                 return  # it was unmounted meanwhile
             except P2PDistError as error:
                 level = logging.DEBUG if isinstance(error, Conflict) else logging.ERROR
                 logger.log(level, "the view of a process that has ended stays: %s", error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LOOK_S_MAX)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LOOK_S_MAX)
             else:
                 logger.info("%s is no longer shown: its process has ended", key)
 
     async def _finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
-        # A caller that goes away must not leave a mount behind that nobody knows of.
+        # A caller that goes away must not leave a mount behind that has no entry.
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -388,10 +389,10 @@ class Mounts:
 
     def _target(self, path: str) -> Path:
         if not path:
-            return self._places.resolve() / secrets.token_hex(8)
+            return self._views.resolve() / secrets.token_hex(8)
         return Path(os.path.realpath(_absolute(path)))
 
-    async def _show(
+    async def _mount(
         self,
         key: str,
         status: MountStatus,
@@ -402,18 +403,18 @@ class Mounts:
         at: int | None = None,
         made: Caller | None = None,
     ) -> MountStatus:
-        how = None if status.how in ("", IMAGES) else status.how
+        method = None if status.how in ("", IMAGES) else status.how
         release: Release = _nothing_held
         owner = _owner(status)
         try:
             release = hold()
-            done: Shown = await asyncio.to_thread(
+            view: Shown = await asyncio.to_thread(
                 show,
                 layers,
                 Path(key),
                 work=self._work,
                 writable=status.writable,
-                how=how,
+                how=method,
                 label=_label(status, uid),
                 checked=True,
                 at=at,
@@ -424,17 +425,17 @@ class Mounts:
             raise
         finally:
             self._reserved.discard(key)
-        device, inode = seen(done.path) or NOTHING
-        fields = {"path": str(done.path), "how": done.how, "why": done.why, "device": device, "inode": inode}
+        device, inode = seen(view.path) or NOTHING
+        fields = {"path": str(view.path), "how": view.how, "why": view.why, "device": device, "inode": inode}
         return self._enter(key, _Entry(structs.replace(status, **fields), release, owner, uid, made))
 
-    async def _unshow(self, key: str, force: bool) -> MountStatus:
+    async def _unmount(self, key: str, force: bool) -> MountStatus:
         entry = self._entries.get(key)
         if entry is None or key in self._reserved:
             raise NotFound(f"no package is shown at {key}", remedy="p2pdist status lists what is shown")
         self._reserved.add(key)
         try:
-            in_use = await asyncio.to_thread(self._take_away, Path(key), force)
+            in_use = await asyncio.to_thread(self._unmount_blocking, Path(key), force)
         finally:
             self._reserved.discard(key)
         del self._entries[key]
@@ -447,8 +448,9 @@ class Mounts:
             entry.release()
         return entry.status
 
-    def _take_away(self, path: Path, force: bool) -> bool:
-        """Unmount; returns whether it was in use. Raises Conflict when it is and not `force`."""
+    def _unmount_blocking(self, path: Path, force: bool) -> bool:
+        """Unmount in a thread; returns whether the view was in use. Raises Conflict when it is, unless
+        `force`."""
         try:
             unshow(path, work=self._work)
         except Conflict:
@@ -467,9 +469,9 @@ def _absolute(path: str) -> Path:
 
 
 def _claim(target: Path, uid: int) -> tuple[int, bool]:
-    """With the rights of a user: a descriptor of a directory that the user may hide by a mount, and
-    whether it was made for that. It is a directory to which the user may write and, where others
-    may too (the sticky bit), which is the user's own. Raises OSError, NotFound, Conflict."""
+    """With the rights of a user: a descriptor of a directory that the user may cover with a mount,
+    and whether it was made for that. The user may write to the directory and, where other users may
+    as well (the sticky bit), owns it. Raises OSError, NotFound, Conflict."""
     made = False
     try:
         target.mkdir(0o755)
@@ -479,27 +481,27 @@ def _claim(target: Path, uid: int) -> tuple[int, bool]:
     except FileNotFoundError as error:
         raise NotFound(f"{target.parent} does not exist", remedy="Create it first") from error
     try:
-        at = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except NotADirectoryError as error:
         raise Conflict(f"{target} is not a directory", remedy="Name an empty directory, or a new one") from error
     try:
-        found = os.fstat(at)
-        if found.st_mode & stat.S_ISVTX and found.st_uid != uid:
+        status = os.fstat(descriptor)
+        if status.st_mode & stat.S_ISVTX and status.st_uid != uid:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(target))
         if (
             not made
         ):  # whether it may be written to is tried: what modes, lists and mounts say together the kernel knows
             probe = f".p2pdist-{secrets.token_hex(8)}"
-            os.mkdir(probe, 0o700, dir_fd=at)
-            os.rmdir(probe, dir_fd=at)
+            os.mkdir(probe, 0o700, dir_fd=descriptor)
+            os.rmdir(probe, dir_fd=descriptor)
     except BaseException:
-        os.close(at)
+        os.close(descriptor)
         raise
-    return at, made
+    return descriptor, made
 
 
 def _remove_empty(path: Path) -> None:
-    with suppress(OSError):  # it is gone, or holds something by now
+    with suppress(OSError):  # the directory is gone, or no longer empty
         path.rmdir()
 
 
@@ -511,21 +513,21 @@ def _owner(status: MountStatus) -> Process | None:
     return process(status.pid) if status.pid else None
 
 
-def _adopted(kept: Leftover) -> MountStatus:
-    reference, digest, *_ = [*kept.label.split(" "), "", ""]
+def _inherited(leftover: Leftover) -> MountStatus:
+    reference, digest, *_ = [*leftover.label.split(" "), "", ""]
     return MountStatus(
         reference,
         Digest(digest),
-        str(kept.path),
-        kept.how,
+        str(leftover.path),
+        leftover.how,
         why="shown by an earlier agent",
-        writable=kept.writable,
-        images=kept.images if kept.how == IMAGES else (),
-        pid=kept.owner.pid if kept.owner else 0,
+        writable=leftover.writable,
+        images=leftover.images if leftover.how == IMAGES else (),
+        pid=leftover.owner.pid if leftover.owner else 0,
     )
 
 
-def _user(kept: Leftover) -> int | None:
-    """The user for which it was shown; earlier releases did not note it."""
-    _, _, uid, *_ = [*kept.label.split(" "), "", "", ""]
+def _user(leftover: Leftover) -> int | None:
+    """The user for whom it was mounted; earlier releases did not note it."""
+    _, _, uid, *_ = [*leftover.label.split(" "), "", "", ""]
     return int(uid) if uid.isdecimal() else None

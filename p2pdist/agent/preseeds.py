@@ -1,24 +1,18 @@
-"""What this host keeps for preseeds: packages that a tracker asked it to hold, fetched and pinned.
+"""The preseeds of this host: packages that a tracker asked it to keep, fetched and pinned.
 
 Each preseed pins the blobs of its package for an owner of its own, `preseed:<id>`, before it
 fetches them, so that none is evicted before the last has come. Pins are in the store's index and
-survive the agent: one that was started again finds its preseeds there, says that it has something
-for them (`Kept`, waiting), and hears from the tracker for which packages (`Keep`), or that they are
-over (`Release`).
+survive the agent: a new agent finds its preseeds there and reports them (`Kept`, waiting), and the
+tracker answers for which packages they are (`Keep`), or that they are over (`Release`).
 
-How long a preseed holds is a duration, counted by a clock that nobody sets. A tracker of an earlier
-version says a time instead, which the difference of the two clocks turns into a duration.
+The duration of a preseed counts by a clock that is never set. A tracker of an earlier version
+states a time instead, from which the difference of the two clocks gives a duration.
 
-A few preseeds are fetched at a time, in the order in which they were asked for.
+A few preseeds are fetched at a time, in the order in which the tracker asked for them.
 
-So that trackers pick and rank hosts well, they are also told what need not be fetched here
-(spares.py).
-
-Tells the tracker which packs this host need not fetch, though it may not hold them: their
-contents stand here in trees that are whole.
-
-The tracker counts them as present when it ranks hosts. The store knows them (`Trees.spare`) and is
-asked every LOOK_S, in a thread.
+Trackers rank hosts by what they hold, so the agent also reports redundant packs: packs that it need
+not fetch, because whole trees of this host have their contents already. The store knows them
+(`Trees.spare`) and is asked every LOOK_S, in a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from p2pdist.agent.pull.packages import Packages
@@ -48,84 +42,94 @@ from p2pdist.model.messages import (
 )
 from p2pdist.store.store import BlobStore
 
+logger = logging.getLogger(__name__)
+
 LOOK_S = 2.0
+"""Between two questions for redundant packs."""
+
+OWNER = "preseed:"
+AT_ONCE = 4
+"""Preseeds that are fetched at once."""
+
+PRESEEDS_MAX = 1000
+PROGRESS_S = 5.0
+"""How often a host reports the progress of a preseed. A tracker learns more from the reports of
+pieces, except for trees, of which only a part is transferred."""
+
+TIMER_S_MAX = 86400.0
 
 
 class RedundantPacks:
-    """`find` gives what is spare now and may block; `send` says something to the tracker, if one
-    answers."""
+    """Reports redundant packs to the tracker. `find` returns them and may block; `send` sends a
+    message if a tracker answers."""
 
     def __init__(self, find: Callable[[], set[Digest]], send: Callable[[Spares], None]) -> None:
         self._find, self._send = find, send
-        self._said: set[Digest] = set()
-        self._wanted = asyncio.Event()
+        self._reported: set[Digest] = set()
+        """What the tracker that answers was sent last."""
+        self._due = asyncio.Event()
+        """Set when a tracker begins to answer."""
         self._task: asyncio.Task[None] | None = None
 
     def connected(self) -> None:
-        """A tracker answers, and knows nothing yet."""
-        self._said = set()
-        self._wanted.set()
+        """A tracker begins to answer: report everything to it."""
+        self._reported = set()
+        self._due.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="spare-packs")
+            self._task = asyncio.create_task(self._run(), name="redundant-packs")
 
     async def stop(self) -> None:
-        """Say no more."""
+        """End the reports."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
-            self._wanted.clear()
+            self._due.clear()
             try:
-                self._tell(await asyncio.to_thread(self._find))
+                self._report(await asyncio.to_thread(self._find))
             except P2PDistError as error:
-                logger.warning("which packs are spare cannot be told: %s", error)
+                logger.warning("which packs are redundant cannot be reported: %s", error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
-                    await self._wanted.wait()
+                    await self._due.wait()
 
-    def _tell(self, found: set[Digest]) -> None:
-        if self._wanted.is_set() or found == self._said:  # another tracker answers by now, and is told at once
+    def _report(self, packs: set[Digest]) -> None:
+        if self._due.is_set() or packs == self._reported:  # another tracker answers by now: it gets them at once
             return
-        self._said = found
-        blobs = sorted(found)
+        self._reported = packs
+        blobs = sorted(packs)
         for start in range(0, max(1, len(blobs)), BLOBS_PER_MESSAGE_MAX):
             self._send(Spares(tuple(blobs[start : start + BLOBS_PER_MESSAGE_MAX]), more=start > 0))
 
 
-OWNER = "preseed:"
-AT_ONCE = 4
-PRESEEDS_MAX = 1000
-PROGRESS_S = 5.0
-"""How often a host that fetches says how far it is; trackers know better from its reports, but for
-trees, of which not all is moved."""
-
-TIMER_S_MAX = 86400.0
-
-logger = logging.getLogger(__name__)
-
-
 @dataclass(slots=True)
-class _Kept:
-    """One preseed; `keep` is None until the tracker says, after a restart, what it is for.
-    `ends_at` is when its time is up, by the loop's clock; None for never."""
+class _Preseed:
+    """One preseed of this host."""
 
     keep: Keep | None = None
+    """The tracker's request; None after a restart until the tracker repeats it."""
     ends_at: float | None = None
+    """When it is over, by the loop's clock; None for never."""
     state: KeptState = "waiting"
     reason: str = ""
+    """Why it failed, "" while it has not."""
     blobs: tuple[Digest, ...] = ()
+    """The pinned blobs, once the manifest is known."""
     pull: Pull | None = None
     task: asyncio.Task[None] | None = None
+    """Pins and fetches the package."""
     expiry: asyncio.TimerHandle | None = None
-    said: Kept | None = field(default=None)
+    """Releases it at `ends_at`."""
+    reported: Kept | None = None
+    """The last status report."""
 
 
 class Preseeds:
-    """See the module's text. `send` says something to the tracker, if one answers. `clock_ahead_s`
-    is how far this host's clock is ahead of the tracker's, None where the tracker does not tell the
-    time."""
+    """The preseeds of this host. `send` sends a message if a tracker answers. `clock_ahead_s` is how
+    far this host's clock is ahead of the tracker's, None where the tracker does not state its time.
+    On the event loop."""
 
     def __init__(
         self,
@@ -137,25 +141,25 @@ class Preseeds:
     ) -> None:
         self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
         self._clock_ahead_s = clock_ahead_s
-        self._spares = RedundantPacks(store.trees.redundant_packs, send)
-        self._kept: dict[str, _Kept] = {}
+        self._redundant = RedundantPacks(store.trees.redundant_packs, send)
+        self._preseeds: dict[str, _Preseed] = {}
+        """By identifier."""
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._pinning = asyncio.Lock()
         self._background: set[asyncio.Task[Any]] = set()
         for blob in store.blobs():
             for owner in store.pins.owners(blob.digest):
                 if owner.startswith(OWNER):
-                    self._kept.setdefault(owner.removeprefix(OWNER), _Kept())
+                    self._preseeds.setdefault(owner.removeprefix(OWNER), _Preseed())
 
     def connected(self) -> None:
-        """A tracker answers: tell it of everything that is kept, and of packs that are needed no
-        more."""
-        self._spares.connected()
-        for identifier in self._kept:
-            self._tell(identifier, again=True)
+        """A tracker begins to answer: report all preseeds and redundant packs to it."""
+        self._redundant.connected()
+        for identifier in self._preseeds:
+            self._report(identifier, again=True)
 
     def receive(self, message: Keep | Release) -> None:
-        """What the tracker asks for."""
+        """Carry out a request of the tracker."""
         match message:
             case Keep():
                 self._keep(message)
@@ -163,83 +167,83 @@ class Preseeds:
                 self._release(identifier)
 
     async def stop(self) -> None:
-        """Fetch nothing more; pins stay."""
-        await self._spares.stop()
-        tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
-        for kept in self._kept.values():
-            if kept.expiry is not None:
-                kept.expiry.cancel()
+        """End all fetching; pins stay."""
+        await self._redundant.stop()
+        tasks = [preseed.task for preseed in self._preseeds.values() if preseed.task is not None]
+        for preseed in self._preseeds.values():
+            if preseed.expiry is not None:
+                preseed.expiry.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._background, return_exceptions=True)
 
     # -- one preseed
 
-    def _keep(self, wanted: Keep) -> None:
-        kept = self._kept.get(wanted.id)
-        if kept is not None and kept.keep is not None and kept.keep.package != wanted.package:
-            self._release(wanted.id)
-            kept = None
-        if kept is None:
-            if len(self._kept) >= PRESEEDS_MAX:
+    def _keep(self, keep: Keep) -> None:
+        preseed = self._preseeds.get(keep.id)
+        if preseed is not None and preseed.keep is not None and preseed.keep.package != keep.package:
+            self._release(keep.id)
+            preseed = None
+        if preseed is None:
+            if len(self._preseeds) >= PRESEEDS_MAX:
                 error = Unavailable(f"this host keeps {PRESEEDS_MAX} preseeds already")
-                self._send(Kept(wanted.id, "failed", reason=_reason(error)))
+                self._send(Kept(keep.id, "failed", reason=_reason(error)))
                 return
-            kept = self._kept[wanted.id] = _Kept()
-        kept.keep = wanted
-        left_s = self._left_s(wanted)
-        kept.ends_at = asyncio.get_running_loop().time() + left_s if left_s is not None else None
-        self._expire_later(wanted.id, kept)
-        if self._kept.get(wanted.id) is not kept:
-            if wanted.left_s is None:
-                self._refuse(wanted)
+            preseed = self._preseeds[keep.id] = _Preseed()
+        preseed.keep = keep
+        left_s = self._left_s(keep)
+        preseed.ends_at = asyncio.get_running_loop().time() + left_s if left_s is not None else None
+        self._expire_later(keep.id, preseed)
+        if self._preseeds.get(keep.id) is not preseed:
+            if keep.left_s is None:
+                self._refuse(keep)
             return  # its time is up
-        running = kept.task is not None and not kept.task.done()
-        if not running and not (kept.state == "done" and self._whole(kept)):
-            kept.state, kept.reason, kept.pull = "waiting", "", None
-            kept.task = asyncio.create_task(self._run(wanted, kept), name=f"preseed-{wanted.id}")
-        self._tell(wanted.id, again=True)
+        running = preseed.task is not None and not preseed.task.done()
+        if not running and not (preseed.state == "done" and self._whole(preseed)):
+            preseed.state, preseed.reason, preseed.pull = "waiting", "", None
+            preseed.task = asyncio.create_task(self._run(keep, preseed), name=f"preseed-{keep.id}")
+        self._report(keep.id, again=True)
 
     def _release(self, identifier: str) -> None:
-        kept = self._kept.pop(identifier, None)
-        if kept is None:
+        preseed = self._preseeds.pop(identifier, None)
+        if preseed is None:
             return
-        if kept.expiry is not None:
-            kept.expiry.cancel()
-        if kept.task is not None:
-            kept.task.cancel()
+        if preseed.expiry is not None:
+            preseed.expiry.cancel()
+        if preseed.task is not None:
+            preseed.task.cancel()
         self._later(self._unpin(identifier))
 
-    async def _run(self, wanted: Keep, kept: _Kept) -> None:
+    async def _run(self, keep: Keep, preseed: _Preseed) -> None:
         try:
             async with self._slots:
-                kept.state = "pulling"
-                self._tell(wanted.id)
-                await self._fetch(wanted, kept)
-            kept.state = "done"
+                preseed.state = "pulling"
+                self._report(keep.id)
+                await self._fetch(keep, preseed)
+            preseed.state = "done"
         except P2PDistError as error:
-            kept.state, kept.reason = "failed", _reason(error)
+            preseed.state, preseed.reason = "failed", _reason(error)
         except Exception as error:
-            logger.exception("preseed=%s failed", wanted.id)
-            kept.state, kept.reason = "failed", f"failed: the agent failed: {error!r}"[:REASON_CHARACTERS_MAX]
-        self._tell(wanted.id)
+            logger.exception("preseed=%s failed", keep.id)
+            preseed.state, preseed.reason = "failed", f"failed: the agent failed: {error!r}"[:REASON_CHARACTERS_MAX]
+        self._report(keep.id)
 
-    async def _fetch(self, wanted: Keep, kept: _Kept) -> None:
-        package = await self._packages.find(parse_reference(wanted.package), lambda text: None)
-        kept.blobs = _pinned(package.manifest)
+    async def _fetch(self, keep: Keep, preseed: _Preseed) -> None:
+        package = await self._packages.find(parse_reference(keep.package), lambda text: None)
+        preseed.blobs = _pinned(package.manifest)
         # Whether or not this is cancelled meanwhile, pins are set before a release, which waits
         # behind them for the lock, takes them away.
-        await asyncio.shield(self._later(self._pin(wanted.id, kept.blobs)))
-        pull = kept.pull = self._pulls.start(PullRequest(package=wanted.package, priority=wanted.priority))
+        await asyncio.shield(self._later(self._pin(keep.id, preseed.blobs)))
+        pull = preseed.pull = self._pulls.start(PullRequest(package=keep.package, priority=keep.priority))
         assert pull.task is not None
         try:
             while not (await asyncio.wait([pull.task], timeout=PROGRESS_S))[0]:
-                self._tell(wanted.id)
+                self._report(keep.id)
         except asyncio.CancelledError:
             pull.task.cancel()
             await asyncio.wait([pull.task])
             if pull.state not in ("done", "failed"):
-                pull.state, pull.error = "failed", Conflict(f"the preseed {wanted.id} needs {wanted.package} no longer")
+                pull.state, pull.error = "failed", Conflict(f"the preseed {keep.id} needs {keep.package} no longer")
             raise
         if pull.error is not None:
             raise pull.error
@@ -259,53 +263,53 @@ class Preseeds:
             except P2PDistError as error:
                 logger.error("preseed=%s is over and still pinned: %s", identifier, error)
 
-    def _whole(self, kept: _Kept) -> bool:
-        found = [self._store.get(digest) for digest in kept.blobs]
-        return all(blob is not None and blob.complete for blob in found)
+    def _whole(self, preseed: _Preseed) -> bool:
+        blobs = [self._store.get(digest) for digest in preseed.blobs]
+        return all(blob is not None and blob.complete for blob in blobs)
 
-    def _left_s(self, wanted: Keep) -> float | None:
-        """How long it holds from now on, None for ever."""
-        if wanted.left_s is not None or wanted.until is None:
-            return wanted.left_s
-        return wanted.until - (time.time() - (self._clock_ahead_s() or 0.0))
+    def _left_s(self, keep: Keep) -> float | None:
+        """How many seconds a preseed lasts from now on, None for ever."""
+        if keep.left_s is not None or keep.until is None:
+            return keep.left_s
+        return keep.until - (time.time() - (self._clock_ahead_s() or 0.0))
 
-    def _refuse(self, wanted: Keep) -> None:
-        """The tracker asks for what is over by this host's clock: the two clocks differ, and the
-        tracker does not tell how much."""
-        late_s = -(self._left_s(wanted) or 0.0)
+    def _refuse(self, keep: Keep) -> None:
+        """Report that a preseed is over by this host's clock before it began: the two clocks differ,
+        and the tracker does not state its time."""
+        late_s = -(self._left_s(keep) or 0.0)
         error = Unavailable(
             f"the preseed ended {late_s:.0f} s ago by this host's clock",
             remedy="Set the clocks of this host and of the tracker (chrony, systemd-timesyncd)",
         )
-        logger.warning("preseed=%s is not fetched: %s", wanted.id, error)
-        self._send(Kept(wanted.id, "failed", reason=_reason(error)))
+        logger.warning("preseed=%s is not fetched: %s", keep.id, error)
+        self._send(Kept(keep.id, "failed", reason=_reason(error)))
 
-    def _expire_later(self, identifier: str, kept: _Kept) -> None:
-        """Release it when its time is up, whether or not a tracker is there to say so."""
-        if kept.expiry is not None:
-            kept.expiry.cancel()
-            kept.expiry = None
-        if kept.ends_at is None:
+    def _expire_later(self, identifier: str, preseed: _Preseed) -> None:
+        """Release a preseed when its time is up, whether or not a tracker answers then."""
+        if preseed.expiry is not None:
+            preseed.expiry.cancel()
+            preseed.expiry = None
+        if preseed.ends_at is None:
             return
         loop = asyncio.get_running_loop()
-        left_s = kept.ends_at - loop.time()
+        left_s = preseed.ends_at - loop.time()
         if left_s <= 0:
             self._release(identifier)
             return
-        kept.expiry = loop.call_later(min(left_s, TIMER_S_MAX), self._expire_later, identifier, kept)
+        preseed.expiry = loop.call_later(min(left_s, TIMER_S_MAX), self._expire_later, identifier, preseed)
 
-    # -- saying
+    # -- status reports
 
-    def _tell(self, identifier: str, *, again: bool = False) -> None:
-        kept = self._kept.get(identifier)
-        if kept is None:
+    def _report(self, identifier: str, *, again: bool = False) -> None:
+        preseed = self._preseeds.get(identifier)
+        if preseed is None:
             return
-        status = kept.pull.status() if kept.pull is not None else None
+        status = preseed.pull.status() if preseed.pull is not None else None
         done, total = (status.bytes_done, status.bytes_total) if status is not None else (0, 0)
-        saying = Kept(identifier, kept.state, done, total, kept.reason)
-        if again or saying != kept.said:
-            kept.said = saying
-            self._send(saying)
+        report = Kept(identifier, preseed.state, done, total, preseed.reason)
+        if again or report != preseed.reported:
+            preseed.reported = report
+            self._send(report)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -315,8 +319,8 @@ class Preseeds:
 
 
 def _pinned(manifest: Manifest) -> tuple[Digest, ...]:
-    """What must stay for a package to be here: its layers and catalogs. Packs are means to make a
-    tree's contents, which its root pins."""
+    """The blobs to pin for a package: its layers and catalogs. Packs are not pinned: they serve to
+    make the contents of a tree, which its root pins."""
     return tuple(blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE)
 
 

@@ -1,8 +1,8 @@
-"""Keeps packages in the store as their policies say: pinned, for a time, or not at all
+"""Retention: packages stay in the store as their policies say, pinned, for a time, or not at all
 (p2pdist/core/eviction.py).
 
-A package that is pinned by its policy is so for an owner of its own, `policy:<reference>`, before
-any of it is fetched.
+A package that is pinned by its policy has an owner of its own, `policy:<reference>`, before any of
+it is fetched.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tasks that one owner has under way beside itself: each is kept until it ends, and what it fails
-with is logged. And work in threads, which nobody can stop."""
+"""Background tasks of one owner, which are kept until they end and whose failures are logged; and
+work in threads, which cannot be stopped."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ Result = TypeVar("Result")
 
 
 async def in_thread(work: Callable[[], Result], undo: Callable[[Result], object]) -> Result:
-    """What `work` returns in a thread. When this is cancelled the thread goes on; `undo` gets what
-    it returns then."""
+    """What `work` returns in a thread. When the caller is cancelled the thread goes on, and `undo`
+    gets its result."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
-        # When the loop ends it cancels everything, and nobody learns what the thread returns.
+        # When the loop ends it cancels everything, and the thread's result is lost.
         working.add_done_callback(lambda done: done.cancelled() or done.exception() or undo(done.result()))
         raise
 
 
 class Tasks:
-    """`failure` is what a log line says of a task that fails, which is a defect: expected failures
-    are for the task to deal with."""
+    """The background tasks of one owner. `failure` is the log line for a task that fails, which is a
+    defect: a task handles the failures that it expects."""
 
     def __init__(self, logger: logging.Logger, failure: str) -> None:
         self._logger, self._failure = logger, failure
         self._running: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
-        """All of them are to end."""
+        """Cancel all tasks."""
         for task in self._running:
             task.cancel()
 
     async def stop(self) -> None:
-        """Cancel them, and wait until they have ended."""
+        """Cancel all tasks, and wait until they have ended."""
         self.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 

@@ -1,5 +1,9 @@
-"""Joins the uplink core with what it feeds: each stream, and each reader of a range, waits here for
-its flow."""
+"""The uplink of an agent: the streams and readers of ranges that share it, as flows of the uplink
+core, which decides whose block is next.
+
+A flow whose socket has room gets its block at once, from within the event that made the block
+available. A task is woken only for what the socket did not take.
+"""
 
 from __future__ import annotations
 
@@ -38,37 +42,42 @@ STREAMS_MAX = 256
 """Streams served at once, and as many readers of ranges."""
 
 AT_ONCE_BYTES = 1 << 20
-"""Bytes that are given to sockets before the loop serves others."""
+"""Bytes that one event gives to sockets before the loop runs other tasks."""
 
 LEAD_MAX = 4
-"""Pieces of a stripe that a reader of the origin may be ahead of this host's children, those that
-it is reading included. More at once, after a pause, would fill this host's downlink, and keep the
-stripe that comes from a peer out of it."""
+"""Pieces of a stripe that this host may read from the origin ahead of its children, pieces being
+read included. More at once, after a pause, would fill its downlink and delay the stripes that come
+from peers."""
 
 LEAD_WAIT_S = 0.75
 """How long it waits for them: children that take nothing must not keep a stripe from this host and
-from everybody else."""
+from all others."""
 
 
 class Flow:
-    """One outgoing stream (see Outgoing in transfer/stream/server.py)."""
+    """One outgoing stream of the uplink (an Outgoing of transfer/stream/server.py)."""
 
     def __init__(self, uplink: Uplink, number: int) -> None:
         self._uplink = uplink
         self._loop = asyncio.get_running_loop()
         self._number = number
         self._failure: P2PDistError | None = None
+        """Why the stream ends as truncated; set by `fail`."""
         self._given: deque[Block | None] = deque()
+        """Blocks that the core gave and `next_block` has not taken; None is the end."""
         self._waiter: asyncio.Future[None] | None = None
+        """What `next_block` waits for."""
         self._send: Callable[[Block], bool] | None = None
+        """Sends a block that the socket takes whole; set by `at_once`."""
 
     def at_once(self, send: Callable[[Block], bool] | None) -> None:
-        """See Outgoing."""
+        """Try `send` for blocks while `next_block` waits; it returns whether the socket took the
+        block."""
         self._send = send
 
     def give(self, block: Block | None, *, at_once: bool = False) -> bool:
-        """Whether the block was sent, which is tried if it may be sent at once; else somebody waits
-        for it, and now no longer."""
+        """Give the stream its next block, None for the end. With `at_once` the block goes straight to
+        the socket if that takes it; returns whether it did."""
         waits = self._waiter is not None and not self._waiter.done()
         if (
             at_once
@@ -93,6 +102,7 @@ class Flow:
             self._waiter.set_result(None)
 
     async def next_block(self) -> Block | None:
+        """Wait for the next block; None at the end of the stream. Raises what `fail` was given."""
         while not self._given and self._failure is None:
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -101,21 +111,25 @@ class Flow:
         return self._given.popleft()
 
     def block_sent(self, length: int) -> None:
+        """The block that `next_block` returned is in the socket."""
         self._uplink.sent_bytes_total += length
         self._uplink.submit(BlockSent(self._number))
 
     def close(self) -> None:
+        """Leave the uplink."""
         self._uplink.close(self._number)
 
 
 class RangeFlow(Flow):
-    """One reader of a range (see Flow in transfer/stream/ranges.py)."""
+    """One reader of a range of the uplink (a Turn of transfer/stream/ranges.py)."""
 
     async def wait(self, length: int) -> None:
+        """Wait until so many bytes may be sent."""
         self._uplink.submit(Ready(self._number, length))
         await self.next_block()
 
     def block_sent(self, length: int) -> None:
+        """So many bytes are in the socket."""
         self._uplink.submit(BlockSent(self._number))
 
 
@@ -125,33 +139,41 @@ class Uplink:
 
     def __init__(self, *, limit_bytes_s: float | None = None, preseed_limit_bytes_s: float | None = None) -> None:
         self.sent_bytes_total = 0
+        """Bytes of all streams so far."""
         self._core = UplinkCore(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
         self._flows: dict[int, Flow] = {}
+        """Streams and readers of ranges, by number."""
         self._blobs: dict[int, Digest] = {}
+        """The blob of each stream; readers of ranges are not in it."""
         self._numbers = itertools.count(1)
         self._moved: asyncio.Future[None] | None = None
+        """What `reading` waits for: a child has received, or a read has ended."""
         self._reading: Counter[tuple[Digest, int]] = Counter()
+        """Pieces of each blob and stripe that are being read from the origin."""
         self._emptied: asyncio.Future[None] | None = None
+        """What `idle` waits for."""
         self._ticking: asyncio.TimerHandle | None = None
+        """The next tick of the core."""
 
     @property
     def streams(self) -> int:
+        """The number of open streams."""
         return len(self._blobs)
 
     @property
     def open_count(self) -> int:
-        """Streams and readers of ranges."""
+        """The number of open streams and readers of ranges."""
         return len(self._flows)
 
     async def idle(self) -> None:
-        """Return once there is neither stream nor reader."""
+        """Wait until no stream or reader is open."""
         while self._flows:
             if self._emptied is None:
                 self._emptied = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._emptied])
 
     def held(self, blob: Digest, layout: PieceLayout, stripes: int, have: PieceSet) -> None:
-        """The blob can be served from now on, as far as it is there."""
+        """Serve the pieces of a blob that are in `have`, and later pieces as they are verified."""
         self.submit(Held(blob, layout, stripes, have))
 
     def limit(self, blob: Digest, bucket: Bucket | None) -> None:
@@ -160,11 +182,12 @@ class Uplink:
         self.submit(Limited(blob, bucket))
 
     def verified(self, blob: Digest, piece: int) -> None:
+        """A piece of a held blob may be served from now on."""
         self.submit(Verified(blob, piece))
 
     def dropped(self, blob: Digest) -> None:
-        """The blob is served no more; its streams end, and its children flow elsewhere."""
-        ended = [self._flows[number] for number, each in self._blobs.items() if each == blob]
+        """Stop serving a blob: its streams end, and its children receive from other hosts."""
+        ended = [self._flows[number] for number, other in self._blobs.items() if other == blob]
         self._end(ended, f"{blob} is served here no more")
         self.submit(Dropped(blob))
 
@@ -180,7 +203,7 @@ class Uplink:
             flow.close()
 
     def open(self, blob: Digest, stripe: int, have: PieceSet, priority: Priority = "start") -> Flow:
-        """Let a child take turns; `close` the result when its connection ends. Raises Unavailable
+        """Open a stream to a child; the caller closes it when the connection ends. Raises Unavailable
         over STREAMS_MAX streams."""
         if len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent serves {STREAMS_MAX} streams already", remedy="Try another peer")
@@ -191,7 +214,7 @@ class Uplink:
         return flow
 
     def open_range(self) -> RangeFlow:
-        """Let the reader of a range take turns; `close` the result in the end. Raises Unavailable
+        """Open a flow for the reader of a range; the caller closes it in the end. Raises Unavailable
         over STREAMS_MAX of them."""
         if len(self._flows) - len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent answers {STREAMS_MAX} readers already", remedy="Try another peer")
@@ -200,6 +223,7 @@ class Uplink:
         return flow
 
     def close(self, number: int) -> None:
+        """Close a flow."""
         self._blobs.pop(number, None)
         if self._flows.pop(number, None) is not None:
             self.submit(Closed(number))
@@ -229,22 +253,22 @@ class Uplink:
             self._move()
 
     def _move(self) -> None:
-        """Have those look again who wait to read."""
+        """Wake the readers of the origin that wait in `reading`."""
         if self._moved is not None:
             self._moved.set_result(None)
             self._moved = None
 
     def take_sample(self) -> tuple[int, float]:
-        """Bytes sent and seconds in which data was waiting, since the last sample."""
+        """Bytes sent, and seconds in which data waited to be sent, since the last sample."""
         return self._core.take_sample(time.monotonic())
 
     def submit(self, event: Event) -> None:
+        """Pass an event to the core, and its blocks to the flows."""
         events, sent_bytes = deque((event,)), 0
         while events:
             event = events.popleft()
-            now = (
-                time.monotonic()
-            )  # the loop's own time stands still within a flow of uvloop, and has milliseconds only
+            # The loop's own time stands still within an iteration of uvloop, in whole milliseconds.
+            now = time.monotonic()
             if self._moved is not None and isinstance(event, BlockSent | Closed | Opened):
                 self._move()
             for command in self._core.handle(event, now=now):
@@ -262,8 +286,8 @@ class Uplink:
         self._tick_later(now)
 
     def _tick_later(self, now: float) -> None:
-        """Look again when the limits allow more, and now and then while somebody waits for a block
-        in flight."""
+        """Schedule the next tick: when the limits allow more, and at the latest after TICK_S while a
+        stream waits for a block in flight."""
         wait_s = self._core.wait_s(now)
         if wait_s is None and (self._ticking is not None or not self._core.held_up):
             return
@@ -275,6 +299,6 @@ class Uplink:
         self._ticking = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        """Look whether the block in flight is stuck and the others should go on."""
+        """Have the core check whether the block in flight is stuck and other flows should go on."""
         self._ticking = None
         self.submit(Tick())

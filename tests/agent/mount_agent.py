@@ -78,12 +78,12 @@ class MountAgent:
         layers = [SquashfsLayer(image) for image in self.images]
         assert request.transport is not None
         caller = Caller.of(request.transport.get_extra_info("socket"))
-        return answer(await self.mounts.show("app:v1", DIGEST, layers, self.config, wanted, self.hold, caller))
+        return answer(await self.mounts.mount("app:v1", DIGEST, layers, self.config, wanted, self.hold, caller))
 
     async def unmount(self, request: web.Request) -> web.Response:
         query = request.query
         sees = (int(query["device"]), int(query["inode"])) if "device" in query else None
-        return answer(await self.mounts.unshow(query["path"], query.get("force") == "1", caller_sees=sees))
+        return answer(await self.mounts.unmount(query["path"], query.get("force") == "1", caller_sees=sees))
 
     async def shown(self, request: web.Request) -> web.Response:
         return answer({"mounts": self.mounts.list()})

@@ -160,7 +160,7 @@ async def shown(mounts: Mounts, image: Path, path: Path | str, caller: Caller, h
         return lambda: None
 
     request = MountRequest("app:v1", str(path), how=how)
-    return await mounts.show("app:v1", DIGEST, [SquashfsLayer(image)], Config(), request, hold, caller)
+    return await mounts.mount("app:v1", DIGEST, [SquashfsLayer(image)], Config(), request, hold, caller)
 
 
 @pytest.mark.root
@@ -188,17 +188,17 @@ async def test_packages_are_shown_where_the_user_may_write(place: Path, image: P
             status = await shown(mounts, image, place / name, STRANGER)
             assert (place / name / "file").read_text() == "content" and status.path == str(place / name)
             with pytest.raises(Refused, match="shown for another user"):
-                await mounts.unshow(str(place / name), True, Caller(1234, 1234))
-            await mounts.unshow(str(place / name), False, STRANGER)
+                await mounts.unmount(str(place / name), True, Caller(1234, 1234))
+            await mounts.unmount(str(place / name), False, STRANGER)
         assert not (place / "mine" / "new").exists() and (place / "mine" / "empty").exists()
         status = await shown(mounts, image, "", STRANGER)
-        await mounts.unshow(status.path, False, ROOT)
+        await mounts.unmount(status.path, False, ROOT)
         await shown(mounts, image, tmp_path / "view", ROOT)
         with pytest.raises(Refused):
-            await mounts.unshow(str(tmp_path / "view"), False, STRANGER)
+            await mounts.unmount(str(tmp_path / "view"), False, STRANGER)
     finally:
         for left in mounts.list():
-            await mounts.unshow(left.path, True)
+            await mounts.unmount(left.path, True)
         await mounts.close()
 
 
@@ -217,11 +217,11 @@ async def test_a_place_that_moves_leads_nowhere_else(place: Path, image: Path, t
         with pytest.raises(OSError, match="leads elsewhere"):
             kernel.unmount_here(place / "mine" / "view")
         with pytest.raises(NotFound):
-            await mounts.unshow(str(place / "mine" / "view"), True, STRANGER)
+            await mounts.unmount(str(place / "mine" / "view"), True, STRANGER)
         assert kernel.mounted_at(elsewhere / "view") is not None
         (place / "mine").unlink()
         (place / "moved").rename(place / "mine")
-        await mounts.unshow(str(place / "mine" / "view"), True, STRANGER)
+        await mounts.unmount(str(place / "mine" / "view"), True, STRANGER)
     finally:
         kernel.unmount(elsewhere / "view")
         await mounts.close()
@@ -237,7 +237,7 @@ async def test_the_next_agent_knows_for_whom_a_package_is_shown(place: Path, ima
         (status,) = second.list()
         assert (status.reference, status.digest) == ("app:v1", DIGEST)
         with pytest.raises(Refused):
-            await second.unshow(status.path, False, Caller(1234, 1234))
-        await second.unshow(status.path, False, STRANGER)
+            await second.unmount(status.path, False, Caller(1234, 1234))
+        await second.unmount(status.path, False, STRANGER)
     finally:
         await second.close()

@@ -68,7 +68,7 @@ async def shown(
     request = MountRequest("app:v1", str(path), until_exit=bool(pid), **how)
     layers = [SquashfsLayer(image) for image in images]
     caller = replace(Caller.agent(), pid=pid)
-    return await mounts.show("app:v1", DIGEST, layers, CONFIG, request, claims.hold, caller)
+    return await mounts.mount("app:v1", DIGEST, layers, CONFIG, request, claims.hold, caller)
 
 
 async def test_shown_listed_and_gone(tmp_path: Path, images: list[Path], claims: Claims) -> None:
@@ -83,11 +83,11 @@ async def test_shown_listed_and_gone(tmp_path: Path, images: list[Path], claims:
     assert claims.count == 1
     with pytest.raises(Conflict, match="already"):
         await shown(mounts, images, claims, tmp_path / "view")
-    assert await mounts.unshow(str(tmp_path / "view")) == status
+    assert await mounts.unmount(str(tmp_path / "view")) == status
     assert mounts.list() == []
     assert claims.count == 0
     with pytest.raises(NotFound):
-        await mounts.unshow(str(tmp_path / "view"))
+        await mounts.unmount(str(tmp_path / "view"))
 
 
 async def test_without_a_path_the_agent_chooses_one(tmp_path: Path, images: list[Path], claims: Claims) -> None:
@@ -97,7 +97,7 @@ async def test_without_a_path_the_agent_chooses_one(tmp_path: Path, images: list
     assert len({status.path for status in found}) == 3
     assert all(status.path.startswith(f"{tmp_path}/mounts/shown/") for status in found)
     for status in found:
-        await mounts.unshow(status.path)
+        await mounts.unmount(status.path)
     assert claims.count == 0
     assert not list((tmp_path / "mounts" / "shown").iterdir())
     await mounts.close()
@@ -127,7 +127,7 @@ async def test_images_are_handed_out_and_held(tmp_path: Path, images: list[Path]
     assert status.how == "images"
     assert status.images == tuple(map(str, images))
     assert claims.count == 1
-    await mounts.unshow(status.path)
+    await mounts.unmount(status.path)
     assert claims.count == 0
     await shown(mounts, images, claims, how="userns")
     await mounts.close()
@@ -140,7 +140,7 @@ async def test_root_mounts_rather_than_hand_out_images(tmp_path: Path, images: l
     mounts = Mounts(tmp_path / "mounts")
     status = await shown(mounts, images, claims, how="images")
     assert status.how == "overlay"
-    await mounts.unshow(status.path)
+    await mounts.unmount(status.path)
 
 
 @pytest.mark.root
@@ -160,7 +160,7 @@ async def test_a_caller_that_goes_away_leaves_nothing_unknown(
     assert claims.count == 0
     later = Mounts(tmp_path / "mounts")
     for status in later.list():
-        await later.unshow(status.path)
+        await later.unmount(status.path)
     assert kernel.mounted_at(tmp_path / "view") is None
 
 
@@ -184,7 +184,7 @@ async def test_a_stop_leaves_what_is_shown_to_the_next_agent(
     assert (view / "app").read_text() == "app"
     assert claims.count == 0
     later = Mounts(tmp_path / "mounts")
-    later.adopt(lambda digest: claims.hold())
+    later.hold_inherited(lambda digest: claims.hold())
     assert claims.count == 1
     (after,) = later.list()
     assert (after.reference, after.digest, after.path, after.how) == ("app:v1", DIGEST, str(view), how)
@@ -192,7 +192,7 @@ async def test_a_stop_leaves_what_is_shown_to_the_next_agent(
     if before.writable:
         (view / "new").write_text("x")
     assert (view / "app").read_text() == "app"
-    await later.unshow(str(view))
+    await later.unmount(str(view))
     assert not view.exists()
     assert claims.count == 0
 
@@ -242,11 +242,11 @@ async def test_the_view_of_a_process_goes_with_its_last_program(
     program = processes(status.path)
     owner.kill()  # and not waited for: a process that has ended is no user, whether or not its parent has asked
     with pytest.raises(Conflict, match="in use") as refused:
-        await mounts.unshow(status.path)
+        await mounts.unmount(status.path)
     assert f"sleep (pid {program.pid})" in refused.value.remedy
     await mounts.close()
     later = Mounts(tmp_path / "mounts")
-    later.adopt(lambda digest: claims.hold())
+    later.hold_inherited(lambda digest: claims.hold())
     later.start()
     assert [(kept.path, kept.how, kept.pid) for kept in later.list()] == [(status.path, how, owner.pid)]
     assert (Path(status.path) / "app").read_text() == "app"
@@ -277,7 +277,7 @@ async def test_what_ended_while_no_agent_ran_is_gone_at_once(
     later = Mounts(tmp_path / "mounts")
     assert [(kept.path, kept.images) for kept in later.list()] == [(stays.path, stays.images)]
     assert not Path(gone.path).exists() and not Path(reused.path).exists()
-    await later.unshow(stays.path)
+    await later.unmount(stays.path)
     assert later.list() == []
 
 
@@ -294,7 +294,7 @@ async def test_what_an_agent_had_not_mounted_again_after_a_reboot_is_forgotten(
     later = Mounts(tmp_path / "mounts")
     assert [kept.path for kept in later.list()] == [str(tmp_path / "unpacked")]
     assert not (tmp_path / "mounted").exists()
-    await later.unshow(str(tmp_path / "unpacked"))
+    await later.unmount(str(tmp_path / "unpacked"))
     assert not list((tmp_path / "mounts/records").iterdir())
 
 
@@ -308,7 +308,7 @@ from p2pdist.mount.layers import SquashfsLayer
 async def main():
     mounts = Mounts(Path(sys.argv[1]))
     layers = [SquashfsLayer(Path(name)) for name in sys.argv[3:]]
-    await mounts.show("app:v1", "sha256:" + "ab" * 32, layers, Config(), MountRequest("app:v1", sys.argv[2]), lambda: lambda: None)
+    await mounts.mount("app:v1", "sha256:" + "ab" * 32, layers, Config(), MountRequest("app:v1", sys.argv[2]), lambda: lambda: None)
     os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
@@ -324,6 +324,6 @@ async def test_a_restart_after_kill_takes_over(tmp_path: Path, images: list[Path
     assert [(left.path, left.removed) for left in mounts.leftovers] == [(target, False)]
     assert [(each.reference, each.digest, each.how) for each in mounts.list()] == [("app:v1", DIGEST, "overlay")]
     assert (target / "app").read_text() == "app"
-    await mounts.unshow(str(target))
+    await mounts.unmount(str(target))
     assert mounts.list() == []
     assert not target.exists()

@@ -125,7 +125,7 @@ async def test_a_release_that_comes_while_pins_are_set_wins(rig: Rig) -> None:
     digest = await rig.publish()
     async with rig.preseeds._pinning:
         await rig.keep("p1", digest)
-        await wait(lambda: rig.preseeds._kept["p1"].blobs)
+        await wait(lambda: rig.preseeds._preseeds["p1"].blobs)
         await asyncio.sleep(0)
         rig.preseeds.receive(Release("p1"))
     await wait(lambda: not rig.preseeds._background)
@@ -195,12 +195,12 @@ async def test_a_preseed_lasts_as_long_on_a_host_whose_clock_is_wrong(rig: Rig, 
     """`until` is by the tracker's clock; what counts is how long it is from now on."""
     digest = await rig.publish(1)
     await rig.keep("p1", digest, until=time.time() - ahead_s + 600, left_s=600.0)
-    left_s = rig.preseeds._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
+    left_s = rig.preseeds._preseeds["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
     assert 590 < left_s <= 600
     await rig.arrive(digest)
     await wait(lambda: rig.states("p1")[-1:] == ["done"])
-    rig.preseeds._kept["p1"].ends_at = asyncio.get_running_loop().time()
-    rig.preseeds._expire_later("p1", rig.preseeds._kept["p1"])
+    rig.preseeds._preseeds["p1"].ends_at = asyncio.get_running_loop().time()
+    rig.preseeds._expire_later("p1", rig.preseeds._preseeds["p1"])
     await wait(lambda: not rig.owners(digest))
 
 
@@ -210,7 +210,7 @@ async def test_a_time_by_the_trackers_clock_is_turned_into_a_duration(rig: Rig, 
     differ."""
     digest, rig.clock_ahead_s = await rig.publish(1), ahead_s
     await rig.keep("p1", digest, until=time.time() - ahead_s + 600)
-    left_s = rig.preseeds._kept["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
+    left_s = rig.preseeds._preseeds["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
     assert 590 < left_s <= 600
 
 

@@ -1,10 +1,10 @@
-"""Talking to the agent of this host over its Unix socket (docs/protocol.md, the local API).
+"""The client of the agent of this host, over its Unix socket (docs/protocol.md, the local API).
 
-Calls block. This module is loaded by every command that asks an agent, also by `run`, of which many
-start at once: it needs neither an event loop nor an HTTP library, whose loading takes several times
-as long as all the rest of such a command. Each call is one connection and an HTTP/1.0 request, so
-that an answer is never in chunks: it has a stated length, or ends with the connection and says in
-itself that it is whole.
+Calls block. Every command that asks an agent loads this module, also `run`, of which many start at
+once: it needs neither an event loop nor an HTTP library, whose loading takes several times as long
+as all the rest of such a command. Each call is one connection and an HTTP/1.0 request, so that an
+answer never comes in chunks: it has a stated length, or ends with the connection and says in itself
+that it is whole.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PIN_S_MAX = MOUNT_S_MAX = 3600.0
 """Unpacking a large package takes minutes."""
 
 AWAY_S_MAX = 5.0
-"""How long a pull is asked after while the agent does not answer, as when it is being restarted."""
+"""How long `pull` waits for an agent that does not answer, as while it restarts."""
 
 _READ = 1 << 16
 _T = TypeVar("_T")
@@ -70,8 +70,8 @@ class _Pins(msgspec.Struct):
 
 class LocalClient:
     """A client of one agent. Every call raises the failure that the agent reports; Unavailable when
-    no agent answers, in `answer_s` seconds where the call itself does not take long; Refused when
-    this user may not use the socket. May be used by several threads."""
+    no agent answers, within `answer_s` seconds for calls that are short; Refused when this user may
+    not use the socket. Several threads may use one client."""
 
     def __init__(self, socket_path: Path = DEFAULT_SOCKET, *, answer_s: float = REQUEST_S_MAX) -> None:
         length = len(os.fsencode(socket_path))
@@ -81,10 +81,10 @@ class LocalClient:
                 remedy="Give a shorter one with --socket or P2PDIST_SOCKET",
             )
         self._path, self._answer_s = socket_path, answer_s
-        self._named = {HEADER: os.urandom(8).hex()}  # all that this client asks for is one request of somebody
+        self._named = {HEADER: os.urandom(8).hex()}  # all calls of this client have one request's name in the logs
 
     def pull(self, request: PullRequest, on_progress: Callable[[PullStatus], None] | None = None) -> PullStatus:
-        """Start a pull and follow it to its end, with `on_progress` told every POLL_S seconds.
+        """Start a pull and follow it to its end, calling `on_progress` every POLL_S seconds.
         Raises why the pull failed."""
         status = self._ask("POST", "/v1/pulls", PullStatus, body=request)
         answered = time.monotonic()
@@ -102,23 +102,23 @@ class LocalClient:
             except Unavailable:
                 if time.monotonic() - answered > AWAY_S_MAX:
                     raise
-            if status.state not in ("done", "failed"):  # it did not wait: it is away, or an older one
+            if status.state not in ("done", "failed"):  # the agent did not wait: it is away, or of an older version
                 time.sleep(max(0.0, asked + POLL_S - time.monotonic()))
 
     def mount(self, request: MountRequest) -> MountStatus:
-        """Show a package that is in the store, or hand out its images."""
+        """Pull and mount a package, or hand out its images."""
         return self._ask("POST", "/v1/mounts", MountStatus, body=request, timeout_s=MOUNT_S_MAX)
 
     def unmount(self, path: str, force: bool = False, sees: tuple[int, int] | None = None) -> None:
-        """Take down what is shown at `path`; only if it is what the caller sees there, by device
-        and inode, where these are given."""
+        """Unmount the view at `path`; where `sees` gives the device and inode that the caller sees
+        there, only if the view has these."""
         query = {"path": path, "force": "1" if force else "0"}
         if sees is not None:
             query |= {"device": str(sees[0]), "inode": str(sees[1])}
         self._ask("DELETE", "/v1/mounts", None, query=query, timeout_s=MOUNT_S_MAX)
 
     def mounts(self) -> list[MountStatus]:
-        """What the agent shows."""
+        """The mounted views."""
         return self._ask("GET", "/v1/mounts", _Mounts).mounts
 
     def packages(self) -> list[dict[str, Any]]:
@@ -130,24 +130,23 @@ class LocalClient:
         return self._ask("DELETE", "/v1/packages", Removed, query={"reference": reference})
 
     def collect(self) -> Removed:
-        """Remove what nothing names."""
+        """Remove all that no package names."""
         return self._ask("POST", "/v1/collect", Removed, timeout_s=MOUNT_S_MAX)
 
     def pin(self, reference: str, owner: str = "") -> PinStatus:
-        """Pull a package and keep it."""
+        """Pull and pin a package."""
         return self._ask("POST", "/v1/pins", PinStatus, body=PinRequest(reference, owner), timeout_s=PIN_S_MAX)
 
     def unpin(self, reference: str = "", owner: str = "") -> PinStatus:
-        """Keep a package no longer."""
+        """Remove a pin."""
         return self._ask("DELETE", "/v1/pins", PinStatus, query={"package": reference, "owner": owner})
 
     def pins(self) -> list[PinStatus]:
-        """Who keeps what."""
+        """All pins, by owner."""
         return self._ask("GET", "/v1/pins", _Pins).pins
 
     def verify(self, request: VerifyRequest, on_progress: Callable[[Verified], None]) -> Verified:
-        """Read everything in the store, with `on_progress` told now and then; returns what was
-        found in the end."""
+        """Have the agent verify its store, calling `on_progress` now and then; returns the result."""
         last = Verified(0, 0, ())
         with closing(self._lines("POST", "/v1/verify", request)) as lines:
             for line in lines:
@@ -158,8 +157,7 @@ class LocalClient:
         return last
 
     def drain(self, seconds: float | None = None) -> Drained:
-        """Have the agent hand over to others, within `seconds` or as long as it was told to take,
-        and end."""
+        """Have the agent drain, within `seconds` or the time in its settings, and end."""
         limit_s = REQUEST_S_MAX + (DRAIN_S_MAX if seconds is None else seconds)
         return self._ask("POST", "/v1/drain", Drained, body=DrainRequest(seconds), timeout_s=limit_s)
 
@@ -226,28 +224,28 @@ class LocalClient:
 
 
 def _refused(path: Path) -> Refused:
-    """This user may not connect to the socket, or not enter a directory on its way: says which of
-    them, and which group may. The detail `socket` tells this refusal from those that an agent, a
-    tracker or an origin speaks."""
+    """The failure of a user who may not connect to the socket, or not enter a directory on its path:
+    it names the barrier and the group that may pass. The detail `socket` distinguishes it from the
+    refusals of an agent, a tracker or an origin."""
     import grp
     import pwd
 
-    barred, found = path, None
+    barrier, status = path, None
     for parent in (*reversed(path.absolute().parents), path.absolute()):
         try:
-            found, barred = os.stat(parent), parent
+            status, barrier = os.stat(parent), parent
         except OSError:
-            break  # what is found last bars the way
-    kind, bit = ("socket", 0o020) if barred == path.absolute() else ("directory", 0o010)
-    if found is None:
+            break  # the last path that can be read is the barrier
+    kind, bit = ("socket", 0o020) if barrier == path.absolute() else ("directory", 0o010)
+    if status is None:
         return Refused(f"this user may not use the agent's socket {path}", remedy="Use sudo", socket=str(path))
     try:
-        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(found.st_gid)
-        owner = pwd.getpwuid(found.st_uid).pw_name
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(status.st_gid)
+        owner = pwd.getpwuid(status.st_uid).pw_name
     except KeyError:
-        user, group, owner = "", None, str(found.st_uid)
-    group_name = group.gr_name if group is not None else str(found.st_gid)
-    if not found.st_mode & bit or found.st_gid == 0:
+        user, group, owner = "", None, str(status.st_uid)
+    group_name = group.gr_name if group is not None else str(status.st_gid)
+    if not status.st_mode & bit or status.st_gid == 0:
         remedy = "Use sudo, or have the agent started in a group that you are in (Group= of its systemd unit)"
     elif group is not None and user in group.gr_mem:
         remedy = f"You are in the group {group_name}, but not yet in this session: log in anew"
@@ -256,7 +254,7 @@ def _refused(path: Path) -> Refused:
             f"Ask to be let into the group {group_name} (usermod -aG {group_name} {user or 'USER'}), then log in anew"
         )
     return Refused(
-        f"this user may not use the agent's socket {path}: the {kind} {barred} belongs to {owner}:{group_name}",
+        f"this user may not use the agent's socket {path}: the {kind} {barrier} belongs to {owner}:{group_name}",
         remedy=remedy,
         socket=str(path),
     )
@@ -298,11 +296,11 @@ class _Exchange:
         return bytes(rest)
 
     def lines(self, limit: int) -> Iterator[bytes]:
-        """Whole lines, each once it is here. Of what is longer than `limit` nothing is told."""
+        """Whole lines as they come. Ends before a line that is longer than `limit` bytes."""
         more = True
         while more and len(self._rest) <= limit:
-            *found, self._rest = self._rest.split(b"\n")
-            yield from map(bytes, found)
+            *lines, self._rest = self._rest.split(b"\n")
+            yield from map(bytes, lines)
             more = self._more()
 
     def _head(self) -> tuple[int, int | None]:
@@ -312,15 +310,15 @@ class _Exchange:
                 raise ConnectionError("its answer is not HTTP")
         first, *fields = bytes(self._rest[:end]).split(b"\r\n")
         del self._rest[: end + 4]
-        version, _, said = first.partition(b" ")
+        version, _, reason = first.partition(b" ")
         lengths = [field.partition(b":")[2].strip() for field in fields if field.lower().startswith(b"content-length:")]
-        status = said[:3]
+        status = reason[:3]
         if not version.startswith(b"HTTP/1.") or not all(number.isdigit() for number in (status, *lengths)):
             raise ConnectionError("its answer is not HTTP")
         return int(status), int(lengths[0]) if lengths else None
 
     def _more(self) -> bool:
-        """Read what comes next; False at the end."""
+        """Read more of the answer; False at its end."""
         left = None
         if self._deadline is not None:
             left = self._deadline - time.monotonic()

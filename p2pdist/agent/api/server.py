@@ -1,9 +1,7 @@
-"""The agent's HTTP interfaces: what peers and any HTTP client may ask over TCP, and the local API
-on the Unix socket.
+"""The agent's HTTP interfaces: what peers and any HTTP client may request over TCP, and the local API
+on the Unix socket; and its metrics, read from its state at scrape time.
 
-Thin handlers: decode, ask the agent, encode.
-
-The agent's metrics, read from its state at scrape time. Labels are bounded: no host or blob
+Handlers are thin: decode, ask the agent, encode. Labels of metrics are bounded: no host or blob
 names.
 """
 
@@ -69,7 +67,7 @@ PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)
 
 
 class AgentCollector(Collector):
-    """Snapshots the agent."""
+    """The metrics of an agent, as a snapshot of its state."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -109,7 +107,7 @@ class AgentCollector(Collector):
         yield GaugeMetricFamily(name, text, value=agent.session.clock_ahead_s or 0.0)
 
     def _store(self) -> Iterator[Metric]:
-        """The states add up to all that the store counts; what is held is part of them."""
+        """The states add up to all bytes that the store counts; held bytes are part of them."""
         usage = self._agent.store.usage()
         store = GaugeMetricFamily("p2pdist_agent_store_bytes", "Bytes in the store", labels=["state"])
         store.add_metric(["complete"], usage.bytes_complete)
@@ -136,7 +134,7 @@ def registry(agent: Agent) -> CollectorRegistry:
     seconds = Histogram(
         "p2pdist_agent_pull_seconds", "Time of pulls that succeeded", registry=made, buckets=PULL_BUCKETS_S
     )
-    agent.pulls.observe_seconds = seconds.observe
+    agent.pulls.observe_seconds(seconds.observe)
     return made
 
 
@@ -144,7 +142,7 @@ BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
 WAIT_S_MAX = 60.0
 SYSTEM_OWNERS = ("preseed:", "slurm-")
-"""How names begin of those that keep packages for others than the users of the socket."""
+"""How the names of owners begin whose pins users of the socket may not change."""
 
 PULSE_LOOK_S = 0.005
 BYTES_TYPE = "application/octet-stream"
@@ -208,7 +206,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Value = TypeVar("Value")
 
 _lookers = ThreadPoolExecutor(2, thread_name_prefix="status")
-"""Threads for what operators ask, which those that wait for a disk that hangs do not take."""
+"""Threads for the requests of operators, so that threads that wait for a hanging disk do not delay
+them."""
 
 
 def _answer(value: object, status: int = 200) -> web.Response:
@@ -223,7 +222,7 @@ async def _decode(request: web.Request, kind: type[Body]) -> Body:
 
 
 def _seconds(text: str) -> float:
-    """Raises UsageError unless it says how long to wait: up to WAIT_S_MAX."""
+    """A time to wait, up to WAIT_S_MAX. Raises UsageError."""
     try:
         seconds = float(text)
     except ValueError:
@@ -234,7 +233,7 @@ def _seconds(text: str) -> float:
 
 
 def _caller(request: web.Request) -> Caller:
-    """The process that asks over the Unix socket. Raises ConnectionError when it is gone."""
+    """The process at the other end of the Unix socket. Raises ConnectionError when it is gone."""
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
     if connection is None:
         raise ConnectionResetError("the process that asked is gone")
@@ -247,7 +246,7 @@ async def _opened(blob: Blob) -> int:
     return blob.fileno() if blob.files.opened or blob.in_memory else await asyncio.to_thread(blob.fileno)
 
 
-# -- for everybody
+# -- over TCP and on the Unix socket
 
 
 async def _healthz(request: web.Request) -> web.Response:
@@ -270,8 +269,8 @@ async def _readyz(request: web.Request) -> web.Response:
 
 
 async def _disk_hangs_s(agent: Agent) -> float:
-    """For how long the store's disk has not answered, 0 where it does. Waits for it for about
-    HANGS_S."""
+    """For how many seconds the store's disk has not answered, 0 where it does. Waits for the disk
+    for about HANGS_S."""
     pulse, loop = agent.store.pulse, asyncio.get_running_loop()
     hangs_s, end = pulse.hangs_s(), loop.time() + 2 * HANGS_S
     while not hangs_s and pulse.waiting and loop.time() < end:
@@ -285,8 +284,8 @@ def _disk_words(hangs_s: float) -> str:
 
 
 async def _looked_up(look: Callable[[], Value]) -> Value | None:
-    """What a look at the store gives, in a thread kept for that; None where it comes to no end,
-    because the disk hangs."""
+    """What `look` reads from the store, in one of the threads for operators; None where it does not
+    end, because the disk hangs."""
     asked = asyncio.get_running_loop().run_in_executor(_lookers, look)
     done, _ = await asyncio.wait([asked], timeout=LOOK_S_MAX)
     return asked.result() if done else None
@@ -305,21 +304,21 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     agent = request.app[AGENT]
     try:
         async with asyncio.timeout(BODY_S_MAX):
-            wanted = await read_stream_request(request)
+            stream = await read_stream_request(request)
     except TimeoutError as error:
         raise UsageError(f"the request did not arrive within {BODY_S_MAX:.0f} s") from error
-    blob = agent.store.get(wanted.blob)
-    if blob is None or not agent.registry.serves(wanted.blob):
-        raise NotFound(f"this agent neither holds nor fetches {wanted.blob}")
-    if wanted.stripes != blob.layout.stripes:
-        raise UsageError(f"{wanted.blob} has {blob.layout.stripes} stripes, not {wanted.stripes}")
-    if len(wanted.have) != (blob.layout.count + 7) // 8:
-        raise UsageError(f"a bitmap of {len(wanted.have)} bytes does not fit {blob.layout.count} pieces")
-    have = PieceSet(blob.layout.count, wanted.have)
+    blob = agent.store.get(stream.blob)
+    if blob is None or not agent.registry.serves(stream.blob):
+        raise NotFound(f"this agent neither holds nor fetches {stream.blob}")
+    if stream.stripes != blob.layout.stripes:
+        raise UsageError(f"{stream.blob} has {blob.layout.stripes} stripes, not {stream.stripes}")
+    if len(stream.have) != (blob.layout.count + 7) // 8:
+        raise UsageError(f"a bitmap of {len(stream.have)} bytes does not fit {blob.layout.count} pieces")
+    have = PieceSet(blob.layout.count, stream.have)
     # A blob of one stripe is small, and others of its kind will follow over the same connection.
-    kept = request.keep_alive and wanted.stripes == 1
-    length = stream_length(blob.layout, have.missing()) if kept else None
-    flow = agent.registry.open_flow(wanted, have)
+    reusable = request.keep_alive and stream.stripes == 1
+    length = stream_length(blob.layout, have.missing()) if reusable else None
+    flow = agent.registry.open_flow(stream, have)
     try:
         with blob.held():
             file = await _opened(blob)
@@ -384,9 +383,9 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
 
 async def _pull(request: web.Request) -> web.Response:
     """Pull a package or blob. The answer is 202 at once, or with `wait` 200 when it has arrived."""
-    wanted = await _decode(request, PullRequest)
-    pull = request.app[AGENT].pulls.start(wanted, _caller(request))
-    if not wanted.wait:
+    body = await _decode(request, PullRequest)
+    pull = request.app[AGENT].pulls.start(body, _caller(request))
+    if not body.wait:
         return _answer(pull.status(), 202)
     assert pull.task is not None
     await asyncio.wait([pull.task])
@@ -430,7 +429,7 @@ async def _unmount(request: web.Request) -> web.Response:
         raise UsageError("device and inode are two numbers, of what the caller sees at the path")
     sees = (int(numbers[0][:20]), int(numbers[1][:20])) if any(numbers) else None
     force = request.query.get("force") == "1"
-    return _answer(await request.app[AGENT].mounts.unshow(path, force, _caller(request), caller_sees=sees))
+    return _answer(await request.app[AGENT].mounts.unmount(path, force, _caller(request), caller_sees=sees))
 
 
 async def _packages(request: web.Request) -> web.Response:
@@ -444,16 +443,16 @@ async def _remove(request: web.Request) -> web.Response:
 
 
 def _check_owner(request: web.Request, owner: str) -> None:
-    """Pins of preseeds and jobs are those of the trackers' operators and of the scheduler."""
+    """Only trusted processes change the pins of preseeds and jobs. Raises Refused."""
     if owner.startswith(SYSTEM_OWNERS):
         _caller(request).require_trusted(f"change what {owner[:100]} keeps")
 
 
 async def _pin(request: web.Request) -> web.Response:
     """Pull a package and keep it from eviction."""
-    wanted = await _decode(request, PinRequest)
-    _check_owner(request, wanted.owner)
-    return _answer(await request.app[AGENT].maintenance.pin(wanted.package, wanted.owner))
+    body = await _decode(request, PinRequest)
+    _check_owner(request, body.owner)
+    return _answer(await request.app[AGENT].maintenance.pin(body.package, body.owner))
 
 
 async def _pins(request: web.Request) -> web.Response:
@@ -475,21 +474,21 @@ async def _collect(request: web.Request) -> web.Response:
 
 async def _verify(request: web.Request) -> web.StreamResponse:
     """Read everything in the store and verify it. The answer is a line of JSON now and then."""
-    wanted = await _decode(request, VerifyRequest)
+    body = await _decode(request, VerifyRequest)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
-    found = request.app[AGENT].verification.verify(repair=wanted.repair, bytes_s=wanted.bytes_s)
-    async with contextlib.aclosing(found):
-        async for each in found:
-            await response.write(msgspec.json.encode(each) + b"\n")
+    results = request.app[AGENT].verification.verify(repair=body.repair, bytes_s=body.bytes_s)
+    async with contextlib.aclosing(results):
+        async for result in results:
+            await response.write(msgspec.json.encode(result) + b"\n")
     return response
 
 
 async def _drain(request: web.Request) -> web.Response:
     """Hand over to other hosts and end. The answer comes when that is done or the time is up."""
-    wanted, agent = await _decode(request, DrainRequest), request.app[AGENT]
+    body, agent = await _decode(request, DrainRequest), request.app[AGENT]
     _caller(request).require_trusted("drain this agent")
-    agent.drain.ask(agent.settings.drain_s if wanted.seconds is None else wanted.seconds)
+    agent.drain.ask(agent.settings.drain_s if body.seconds is None else body.seconds)
     return _answer(await agent.drain.over())
 
 

@@ -48,7 +48,7 @@ def find_links(interfaces: Iterable[str], listens: frozenset[str]) -> list[Link]
     interfaces with an address in `listens`, else all but loopback. Each interface gives one link:
     its first IPv4 address, else its first IPv6 address that is not link-local."""
     named = set(interfaces)
-    found = []
+    links = []
     for adapter in ifaddr.get_adapters():
         addresses = [address_of(entry) for entry in adapter.ips]
         usable = [pair for pair in addresses if not pair[0].is_link_local and (named or not pair[0].is_loopback)]
@@ -59,8 +59,8 @@ def find_links(interfaces: Iterable[str], listens: frozenset[str]) -> list[Link]
         usable.sort(key=lambda pair: pair[0].version)
         if usable:
             address, prefix = usable[0]
-            found.append(Link(adapter.nice_name, str(address), ip_network(f"{address}/{prefix}", strict=False)))
-    return found[:LINKS_MAX]
+            links.append(Link(adapter.nice_name, str(address), ip_network(f"{address}/{prefix}", strict=False)))
+    return links[:LINKS_MAX]
 
 
 def check_interfaces(interfaces: Iterable[str]) -> None:

@@ -37,33 +37,34 @@ TYPES: dict[Kind, str] = {"tracker": "_p2pdist-tracker._tcp.local.", "agent": "_
 KINDS: dict[str, Kind] = {name: kind for kind, name in TYPES.items()}
 
 RESCAN_S = 5.0
-"""Between two looks at the interfaces, and at what is cached: zeroconf tells of no record that was
-there before, although another one that contradicted it may have gone."""
+"""Between two scans of the interfaces and of zeroconf's cache: zeroconf reports no record a second
+time, although another record that contradicted it may have gone."""
 
 RETRY_S = 30.0
-"""How long a name that is taken is left alone."""
+"""Pause before another try to claim a name that is taken."""
 
 DEFEND_S = 2.0
+"""Between two announcements that defend a name."""
 
 GATHER_S = 0.05
-"""Changes of the same moment are told as one."""
+"""Changes within this time are reported as one."""
 
 LOOKUP_MS = 3000
 LOOKUPS_MAX = 32
 STRANGERS_MAX = 1024
-"""Strange announcements that are remembered, so that each is told once."""
+"""Malformed announcements that are remembered, so that each is logged once."""
 
 TTL_S = 1200
-"""How long others believe an announcement of somebody who vanished without a word; those who look
-ask again before that."""
+"""How long other processes keep the announcement of a process that was killed; browsers ask again
+before that."""
 
 logger = logging.getLogger(__name__)
 
 
 class Discovery:
-    """See the module's text. `own` is what this process announces as one of `kind`; kinds in
-    `browse` are looked for and kept in `neighbours`, and `on_change` hears when something there has
-    changed. Raises UsageError for what cannot be announced and for interfaces that do not exist."""
+    """Announces this process as `own`, one of `kind`, and collects the processes of the kinds in
+    `browse` in `neighbours`; calls `on_change` when these have changed. Raises UsageError for an
+    announcement that does not fit and for interfaces that do not exist."""
 
     def __init__(
         self,
@@ -81,37 +82,43 @@ class Discovery:
         self.neighbours = Neighbours(own)
         self._on_change = on_change
         self._responders: dict[Link, _Responder] = {}
-        self._telling: asyncio.TimerHandle | None = None
+        self._reporting: asyncio.TimerHandle | None = None
+        """The next call of `on_change`."""
         self._task: asyncio.Task[None] | None = None
+        """Scans the interfaces every RESCAN_S."""
         self._strangers: dict[tuple[str, str], None] = {}
+        """Link and name of malformed announcements that were logged."""
         self._failed: set[Link] = set()
+        """Links that could not be opened, which was logged."""
         self._listens: frozenset[str] | None = None
+        """The addresses on which the service listens; empty means all of them, None not yet known."""
 
     async def start(self) -> None:
-        """Open the links; what fails there is told and tried again later."""
-        logging.getLogger("zeroconf").setLevel(logging.WARNING)  # below that it tells every packet
+        """Open the links; a link that fails is logged and tried again later."""
+        logging.getLogger("zeroconf").setLevel(logging.WARNING)  # below that it logs every packet
         await self._rescan()
         if not self._responders and not self._failed:
             logger.info("no network to discover anybody on: listening on %s only", self.settings.listen[0])
         self._task = asyncio.create_task(self._follow(), name="discovery")
 
     async def stop(self) -> None:
-        """Take leave (RFC 6762, 10.1) and hear nothing more."""
+        """Withdraw the announcements (RFC 6762, 10.1) and stop listening."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         await asyncio.gather(*(responder.stop() for responder in self._responders.values()))
         self._responders.clear()
 
     @property
     def announced_on(self) -> list[Link]:
-        """Where the name is this one's."""
+        """The links on which the name is this process's."""
         return [link for link, responder in self._responders.items() if responder.announced]
 
     @property
     def links(self) -> list[Link]:
+        """The links that are open."""
         return list(self._responders)
 
     async def _follow(self) -> None:
@@ -127,14 +134,14 @@ class Discovery:
     async def _rescan(self) -> None:
         if self._listens is None:
             self._listens = await asyncio.to_thread(addresses_of, self.settings.listen[0])
-        wanted = await asyncio.to_thread(find_links, self.settings.interfaces, self._listens)
-        for link in self._responders.keys() - set(wanted):
+        links = await asyncio.to_thread(find_links, self.settings.interfaces, self._listens)
+        for link in self._responders.keys() - set(links):
             logger.info("%s on %s is gone", link.address, link.interface)
             await self._responders.pop(link).stop()
             if self.neighbours.cut_off(link.address):
                 self.changed()
-        self._failed &= set(wanted)
-        for link in wanted:
+        self._failed &= set(links)
+        for link in links:
             if link not in self._responders:
                 await self._open(link)
 
@@ -160,22 +167,24 @@ class Discovery:
         )
 
     def _hears(self, link: Link) -> bool:
-        """Listening on 0.0.0.0 is on all addresses of IPv4, on :: of both families."""
+        """Whether a service that listens on all addresses listens on this one: 0.0.0.0 means those of
+        IPv4, :: those of both families."""
         return self.settings.listen[0] != "0.0.0.0" or link.range.version == 4
 
     def changed(self) -> None:
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(GATHER_S, self._tell)
+        """Report a change of `neighbours` soon."""
+        if self._reporting is None:
+            self._reporting = asyncio.get_running_loop().call_later(GATHER_S, self._report)
 
-    def _tell(self) -> None:
-        self._telling = None
+    def _report(self) -> None:
+        self._reporting = None
         self._on_change()
 
     def strange(self, link: Link, instance: str, why: object) -> None:
-        """Note, once, an announcement that is not understood."""
-        place = (link.address, instance)
-        if place not in self._strangers and len(self._strangers) < STRANGERS_MAX:
-            self._strangers[place] = None
+        """Log a malformed announcement, once."""
+        stranger = (link.address, instance)
+        if stranger not in self._strangers and len(self._strangers) < STRANGERS_MAX:
+            self._strangers[stranger] = None
             logger.debug("ignoring %r on %s: %s", instance[:100], link.interface, why)
 
 
@@ -184,14 +193,14 @@ class _Responder:
 
     def __init__(self, discovery: Discovery, link: Link, *, announced: bool) -> None:
         self._discovery, self._link, self._claims = discovery, link, announced
-        # Its own kind is looked at in any case, for another one of its name.
+        # Its own kind is browsed in any case, for another process of the same name.
         self._kinds: set[Kind] = {*discovery.browse, *([discovery.kind] if announced else [])}
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._info: ServiceInfo | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._lookups: dict[str, asyncio.Task[None]] = {}
-        self._told_of_conflict = False
+        self._conflict_logged = False
         self._defended = False
 
     async def start(self) -> None:
@@ -218,21 +227,21 @@ class _Responder:
         if self._zeroconf is not None:
             await self._zeroconf.async_close()
 
-    # -- being found
+    # -- announcing
 
     @property
     def announced(self) -> bool:
         return self._info is not None
 
     async def _announce(self) -> None:
-        """Claim the name, and announce it once it is this one's."""
+        """Claim the name, and announce it once no other process has it."""
         own, kind = self._discovery.own, self._discovery.kind
         assert self._zeroconf is not None
-        wanted = f"{label_of(own.host)}.{TYPES[kind]}"
+        name = f"{label_of(own.host)}.{TYPES[kind]}"
         while True:
             info = ServiceInfo(
                 TYPES[kind],
-                wanted,
+                name,
                 port=self._discovery.settings.listen[1],
                 parsed_addresses=[self._link.address],
                 properties=text_of(own),
@@ -241,15 +250,15 @@ class _Responder:
             try:
                 sent = await self._zeroconf.async_register_service(info, allow_name_change=kind == "tracker")
             except NonUniqueNameException:
-                self._tell_conflict("somebody else on the network")
+                self._log_conflict("somebody else on the network")
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
                 continue
             except (OSError, Error) as error:
                 logger.warning("cannot announce %s on %s: %s", own.host, self._link.interface, error or repr(error))
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
                 continue
-            self._info, self._told_of_conflict = info, False
-            if info.name != wanted:
+            self._info, self._conflict_logged = info, False
+            if info.name != name:
                 logger.warning(
                     "another %s is announced as %s; this one is as %s", kind, label_of(own.host), _instance(info.name)
                 )
@@ -257,9 +266,9 @@ class _Responder:
                 await sent
             return
 
-    def _tell_conflict(self, rival: str) -> None:
-        if not self._told_of_conflict:
-            self._told_of_conflict = True
+    def _log_conflict(self, rival: str) -> None:
+        if not self._conflict_logged:
+            self._conflict_logged = True
             logger.warning(
                 "the name %s is used by %s: this %s is not announced on %s. Give each its own --name",
                 self._discovery.own.host,
@@ -269,21 +278,21 @@ class _Responder:
             )
 
     def _meet_own_name(self, info: AsyncServiceInfo) -> None:
-        """What is announced under this one's name is its own, or a conflict that probing did not
-        find."""
+        """Compare an announcement under this process's name: it is this one's own, or a conflict that
+        probing did not find."""
         assert self._info is not None and self._zeroconf is not None
         here = (ip_address(self._link.address), self._discovery.settings.listen[1])
-        rivals = [(ip_address(each), info.port or 0) for each in info.parsed_addresses() if "%" not in each]
-        rival = next((each for each in rivals if each != here), None)
+        rivals = [(ip_address(address), info.port or 0) for address in info.parsed_addresses() if "%" not in address]
+        rival = next((other for other in rivals if other != here), None)
         if rival is None:
             return
         if (here[0].packed, here[1]) < (rival[0].packed, rival[1]):
             self._defend()
             return
-        # Not a goodbye, which would take the other one's records from everybody's caches.
+        # Not a goodbye, which would remove the other process's records from all caches.
         self._zeroconf.zeroconf.registry.async_remove(self._info)
         self._info = None
-        self._tell_conflict(f"{rival[0]} port {rival[1]}")
+        self._log_conflict(f"{rival[0]} port {rival[1]}")
         if self._announcing is not None:
             self._announcing.cancel()
         self._announcing = asyncio.create_task(self._announce_later())
@@ -293,8 +302,8 @@ class _Responder:
         await self._announce()
 
     def _defend(self) -> None:
-        """Announce again what somebody else said otherwise, or took leave for; not more often than
-        every DEFEND_S."""
+        """Announce the name again after another process announced or withdrew it, every DEFEND_S at
+        most."""
         if self._info is None or self._zeroconf is None or (self._announcing and not self._announcing.done()):
             return
         if not self._defended:
@@ -309,10 +318,10 @@ class _Responder:
         with suppress(OSError, Error):
             await (await zeroconf.async_update_service(info))
 
-    # -- finding others
+    # -- browsing
 
     def _changed(self, **event: Any) -> None:
-        """zeroconf tells of an instance."""
+        """Handle zeroconf's report of an instance."""
         name, change = str(event["name"]), event["state_change"]
         kind = KINDS.get(event["service_type"])
         if kind is None or self._zeroconf is None:
@@ -336,7 +345,7 @@ class _Responder:
             )
 
     def look_again(self) -> None:
-        """Take what is cached as if it were told now."""
+        """Read the cache as if its records had just come."""
         assert self._zeroconf is not None
         for kind in self._kinds:
             for record in islice(self._zeroconf.zeroconf.cache.async_entries_with_name(TYPES[kind]), STRANGERS_MAX):
@@ -360,12 +369,12 @@ class _Responder:
             discovery.strange(link, info.name, "it has no address and port on this link")
             return
         try:
-            said = read_text(info.properties, _joined(address, info.port))
+            announced = read_text(info.properties, _joined(address, info.port))
         except UsageError as error:
             discovery.strange(link, info.name, error)
             return
-        if discovery.neighbours.heard(kind, link.address, info.name, said):
-            logger.debug("%s %s at %s on %s", kind, said.host, said.address, link.interface)
+        if discovery.neighbours.heard(kind, link.address, info.name, announced):
+            logger.debug("%s %s at %s on %s", kind, announced.host, announced.address, link.interface)
             discovery.changed()
 
 

@@ -1,7 +1,5 @@
-"""Reads one stripe from central storage for the host that holds its lease.
-
-Central storage as an agent reaches it: by its own setting, else where its tracker says.
-"""
+"""Central storage as an agent reads it: at its own URL, else at the URL that its tracker names; and
+the stream that reads one stripe from it for the host that holds the stripe's lease."""
 
 from __future__ import annotations
 
@@ -21,22 +19,37 @@ from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
-ORIGINS_MAX = 16
-"""Origins that trackers may name in the life of an agent."""
-
 logger = logging.getLogger(__name__)
+
+ORIGINS_MAX = 16
+"""Different origins that trackers may name while an agent runs."""
+
+REQUESTS_MAX = 4
+"""Range requests under way at once for one stripe: enough to hide the round trip, few enough to
+keep the pieces in order."""
+INLINE_BYTES = 64 << 10
+"""A piece up to this size is stored on the event loop where the store is in memory, which takes the
+loop less time than a thread would. A disk may hang, and would hang the loop."""
+
+INLINE_S = 0.05
+"""Once storing a piece on the loop took so long, threads store the rest."""
+
+_storers = ThreadPoolExecutor(16, thread_name_prefix="origin-store")
+"""Threads that write pieces of the origin: their own, so that a disk that hangs stops no other
+threads."""
 
 
 class Origins:
-    """`own` is the agent's own origin, if it was given one. On the event loop."""
+    """The origins that an agent may read. `own` is the origin of its settings. On the event loop."""
 
     def __init__(self, own: Origin | None, session: TrackerSession) -> None:
         self._own, self._session = own, session
         self._named: dict[str, Origin] = {}
+        """The origins that trackers named, by URL."""
         self._preparing: asyncio.Task[None] | None = None
 
     def get(self) -> Origin:
-        """The one to read now. Raises Unavailable."""
+        """The origin to read now. Raises Unavailable."""
         if self._own is not None:
             return self._own
         url = self._session.origin
@@ -54,13 +67,13 @@ class Origins:
         return self._named[url]
 
     def prepare(self) -> None:
-        """A tracker answers, and may have named an origin."""
+        """Load the driver of the origin that a tracker has just named, if it named one."""
         if self._own is None and self._session.origin:
             self._preparing = asyncio.create_task(self._prepare(), name="prepare-origin")
 
     async def _prepare(self) -> None:
-        """Load the driver of central storage now: the holder of a lease keeps everybody below it
-        waiting."""
+        """Load the driver before it is needed: all hosts that depend on the holder of a lease wait
+        for it."""
         try:
             await asyncio.to_thread(import_module, "p2pdist.origin.bucket")
             self.get()
@@ -68,30 +81,15 @@ class Origins:
             logger.warning("the origin that the tracker names cannot be used: %s", error)
 
     async def close(self) -> None:
+        """Close all origins."""
         for origin in (*self._named.values(), *([self._own] if self._own is not None else [])):
             await origin.close()
 
 
-REQUESTS_MAX = 4
-"""Range requests under way at once for one stripe: enough to hide the round trip, few enough to
-keep the pieces in order."""
-INLINE_BYTES = 64 << 10
-"""So short a piece is stored on the event loop where the store is in memory: it takes less of its
-time than to have a thread do it. A disk may hang, and the loop with it."""
-
-INLINE_S = 0.05
-"""Once it took so long, threads store the rest."""
-
-
-_storers = ThreadPoolExecutor(16, thread_name_prefix="origin-store")
-"""Threads that write what the origin gave: their own, so that on a disk that hangs they keep no
-others from working."""
-
-
 class OriginReader:
-    """A stream whose source is the origin: gives the same events as IncomingStream, on the event
-    loop. `selection` says what of which blob at the origin this one is, if it is a selection. Each
-    piece is read within `reading`, and `pause` is awaited after it, both with its length."""
+    """A stream whose source is the origin: posts the events of an IncomingStream, on the event loop.
+    `selection` is the part of another blob at the origin that this blob is. Each piece is read
+    within `reading`, and `pause` is awaited after it, both with the piece's length in bytes."""
 
     def __init__(
         self,
@@ -108,6 +106,7 @@ class OriginReader:
     ) -> None:
         self.number = number
         self.receiving: int | None = None
+        """Always None: a reader has several pieces under way."""
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
         self._on_event = on_event
@@ -116,14 +115,16 @@ class OriginReader:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Begin to read."""
         self._task = asyncio.create_task(self._run(), name=f"origin-stripe-{self._stripe}")
 
     def close(self) -> None:
-        """End now; the last event still comes."""
+        """End now; StreamClosed still follows."""
         if self._task is not None:
             self._task.cancel()
 
     def finish_piece_and_close(self) -> None:
+        """End now, as `close` does."""
         self.close()
 
     async def _run(self) -> None:
@@ -160,8 +161,8 @@ class OriginReader:
         try:
             await asyncio.shield(storing)
         except asyncio.CancelledError:
-            # The thread cannot be stopped, and a piece that is stored without anybody being told
-            # would be missed for ever.
+            # The thread cannot be stopped, and the pull would wait for ever for a piece that is stored
+            # without an event.
             await asyncio.wait([storing])
             raise
 

@@ -1,5 +1,5 @@
-"""Finding a package: from a reference to a verified manifest, its config and its piece lists, from
-wherever they are."""
+"""Finding a package: from a reference to a verified manifest, its config and its piece lists, in the
+store, at the tracker, or at the agent's own origin."""
 
 from __future__ import annotations
 
@@ -32,24 +32,23 @@ WAIT_S = 60.0
 
 PAUSE_FIRST_S = 0.2
 PAUSE_MAX_S = 3.0
-"""Between two questions to a tracker that cannot answer them now; thousands of agents may be
-asking."""
+"""Between two requests to a tracker that cannot answer now; thousands of agents may be asking."""
 
 POLICY_WAIT_S = 2.0
-"""How long the policy of a package that is here is waited for; without an answer what was heard of
-it last holds."""
+"""How long a pull waits for the policy of a package that the store has; without an answer the policy
+that the agent remembers holds."""
 
 Value = TypeVar("Value")
 Learn = Callable[[str, Digest, Manifest, PackagePolicy], Awaitable[None]]
 
 
 async def _nothing(reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> None:
-    """Policies concern nobody."""
+    """Ignore the policy of a package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package whose small parts are all here."""
+    """A package whose documents are all in the store."""
 
     reference: Reference
     digest: Digest
@@ -58,9 +57,9 @@ class Package:
 
 
 class Packages:
-    """Small blobs come from the store, else from the tracker, else from the origin if the agent was
-    given one of its own. `learn` hears what the tracker says of each package that is found:
-    reference, manifest and its digest, policy."""
+    """Finds packages. Documents come from the store, else from the tracker, else from the agent's own
+    origin, if it has one. `learn` gets the policy of each package that is found: reference, digest,
+    manifest and policy. `wait_s` is how long a pull waits for a tracker."""
 
     def __init__(
         self,
@@ -75,24 +74,25 @@ class Packages:
         self._wait_s, self._learn = wait_s, learn
 
     async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
-        """Raises NotFound, Refused, Corrupt, Unavailable. `note` hears what is being waited for."""
+        """The package that a reference names. `note` gets what the pull waits for, in words for the
+        user. Raises NotFound, Refused, Corrupt, Unavailable."""
         here = await self._last_known(reference)
         if here is not None and reference.digest is not None:
-            return await self._heed(here, await self._policy(reference))
+            return await self._learned(here, await self._policy(reference))
         bundle, policy = await self._bundle(reference, here.digest if here is not None else None, note)
         if here is not None and here.digest == bundle.digest:
-            return await self._heed(here, policy)
+            return await self._learned(here, policy)
         package = await asyncio.to_thread(self._keep, reference, bundle)
-        return await self._heed(package or await self._one_by_one(reference, bundle.digest, note), policy)
+        return await self._learned(package or await self._one_by_one(reference, bundle.digest, note), policy)
 
-    async def _heed(self, package: Package, policy: PackagePolicy | None) -> Package:
-        """Let what the tracker said hold before anything of the package is fetched."""
+    async def _learned(self, package: Package, policy: PackagePolicy | None) -> Package:
+        """Apply the policy of a package before anything of it is fetched."""
         if policy is not None:
             await self._learn(str(package.reference), package.digest, package.manifest, policy)
         return package
 
     async def _policy(self, reference: Reference) -> PackagePolicy | None:
-        """What a tracker says, None where none answers in time. Raises Refused, Corrupt."""
+        """The policy of a package; None where no tracker answers in time. Raises Refused, Corrupt."""
         if not self._session.connected:
             return None
         try:
@@ -101,20 +101,20 @@ class Packages:
             return None
 
     async def _last_known(self, reference: Reference) -> Package | None:
-        """The package as this host last saw it, when all its small parts are here. What a tag means
-        may have changed since."""
+        """The package as this host last found it, if the store has all its documents. The tag may
+        name another manifest since."""
         digest = reference.digest
         if digest is None:
             record = self._store.packages.get(str(reference))
             if record is None:
                 return None
             digest = record.manifest_digest
-        with suppress(Corrupt):  # whoever is asked next says what is wrong with it
+        with suppress(Corrupt):  # the tracker or the origin reports what is wrong with it
             return await asyncio.to_thread(_assembled, reference, digest, self._store.read_document)
         return None
 
     def _keep(self, reference: Reference, bundle: Bundle) -> Package | None:
-        """Store what a tracker sent once it is verified; the package, if nothing was left out.
+        """Verify and store the documents that a tracker sent; the package, if they are complete.
         Raises Corrupt."""
         documents = bundle.verified(self._store.read_document)
         fresh = dict(zip(self._store.put_documents(documents), documents, strict=True))
@@ -123,8 +123,8 @@ class Packages:
         )
 
     async def _one_by_one(self, reference: Reference, digest: Digest, note: Callable[[str], None]) -> Package:
-        """What was too large for a bundle, or all of it where there is only the own origin to
-        ask."""
+        """Fetch each document by itself: those that were too large for a bundle, or all of them
+        where only the own origin can answer."""
         manifest = decode_manifest(await self._small(digest, note, manifest=True))
         config = decode_config(await self._small(manifest.config.digest, note))
         for layer in manifest.blobs:
@@ -135,9 +135,9 @@ class Packages:
         """The descriptor, with its piece list in the store, of a blob that was pushed alone or is a
         layer of a package seen here."""
         if self._store.get(digest) is not None:
-            known = await asyncio.to_thread(self._find_here, digest)
-            if known is not None:
-                return known
+            stored = await asyncio.to_thread(self._find_here, digest)
+            if stored is not None:
+                return stored
         try:
             package = await self.find(blob_reference(digest), note)
         except NotFound as missing:
@@ -162,12 +162,12 @@ class Packages:
         return None
 
     def lost(self, manifest: Manifest) -> bool:
-        """Whether a piece list of a package that was found is here no more: it goes with its blob
-        when that is evicted."""
+        """Whether the store lacks a piece list of a package that was found: a piece list goes when
+        its blob is evicted."""
         return any(self._store.read_document(blob.pieces_digest) is None for blob in manifest.blobs)
 
     def pieces(self, layer: Descriptor) -> PieceList:
-        """The piece list of a layer whose small parts were found. Raises Corrupt."""
+        """The piece list of a layer whose package was found. Raises Corrupt."""
         data = self._store.read_document(layer.pieces_digest)
         if data is None:
             raise Corrupt(f"the piece list of {layer.digest} is gone from the store", remedy="Pull again")
@@ -206,8 +206,8 @@ class Packages:
         origin: Callable[[], Awaitable[Value]] | None,
         note: Callable[[str], None],
     ) -> Value:
-        """Ask the tracker; without one the own origin; without that wait for a tracker, up to the
-        limit."""
+        """Ask the tracker; where none answers, ask the own origin; without an origin, wait for a
+        tracker up to the limit."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_s
         pause = PAUSE_FIRST_S
@@ -228,7 +228,7 @@ class Packages:
             await self._session.wait_connected(1.0)
 
     def no_tracker(self) -> tuple[str, Unavailable]:
-        """What to say while none answers, and in the end."""
+        """What a pull waits for while no tracker answers, and its failure when none did in time."""
         if not self._session.urls and self._session.searching:
             return "looking for a tracker on this network", Unavailable(
                 f"no tracker was found on this network within {self._wait_s:.0f} s",
@@ -245,12 +245,12 @@ class Packages:
 
 
 def _assembled(reference: Reference, digest: Digest, read: Callable[[Digest], bytes | None]) -> Package | None:
-    """A package all of whose small parts `read` finds, else None. Raises Corrupt."""
+    """A package whose documents `read` finds, None where one is missing. Raises Corrupt."""
     data = read(digest)
     if data is None:
         return None
     manifest = decode_manifest(data)
     config = read(manifest.config.digest)
-    if config is None or any(read(each.pieces_digest) is None for each in manifest.blobs):
+    if config is None or any(read(blob.pieces_digest) is None for blob in manifest.blobs):
         return None
     return Package(reference, digest, manifest, decode_config(config))

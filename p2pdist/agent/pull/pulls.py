@@ -1,12 +1,10 @@
-"""Pulls of packages and blobs: what is missing is fetched blob by blob, each blob once however many
-pulls want it.
+"""Pulls of packages and blobs: requests that bring what the store lacks, blob by blob, each blob once
+however many pulls need it.
 
-Checks a blob against its own digest while it arrives.
-
-A blob that is asked for by digest alone is cut by a piece list that only the origin vouches for, so
-its SHA-256 is compared as well. The hash follows the part that is there without gaps. Its steps
-become shorter towards the end, which leaves next to nothing to do when the last piece arrives:
-where many hosts share a machine, all of them come to their end at the same moment.
+A blob that is requested by digest alone is cut by a piece list for which only the origin vouches,
+so its SHA-256 is compared as well while it arrives (`check_whole`). The hash follows the part that
+has come without gaps. Its steps become shorter towards the end, which leaves little to do when the
+last piece arrives: where many hosts share a machine, all of them finish at the same moment.
 """
 
 from __future__ import annotations
@@ -36,14 +34,28 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.placement import Copy
 from p2pdist.store.store import BlobStore
 
+logger = logging.getLogger(__name__)
+
+BLOBS_AT_ONCE = 4
+"""Blobs of several stripes that one pull fetches at once."""
+
+SMALL_BLOBS_AT_ONCE = 16
+"""As many blobs of one stripe, which take little of the link, and wait for a parent each."""
+
+PULLS_MAX = 1000
+REMEMBERED_MAX = 1000
+"""Ended pulls whose status can be queried."""
+
+ATTEMPTS = 3
+"""Attempts to hold a blob of the store, which may be evicted at the same moment."""
+
 STEP_BYTES = 4 << 20
 BUFFER_BYTES = 256 << 10
-"""Read at once into memory that is kept: new memory for all of a step would cost more than to read
-it."""
+"""Size of the read buffer, which is used again: new memory for a whole step would cost more than
+reading it."""
 
 INLINE_BYTES = 64 << 10
-"""So few bytes, which have just been written, are read and hashed in less time than a thread takes
-to begin."""
+"""So few bytes, which have just been written, are read and hashed faster than a thread starts."""
 
 
 async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]], copy: Copy | None = None) -> None:
@@ -54,12 +66,12 @@ async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]], copy:
     buffer = memoryview(bytearray(min(BUFFER_BYTES, layout.size)))
 
     def take(start: int, length: int) -> None:
-        for at in range(start, start + length, BUFFER_BYTES):
-            view = buffer[: min(BUFFER_BYTES, start + length - at)]
-            blob.read_into(at, view)
+        for offset in range(start, start + length, BUFFER_BYTES):
+            view = buffer[: min(BUFFER_BYTES, start + length - offset)]
+            blob.read_into(offset, view)
             running.update(view)
             if copy is not None:
-                copy.write(at, view)
+                copy.write(offset, view)
 
     longest = max(1, STEP_BYTES // layout.piece_size)
     after = 0
@@ -79,27 +91,15 @@ async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]], copy:
         )
 
 
-BLOBS_AT_ONCE = 4
-SMALL_BLOBS_AT_ONCE = 16
-"""Blobs of one stripe take next to none of the link, and each its time to find a parent."""
-
-PULLS_MAX = 1000
-REMEMBERED_MAX = 1000
-ATTEMPTS = 3
-"""At taking hold of a blob that is here and may be evicted that very moment."""
-
-logger = logging.getLogger(__name__)
-
-
 class Fetcher(Protocol):
     """Fetches one blob into the store."""
 
     async def fetch(
         self, layer: Descriptor, priority: Priority, selection: Selection | None
     ) -> tuple[Blob, BlobPull | None]:
-        """The blob, not yet held, and its pull, started or joined; None when it is complete
-        already. `selection` is what `layer` describes, if that is one. A preseed that is joined by
-        who waits for it is no preseed any more."""
+        """The blob, not yet held, and its pull, started or joined; None when the blob is complete.
+        `selection` is what `layer` describes where that is a part of another blob. A preseed that
+        a start joins becomes a start."""
 
     async def discard(self, digest: Digest) -> None:
         """Remove what came of a blob that turned out to be wrong or gone."""
@@ -107,31 +107,42 @@ class Fetcher(Protocol):
 
 @dataclass(slots=True)
 class Pull:
-    """One request and how far it is."""
+    """One request and its progress."""
 
     id: str
     request: PullRequest
     reference: str
     caller: Caller
+    """The process with whose rights an output is written."""
     state: Literal["waiting", "running", "done", "failed"] = "waiting"
     note: str = ""
+    """What the pull waits for before its blobs, in words for the user."""
     digest: str = ""
     bytes_total: int = 0
     bytes_cached: int = 0
+    """Bytes that need not be transferred."""
     output: str = ""
-    copy: Copy | None = None  # what has been written of the output
+    """How the output was written, once it is."""
+    copy: Copy | None = None
+    """What has been written of the output."""
     started: float = field(default_factory=time.monotonic)
     seconds: float | None = None
+    """How long the pull took; None while it runs."""
     error: P2PDistError | None = None
     package: Package | None = None
-    parts: frozenset[Digest] = frozenset()  # of the package, once its manifest is known
+    """The package, once it has been pulled."""
+    parts: frozenset[Digest] = frozenset()
+    """The blobs of the package, once its manifest is known."""
     blobs: list[BlobPull] = field(default_factory=list)
+    """The blobs that are fetched for this pull, and those fetched already."""
     task: asyncio.Task[None] | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the first blob is being fetched, or the pull has ended."""
     unreachable: Callable[[], str] = lambda: ""
+    """Why other hosts cannot reach this agent, "" while they can."""
 
     def skip(self, count: int) -> None:
-        """Note that so many bytes need not be moved."""
+        """Count bytes that need not be transferred."""
         self.bytes_cached += count
 
     def let_go(self) -> None:
@@ -140,6 +151,7 @@ class Pull:
             self.copy.close()
 
     def status(self) -> PullStatus:
+        """A status report."""
         by = {kind: sum(blob.bytes_by_source[kind] for blob in self.blobs) for kind in ("origin", "peer")}
         fetched = sum(blob.bytes_before + sum(blob.bytes_by_source.values()) for blob in self.blobs)
         before = sum(blob.bytes_before for blob in self.blobs)
@@ -162,25 +174,25 @@ class Pull:
         )
 
     def _warning(self) -> str:
-        """Why storage was read where hosts have the content, and why it will be read again."""
+        """Why this host read the origin where other hosts have the content, and why it will again."""
         unreached = {host: why for blob in self.blobs for host, why in blob.unreached.items()}
-        said = [self.unreachable()]
+        reasons = [self.unreachable()]
         if unreached:
             hosts = "1 host" if len(unreached) == 1 else f"{len(unreached)} hosts"
             first = next(iter(unreached.values()))
-            said.append(f"storage was read because {hosts} could not be reached: {first}")
-        return "; ".join(filter(None, said))
+            reasons.append(f"storage was read because {hosts} could not be reached: {first}")
+        return "; ".join(filter(None, reasons))
 
     def _trouble(self) -> str:
-        """What a running pull waits for, when nothing comes."""
+        """What a running pull waits for while no piece comes."""
         if self.state != "running":
             return ""
         return next((f"waiting, {why}" for blob in self.blobs if (why := blob.trouble())), "")
 
 
 class Pulls:
-    """All pulls of an agent, the ended ones too, up to REMEMBERED_MAX. `unreachable` says why other
-    hosts cannot reach this one, "" while they can."""
+    """All pulls of an agent, and the last REMEMBERED_MAX that ended. `unreachable` says why other
+    hosts cannot reach this one, "" while they can. On the event loop."""
 
     def __init__(
         self, store: BlobStore, packages: Packages, fetcher: Fetcher, *, unreachable: Callable[[], str] = lambda: ""
@@ -191,12 +203,17 @@ class Pulls:
         self._numbers = itertools.count(1)
         self._boot = f"{time.time_ns() & 0xFFFFFFFF:08x}"
         self._stopped = False
-        self.observe_seconds: Callable[[float], None] = lambda seconds: None
+        """Set by `stop`."""
+        self._observers: list[Callable[[float], None]] = []
+
+    def observe_seconds(self, observer: Callable[[float], None]) -> None:
+        """Call `observer` with the duration of each pull that succeeds."""
+        self._observers.append(observer)
 
     def start(self, request: PullRequest, caller: Caller | None = None) -> Pull:
-        """Begin a pull for `caller`, with whose rights an output is written, or the agent itself.
-        Raises Refused where that cannot be, UsageError for a malformed request, Unavailable over
-        PULLS_MAX running ones and once stopped."""
+        """Begin a pull for `caller`, with whose rights an output is written, or for the agent itself.
+        Raises Refused where the agent cannot take on these rights, UsageError for a malformed
+        request, Unavailable over PULLS_MAX running pulls and once stopped."""
         if (request.package is None) == (request.blob is None):
             raise UsageError("a pull names either a package or a blob")
         if request.package is not None and request.output is not None:
@@ -213,13 +230,13 @@ class Pulls:
             raise _stops()
         pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name, caller, unreachable=self._unreachable)
         self._pulls[pull.id] = pull
-        for old in [each for each in self._pulls.values() if each.seconds is not None][:-REMEMBERED_MAX]:
+        for old in [other for other in self._pulls.values() if other.seconds is not None][:-REMEMBERED_MAX]:
             del self._pulls[old.id]
         pull.task = asyncio.create_task(self._run(pull), name=f"pull-{name}")
         return pull
 
     def get(self, identifier: str) -> Pull:
-        """Raises NotFound."""
+        """A pull by its identifier. Raises NotFound."""
         pull = self._pulls.get(identifier)
         if pull is None:
             raise NotFound(
@@ -228,6 +245,7 @@ class Pulls:
         return pull
 
     def list(self) -> list[PullStatus]:
+        """Status reports of all pulls."""
         return [pull.status() for pull in self._pulls.values()]
 
     def parts(self) -> set[Digest]:
@@ -235,7 +253,7 @@ class Pulls:
         return {digest for pull in self._pulls.values() if pull.seconds is None for digest in pull.parts}
 
     async def stop(self) -> None:
-        """Cancel what runs and begin no more; what has arrived stays in the store."""
+        """Cancel running pulls and refuse new ones; what has arrived stays in the store."""
         self._stopped = True
         tasks = [pull.task for pull in self._pulls.values() if pull.task is not None and not pull.task.done()]
         for task in tasks:
@@ -243,8 +261,8 @@ class Pulls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def blob(self, digest: Digest) -> BlobPull | None:
-        """The pull of a blob for those who read it while it arrives, one for all of them; None once
-        it is complete here. Raises its failure."""
+        """The pull of a blob, which all readers share that read it while it arrives; None once the
+        blob is complete. Raises its failure."""
         request = PullRequest(blob=digest)
         running = (pull for pull in self._pulls.values() if pull.seconds is None and pull.request == request)
         pull = next(running, None) or self.start(request)
@@ -274,9 +292,9 @@ class Pulls:
             pull.state, pull.error = "failed", error
             logger.warning("pull=%s reference=%s failed: %s", pull.id, pull.reference, error)
         except Exception as error:
-            known = foreseen(error) if isinstance(error, OSError) else None
+            expected = foreseen(error) if isinstance(error, OSError) else None
             pull.state = "failed"
-            pull.error = known or P2PDistError(f"the agent failed: {error!r}", remedy="See its log")
+            pull.error = expected or P2PDistError(f"the agent failed: {error!r}", remedy="See its log")
             logger.exception("pull=%s reference=%s failed", pull.id, pull.reference)
         except asyncio.CancelledError:
             if self._stopped:
@@ -287,7 +305,8 @@ class Pulls:
             pull.note = ""
             pull.begun.set()
             if pull.state == "done":
-                self.observe_seconds(pull.seconds)
+                for observer in self._observers:
+                    observer(pull.seconds)
                 logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
 
     async def _run_package(self, pull: Pull) -> None:
@@ -309,12 +328,12 @@ class Pulls:
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
         pull.state, pull.note = "running", ""
         pull.parts = frozenset(blob.digest for blob in manifest.blobs)
-        # What must be here at the same moment. Else everything would be evicted for what cannot fit
-        # in the end.
+        # What the store must hold at the same moment. Without the check a package that cannot fit
+        # would evict everything first.
         self._check_fits(sum(blob.size for blob in manifest.blobs if blob.media_type != PACK_TYPE))
         large, small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
         with ExitStack() as holds:
-            for blob in manifest.blobs:  # first of all, so that what is here does not make room for what is not
+            for blob in manifest.blobs:  # held first, so that new blobs do not evict those that are here
                 here = self._store.get(blob.digest)
                 if here is not None and here.complete and here.pieces_digest == blob.pieces_digest:
                     with suppress(NotFound):  # evicted this very moment
@@ -334,13 +353,12 @@ class Pulls:
             await asyncio.to_thread(self._store.packages.record, pull.reference, package.digest)
 
     def _held_bytes(self, manifest: Manifest) -> int:
-        """Bytes of the parts of a package that are held in the store, by its own pull or another
-        one."""
-        found = (self._store.get(blob.digest) for blob in manifest.blobs)
-        return sum(blob.size for blob in found if blob is not None and blob.in_use)
+        """Bytes of the blobs of a package that are held in the store, by this pull or another."""
+        blobs = (self._store.get(blob.digest) for blob in manifest.blobs)
+        return sum(blob.size for blob in blobs if blob is not None and blob.in_use)
 
     def _check_fits(self, needed: int) -> None:
-        """Raises DiskFull when so many bytes would not fit if nothing else were in the store."""
+        """Raises DiskFull when so many bytes would not fit into an empty store."""
         capacity = self._store.capacity
         if needed > capacity:
             raise DiskFull(str(self._store.root), needed=needed, free=capacity, capacity=capacity)
@@ -362,15 +380,15 @@ class Pulls:
                 pull.output = await self._give(blob, Path(pull.request.output), pull)
 
     async def _begin_copy(self, blob: Blob, pull: Pull) -> None:
-        """Begin to write an output that is asked for, with the rights of the process that asks."""
+        """Begin to write the requested output, with the rights of the process that requested it."""
         if pull.request.output is not None:
             output = Path(pull.request.output)
             await asyncio.to_thread(blob.fileno)  # the store is opened with the agent's
             pull.copy = await pull.caller.act(lambda: blob.begin_copy(output), f"write {output}")
 
     async def _give(self, blob: Blob, output: Path, pull: Pull) -> str:
-        """Give an output its name, and its content where it has not been written yet, with the
-        rights of the process that asked for it."""
+        """Give an output its name, and its content where that has not been written yet, with the
+        rights of the process that requested it."""
         copy = pull.copy
         if copy is not None and not copy.failed:
             await pull.caller.act(copy.publish, f"write {output}")
@@ -389,8 +407,7 @@ class Pulls:
         whole: bool = False,
         selection: Selection | None = None,
     ) -> Blob:
-        """Bring one blob here. It is held by `holds` from then on, so that no other layer is put in
-        its place."""
+        """Fetch one blob. `holds` holds it from then on, so that no other layer evicts it."""
         async with slots:
             with ExitStack() as hold:
                 blob, fetching = await self._held(pull, layer, selection, hold)
@@ -404,8 +421,8 @@ class Pulls:
     async def _held(
         self, pull: Pull, layer: Descriptor, selection: Selection | None, hold: ExitStack
     ) -> tuple[Blob, BlobPull | None]:
-        """A blob that is here or on its way, held. What is here may give way to something else
-        before it is."""
+        """A blob that is complete or on its way, held. A complete blob may be evicted before it is
+        held."""
         for attempt in range(ATTEMPTS):
             try:
                 blob, fetching = await self._fetcher.fetch(layer, pull.request.priority, selection)
@@ -419,8 +436,8 @@ class Pulls:
     async def _arrival(
         self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool
     ) -> P2PDistError | None:
-        """Wait for a blob; returns the failure after which nothing of it is worth keeping, raises
-        any other."""
+        """Wait for a blob. Returns a failure after which nothing of the blob is worth keeping, raises
+        any other failure."""
         if fetching is None:
             pull.bytes_cached += layer.size
             return None
@@ -429,8 +446,8 @@ class Pulls:
         if whole:
             await self._begin_copy(fetching.blob, pull)
         try:
-            # A blob that comes by another piece list than this package names is trusted only for
-            # its own digest.
+            # A blob that comes by another piece list than this package names is trusted only after
+            # its own digest has been compared.
             if whole or fetching.blob.pieces_digest != layer.pieces_digest:
                 await check_whole(fetching.blob, fetching.piece, pull.copy)
             await asyncio.shield(fetching.done)

@@ -157,8 +157,8 @@ async def together(work: Iterable[Awaitable[object]]) -> None:
     """Await all; the first failure cancels the others and is raised on its own."""
     try:
         async with asyncio.TaskGroup() as group:
-            for each in work:
-                group.create_task(_run(each))
+            for job in work:
+                group.create_task(_run(job))
     except BaseExceptionGroup as group:
         # Not `except*`: Python before 3.11.4, as in Debian 12, puts what is raised there into
         # another group.
@@ -171,5 +171,5 @@ async def together(work: Iterable[Awaitable[object]]) -> None:
         raise failure from None
 
 
-async def _run(each: Awaitable[object]) -> None:
-    await each
+async def _run(job: Awaitable[object]) -> None:
+    await job

@@ -1,11 +1,10 @@
-"""What the tracker said of packages, as far as it concerns this host: rates, transport and priority
-of their blobs.
+"""The policies of packages that trackers stated, as far as they concern this host: rates, transport
+and priority of their blobs.
 
-It is learnt whenever a package is looked up, and remembered in `policies.json` in the store's
-directory, so that an agent that was started again, or finds no tracker, goes by what it heard last.
-A blob of several packages goes by the policy that was heard last. Of all packages of one policy
-together this host sends and receives no more than the policy says; the limits of the agent itself
-hold besides.
+An agent learns a policy whenever it looks up a package, and remembers it in `policies.json` in the
+store's directory, so that after a restart, or without a tracker, it follows the last policies that
+it learnt. A blob of several packages follows the policy that was learnt last. All packages of one
+policy together share its rates; the limits of the agent itself hold besides.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """What holds for a package, and the manifest that it had then."""
+    """The policy of a package, and the digest of the manifest that the package had then."""
 
     policy: PackagePolicy
     manifest: WireDigest
@@ -46,8 +45,8 @@ _decoder = msgspec.json.Decoder(dict[str, Remembered])
 
 
 class Policies:
-    """See the module's text. `relimit` hears of blobs whose rate of sending may have changed. On
-    the event loop."""
+    """The policies of packages and their blobs. `limit` gets each blob whose policy changes, and the
+    bucket that it shares with other blobs. On the event loop."""
 
     def __init__(
         self, store: BlobStore, downlink: Downlink, pacer: Pacer, limit: Callable[[Digest, Bucket | None], None]
@@ -56,44 +55,50 @@ class Policies:
         self._file = store.root / "policies.json"
         self._writing = asyncio.Lock()
         self._uploads: dict[str, Bucket] = {}
+        """What all blobs of a policy share of the uplink, by the policy's pattern."""
         self._lanes: dict[str, tuple[Bucket, Pacer]] = {}
+        """What all blobs of a policy share of the downlink, by the policy's pattern."""
         self._by_blob: dict[Digest, PackagePolicy] = {}
         self._selections: dict[Digest, Digest] = {}
+        """The whole blob of each selection."""
         self._packages = _read(self._file)
-        self._blobs = {reference: self._blobs_of(each.manifest) for reference, each in self._packages.items()}
-        for reference, each in self._packages.items():
-            self._take(each.policy, self._blobs[reference])
+        """By reference, in the order in which the policies were learnt."""
+        self._blobs = {reference: self._blobs_of(entry.manifest) for reference, entry in self._packages.items()}
+        """The blobs of each package, by reference."""
+        for reference, entry in self._packages.items():
+            self._apply(entry.policy, self._blobs[reference])
 
     # -- packages
 
     @property
     def packages(self) -> dict[str, tuple[PackagePolicy, tuple[Digest, ...]]]:
-        """What is remembered, with the blobs of each package, by reference."""
-        return {reference: (each.policy, self._blobs[reference]) for reference, each in self._packages.items()}
+        """The policies and the blobs of packages, by reference."""
+        return {reference: (entry.policy, self._blobs[reference]) for reference, entry in self._packages.items()}
 
     def blobs(self, reference: str) -> tuple[Digest, ...]:
+        """The blobs of a package whose policy is remembered."""
         return self._blobs.get(reference, ())
 
     async def learn(self, reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> PackagePolicy:
-        """A tracker says this of a package; returns what was known of it before."""
+        """Remember and apply the policy of a package; returns the policy that it had before."""
         before = self._packages.get(reference)
         now = Remembered(policy, digest)
-        known = before.policy if before is not None else NO_POLICY
+        previous = before.policy if before is not None else NO_POLICY
         if policy == NO_POLICY:
             await self.forget(reference)
         if policy == NO_POLICY or now == before:
-            return known
+            return previous
         self._packages.pop(reference, None)
         self._packages[reference] = now
         blobs = self._blobs[reference] = tuple(blob.digest for blob in manifest.blobs)
         if len(self._packages) > PACKAGES_MAX:
             self._forget(next(iter(self._packages)))
-        self._take(policy, blobs)
+        self._apply(policy, blobs)
         await self._write()
-        return known
+        return previous
 
     async def forget(self, reference: str) -> None:
-        """The package is here no more."""
+        """Forget the policy of a package that was removed."""
         if reference in self._packages:
             self._forget(reference)
             await self._write()
@@ -101,12 +106,12 @@ class Policies:
     def _forget(self, reference: str) -> None:
         del self._packages[reference]
         blobs = self._blobs.pop(reference)
-        self._take(NO_POLICY, blobs)
+        self._apply(NO_POLICY, blobs)
         for other, others in self._blobs.items():
-            self._take(self._packages[other].policy, set(blobs).intersection(others))
+            self._apply(self._packages[other].policy, set(blobs).intersection(others))
 
-    def _take(self, policy: PackagePolicy, blobs: Iterable[Digest]) -> None:
-        """These blobs go by this policy from now on."""
+    def _apply(self, policy: PackagePolicy, blobs: Iterable[Digest]) -> None:
+        """Apply a policy to blobs."""
         if policy.upload_bytes_s is not None:
             self._uploads.setdefault(policy.match, Bucket(None)).limit_bytes_s = policy.upload_bytes_s
         if policy.download_bytes_s is not None:
@@ -128,30 +133,30 @@ class Policies:
     # -- blobs
 
     def of(self, blob: Digest) -> PackagePolicy:
+        """The policy of a blob."""
         return self._by_blob.get(self._selections.get(blob, blob), NO_POLICY)
 
     def selected(self, selection: Digest, blob: Digest) -> None:
-        """Some pieces of a blob go by its policy, under the name that they have
-        (p2pdist/model/selection.py)."""
+        """Apply the policy of `blob` to a selection of its pieces (p2pdist/model/selection.py)."""
         self._selections[selection] = blob
         if len(self._selections) > SELECTIONS_MAX:
             del self._selections[next(iter(self._selections))]
 
     def transport(self, blob: Digest) -> Transport | None:
-        """How it is to come."""
+        """The transport by which a blob is to come; None where its policy leaves that open."""
         return self.of(blob).transport
 
     def priority(self, blob: Digest, asked: Priority) -> Priority:
-        """How urgent a pull of a blob is that was asked for as `asked`."""
+        """The priority of a pull of a blob that was requested with `asked`."""
         return self.of(blob).priority or asked
 
     def upload_limit(self, blob: Digest) -> Bucket | None:
-        """What all blobs of its policy share of the uplink."""
+        """The share of the uplink of all blobs with the policy of `blob`; None for no limit."""
         policy = self.of(blob)
         return self._uploads[policy.match] if policy.upload_bytes_s is not None else None
 
     def pacer(self, blob: Digest) -> Pacer:
-        """Who holds back what is received of a blob."""
+        """The pacer for what arrives of a blob."""
         policy = self.of(blob)
         return self._lanes[policy.match][1] if policy.download_bytes_s is not None else self._pacer
 
@@ -166,7 +171,7 @@ class Policies:
             return ()
 
     async def _write(self) -> None:
-        """A host that cannot write it forgets policies when it ends, and nothing worse."""
+        """Write the file. A host that cannot write it loses the policies when it ends, nothing else."""
         async with self._writing:
             try:
                 await asyncio.to_thread(_replace, self._file, msgspec.json.encode(self._packages))

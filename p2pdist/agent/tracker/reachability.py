@@ -1,9 +1,10 @@
-"""Whether other hosts can reach this agent, as its tracker finds by connecting to the address that
-the agent gives out.
+"""The check whether other hosts can reach this agent: its tracker connects to the address that the
+agent gave.
 
-Where they cannot, what this host holds is of no use to them and each of them reads central storage,
-which is what the program is to prevent; nothing else shows it. So it is asked after a session opens
-and now and then, and told in the log, in `p2pdist doctor`, by `p2pdist pull` and as a metric.
+Where other hosts cannot, the blobs of this host are of no use to them, and each of them reads
+central storage, which the program is to prevent; nothing else shows that. So the agent asks after a
+session opens and now and then, and reports the result in the log, in `p2pdist doctor`, by
+`p2pdist pull` and as a metric.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError
 from p2pdist.model.messages import Reachability
 
 FIRST_S = 1.0
-"""After a session opens: at most, since all agents of a tracker that was restarted ask in this
+"""The longest pause after a session opens: all agents of a restarted tracker ask within this
 time."""
 
 AGAIN_S, AGAIN_UNREACHED_S = 300.0, 60.0
@@ -32,16 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 class ReachabilityCheck:
-    """What the tracker says of this host. `problem` is why it cannot be reached, "" while it can or
-    nothing is known."""
+    """Asks the tracker whether other hosts reach this one. On the event loop."""
 
     def __init__(self, host: str, session: TrackerSession) -> None:
         self._host, self._session = host, session
         self._opened = asyncio.Event()
         self.problem = ""
+        """Why other hosts cannot reach this one, "" while they can or nothing is known."""
 
     def connected(self) -> None:
-        """A session has opened, perhaps from another address than before."""
+        """Ask soon: a session has opened, perhaps from another address than before."""
         self._opened.set()
 
     def warning(self) -> str:
@@ -63,25 +64,25 @@ class ReachabilityCheck:
         """Ask once; returns after how many seconds to ask again."""
         try:
             body = await self._session.get(f"/v1/hosts/{quote(self._host, safe='')}/reachability", {})
-            found = msgspec.json.decode(body, type=Reachability)
+            result = msgspec.json.decode(body, type=Reachability)
         except NotFound:  # a tracker of an earlier version, or the session has just ended
             self.problem = ""
             return AGAIN_S
         except (P2PDistError, *UNDECODABLE) as error:
             logger.debug("the tracker does not say whether this host can be reached: %s", error)
             return BUSY_S * random.uniform(0.5, 1.5)
-        self._note(found)
+        self._note(result)
         return AGAIN_UNREACHED_S if self.problem else AGAIN_S
 
-    def _note(self, found: Reachability) -> None:
-        problem = f"{found.problem}{found.hint}" if found.problem else ""
+    def _note(self, result: Reachability) -> None:
+        problem = f"{result.problem}{result.hint}" if result.problem else ""
         if problem and problem != self.problem:
             logger.warning(
                 "other hosts cannot reach this agent at %s: %s. They read storage instead of receiving from it. %s",
-                found.address,
+                result.address,
                 problem,
                 REMEDY,
             )
         elif self.problem and not problem:
-            logger.info("other hosts can reach this agent at %s", found.address)
+            logger.info("other hosts can reach this agent at %s", result.address)
         self.problem = problem
