@@ -39,8 +39,8 @@ from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.mount.records import IMAGES, Process, process, user
-from p2pdist.mount.show import Leftover, Shown, clean_leftovers, hand_out, show, unshow
 from p2pdist.mount.sight import NOTHING, Identity, seen
+from p2pdist.mount.views import Leftover, MountedView, clean_leftovers, hand_out, mount_view, unmount_view
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
@@ -237,7 +237,7 @@ class Mounts:
     ) -> MountStatus:
         """Show verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
         itself. `hold` claims them and returns what gives the claim up. Raises what
-        `p2pdist.mount.show.show` raises, Refused for a place that the caller may not write to, and
+        `p2pdist.mount.views.mount_view` raises, Refused for a place that the caller may not write to, and
         TooLarge over MOUNTS_MAX; then nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
@@ -404,18 +404,18 @@ class Mounts:
         at: int | None = None,
         made: Caller | None = None,
     ) -> MountStatus:
-        how = None if status.how in ("", IMAGES) else status.how
+        method = None if status.how in ("", IMAGES) else status.how
         release: Release = _nothing_held
         owner = _owner(status)
         try:
             release = hold()
-            done: Shown = await asyncio.to_thread(
-                show,
+            done: MountedView = await asyncio.to_thread(
+                mount_view,
                 layers,
                 Path(key),
                 work=self._work,
                 writable=status.writable,
-                how=how,
+                method=method,
                 label=_label(status, uid),
                 checked=True,
                 at=at,
@@ -427,7 +427,7 @@ class Mounts:
         finally:
             self._reserved.discard(key)
         device, inode = seen(done.path) or NOTHING
-        fields = {"path": str(done.path), "how": done.how, "why": done.why, "device": device, "inode": inode}
+        fields = {"path": str(done.path), "how": done.method, "why": done.why, "device": device, "inode": inode}
         return self._enter(key, _Entry(structs.replace(status, **fields), release, owner, uid, made))
 
     async def _unshow(self, key: str, force: bool) -> MountStatus:
@@ -452,11 +452,11 @@ class Mounts:
     def _take_away(self, path: Path, force: bool) -> bool:
         """Unmount; returns whether it was in use. Raises Conflict when it is and not `force`."""
         try:
-            unshow(path, work=self._work)
+            unmount_view(path, work=self._work)
         except Conflict:
             if not force:
                 raise
-            unshow(path, work=self._work, force=True)
+            unmount_view(path, work=self._work, force=True)
             return True
         return False
 
@@ -519,10 +519,10 @@ def _adopted(kept: Leftover) -> MountStatus:
         reference,
         Digest(digest),
         str(kept.path),
-        kept.how,
+        kept.method,
         why="shown by an earlier agent",
         writable=kept.writable,
-        images=kept.images if kept.how == IMAGES else (),
+        images=kept.images if kept.method == IMAGES else (),
         pid=kept.owner.pid if kept.owner else 0,
     )
 
