@@ -38,8 +38,8 @@ from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.mount.records import IMAGES, Process, process, user
-from p2pdist.mount.show import Leftover, Shown, clean_leftovers, hand_out, show, unshow
 from p2pdist.mount.sight import NOTHING, Identity, seen
+from p2pdist.mount.views import Leftover, MountedView, clean_leftovers, hand_out, mount_view, unmount_view
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
@@ -236,7 +236,7 @@ class Mounts:
     ) -> MountStatus:
         """Mount verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
         itself. `hold` claims them and returns what gives the claim up. Raises what
-        `p2pdist.mount.show.show` raises, Refused for a path that the caller may not write to, and
+        `p2pdist.mount.views.mount_view` raises, Refused for a path that the caller may not write to, and
         TooLarge over MOUNTS_MAX; then nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
@@ -408,13 +408,13 @@ class Mounts:
         owner = _owner(status)
         try:
             release = hold()
-            view: Shown = await asyncio.to_thread(
-                show,
+            view: MountedView = await asyncio.to_thread(
+                mount_view,
                 layers,
                 Path(key),
                 work=self._work,
                 writable=status.writable,
-                how=method,
+                method=method,
                 label=_label(status, uid),
                 checked=True,
                 at=at,
@@ -426,7 +426,7 @@ class Mounts:
         finally:
             self._reserved.discard(key)
         device, inode = seen(view.path) or NOTHING
-        fields = {"path": str(view.path), "how": view.how, "why": view.why, "device": device, "inode": inode}
+        fields = {"path": str(view.path), "how": view.method, "why": view.why, "device": device, "inode": inode}
         return self._enter(key, _Entry(structs.replace(status, **fields), release, owner, uid, made))
 
     async def _unmount(self, key: str, force: bool) -> MountStatus:
@@ -452,11 +452,11 @@ class Mounts:
         """Unmount in a thread; returns whether the view was in use. Raises Conflict when it is, unless
         `force`."""
         try:
-            unshow(path, work=self._work)
+            unmount_view(path, work=self._work)
         except Conflict:
             if not force:
                 raise
-            unshow(path, work=self._work, force=True)
+            unmount_view(path, work=self._work, force=True)
             return True
         return False
 
@@ -519,10 +519,10 @@ def _inherited(leftover: Leftover) -> MountStatus:
         reference,
         Digest(digest),
         str(leftover.path),
-        leftover.how,
+        leftover.method,
         why="shown by an earlier agent",
         writable=leftover.writable,
-        images=leftover.images if leftover.how == IMAGES else (),
+        images=leftover.images if leftover.method == IMAGES else (),
         pid=leftover.owner.pid if leftover.owner else 0,
     )
 

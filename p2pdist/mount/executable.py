@@ -206,7 +206,7 @@ def explain(executable: Executable, error: OSError) -> P2PDistError:
 
 
 def _checked(file: _File, name: str) -> _File:
-    """The same file. Raises NotFound or P2PDistError when it is not one that this user may
+    """The file itself. Raises NotFound or P2PDistError when it is not one that this user may
     execute."""
     if not os.path.lexists(file.path):
         raise NotFound(f"{name} cannot be run: it does not exist", remedy=INSPECT)

@@ -72,7 +72,7 @@ def unmount(target: Path | str, *, lazily: bool = False) -> None:
 
 
 def unmount_here(target: Path, *, lazily: bool = False) -> None:
-    """The same for the real path `target`, in a directory that another user may move: raises
+    """umount2(2) for the real path `target`, in a directory that another user may move: raises
     OSError, ESTALE, where a symbolic link leads elsewhere by now."""
     parent = os.open(target.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -202,7 +202,7 @@ def _attach(source: int) -> tuple[int, str]:
                 fcntl.ioctl(device, _LOOP_CONFIGURE, config)
             except OSError as error:
                 os.close(device)
-                if error.errno != errno.EBUSY:  # else somebody else was quicker: ask for another
+                if error.errno != errno.EBUSY:  # else another program was quicker: ask for another device
                     raise
             else:
                 return device, name

@@ -1,5 +1,5 @@
-"""The layers of a package as they are handed over to be shown, and what must hold of a tree before
-it is.
+"""The layers of a package as they are handed over to be mounted, and what must hold of a tree
+before it is.
 
 The kernel checks nothing of what a tree refers to: an object that is missing or of another size
 shows at the first read, as an error or as other bytes than the tree states. So all of them are
@@ -21,7 +21,7 @@ from p2pdist.mount.erofs.writer import is_image, object_name, write_image
 
 _REMEDY = "Run p2pdist verify, which fetches again what is wrong"
 _writing = threading.Lock()
-"""Two threads may show the same tree, and write_image is for one at a time; it computes, so
+"""Two threads may mount the same tree, and write_image is for one at a time; it computes, so
 together they would not be faster."""
 
 

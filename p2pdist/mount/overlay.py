@@ -81,7 +81,7 @@ def mount_layers(
     """Mount every layer below `directory` and the merged view at `target`. One squashfs image that
     is not to be written to needs no overlay and is mounted straight. Trees must be prepared. Raises
     Corrupt or OSError (EOPNOTSUPP: show it as plain files), and may then leave some layers mounted:
-    see `unmount_layers`."""
+    which `unmount_layers` undoes."""
     if len(layers) == 1 and isinstance(layers[0], Image) and not writable:
         squashfs.mount_image(layers[0], target)
         return

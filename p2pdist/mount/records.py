@@ -1,18 +1,16 @@
-"""What is shown, written down before it is: one JSON file for each mount in the work directory.
+"""Records of mounted views, and the processes that use a view.
 
-A process that starts later finds there what is shown, and what a crash left. The file `<id>.json`
-belongs to the directory `<id>` beside it, which holds layer mount points and what programs wrote.
-The record goes last, so that cleaning that fails half-way is taken up again.
+A record is a JSON file in the work directory, written before anything is mounted: a process that
+starts later finds there what is mounted, and what a crash left. The file `<id>.json` belongs to the
+directory `<id>` beside it, which holds layer mount points and what programs wrote. The record goes
+last, so that a cleaning that failed half-way is taken up again.
 
-Which processes use a view: for the message of an unmount that fails, and to know when the view
-of a `run` may go.
-
-A view that was made for one process is used as long as that process lives, as long as a program
-that was started from it does (its environment names the view), and as long as a process has
-something of it open. A program that will only import a module later has nothing open, so the open
-files alone are not asked. Processes of other users may be hidden from an agent without root
-(hidepid in proc(5)), so a program also inherits a lock on the view (flock(2)), which every agent
-that may open the view can see.
+A view that was made for one process (`run`) is used as long as that process lives, as long as a
+program that was started from it does (its environment names the view), and as long as a process has
+something of it open. A program that will only import a module later has nothing open, so open files
+alone do not decide. Processes of other users may be hidden from an agent without root (hidepid in
+proc(5)), so a program also inherits a lock on the view (flock(2)), which every agent that may open
+the view can see. The message of an unmount that fails names the processes.
 """
 
 from __future__ import annotations
@@ -35,16 +33,23 @@ from p2pdist.mount.overlay import unmount_layers
 
 HOLDERS_MAX = 5
 SEARCH_S_MAX = 1.0
+IMAGES = "images"
+"""The `method` of images that are handed out: nothing is mounted."""
+
 _ENDED = (b"Z", b"X")
+_ID = re.compile(r"[0-9a-f]{16}\Z")
+_OWNER = re.compile(r"([0-9]{1,9}:[0-9]{1,18})?\Z")
+_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process. `started` is when it began, in clock ticks since the machine's start, because
-    numbers are used again; 0 where this user may not see it."""
+    """A process."""
 
     pid: int
     started: int = 0
+    """When it began, in clock ticks since the machine's start, because numbers are used again; 0
+    where this user may not see it."""
 
     @property
     def alive(self) -> bool:
@@ -56,10 +61,10 @@ class Process:
             return False
         except PermissionError:
             pass  # it belongs to another user
-        found = _stat(self.pid)
-        if found is None:
+        status = _stat(self.pid)
+        if status is None:
             return True
-        state, started = found
+        state, started = status
         return state not in _ENDED and self.started in (0, started)
 
     def __str__(self) -> str:
@@ -68,12 +73,12 @@ class Process:
 
 def process(pid: int) -> Process:
     """The process that has the number `pid` now."""
-    found = _stat(pid)
-    return Process(pid, found[1] if found else 0)
+    status = _stat(pid)
+    return Process(pid, status[1] if status else 0)
 
 
 def parse_process(text: str) -> Process | None:
-    """What str() of a Process gave; None for the empty string. Raises ValueError."""
+    """The Process of which str() gave `text`; None for the empty string. Raises ValueError."""
     pid, _, started = text.partition(":")
     return Process(int(pid), int(started)) if text else None
 
@@ -90,8 +95,8 @@ def _stat(pid: int) -> tuple[bytes, int] | None:
 
 def user(target: Path) -> Process | None:
     """A process that uses the view at `target` (a real path), or None when this user sees none."""
-    place = os.fsencode(target)
-    return run_from(target) or next((process(pid) for pid in _pids() if _uses(pid, place)), None)
+    path = os.fsencode(target)
+    return run_from(target) or next((process(pid) for pid in _pids() if _uses(pid, path)), None)
 
 
 def run_from(target: Path) -> Process | None:
@@ -145,22 +150,22 @@ def holders(target: Path, *, of_run: bool = False) -> list[str]:
     """Up to HOLDERS_MAX processes, as "name (pid 12)", with a file, directory or program open at or
     below `target` (a real path), and with `of_run` those that were started from it; found on a best
     effort basis within SEARCH_S_MAX seconds. Processes of other users show only to root."""
-    place = os.fsencode(target)
-    found: list[str] = []
+    path = os.fsencode(target)
+    names: list[str] = []
     deadline = time.monotonic() + SEARCH_S_MAX
     for pid in _pids():
-        if len(found) >= HOLDERS_MAX or time.monotonic() > deadline:
+        if len(names) >= HOLDERS_MAX or time.monotonic() > deadline:
             break
-        if (of_run and _started_from(pid, target)) or _uses(pid, place):
-            found.append(f"{_name(pid)} (pid {pid})")
-    return found
+        if (of_run and _started_from(pid, target)) or _uses(pid, path):
+            names.append(f"{_name(pid)} (pid {pid})")
+    return names
 
 
 def _pids() -> Iterator[int]:
     return (int(entry) for entry in os.listdir("/proc") if entry.isdecimal())
 
 
-def _uses(pid: int, place: bytes) -> bool:
+def _uses(pid: int, view: bytes) -> bool:
     process = Path(f"/proc/{pid}")
     try:
         links = [process / name for name in ("cwd", "root", "exe")] + list((process / "fd").iterdir())
@@ -171,10 +176,10 @@ def _uses(pid: int, place: bytes) -> bool:
             path = os.readlink(os.fsencode(link))
         except OSError:
             continue
-        if path == place or path.startswith(place + b"/"):
+        if path == view or path.startswith(view + b"/"):
             return True
     try:
-        return b" " + place + b"/" in (process / "maps").read_bytes()
+        return b" " + view + b"/" in (process / "maps").read_bytes()
     except OSError:
         return False
 
@@ -186,31 +191,27 @@ def _name(pid: int) -> str:
         return "a process"
 
 
-_ID = re.compile(r"[0-9a-f]{16}\Z")
-_OWNER = re.compile(r"([0-9]{1,9}:[0-9]{1,18})?\Z")
-_BYTES_MAX = 1 << 20
-IMAGES = "images"
-"""The `how` of images that are handed out: nothing is mounted."""
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One mount. `target` is a real path, or with `how` "images" the name under which images are
-    handed out; `created` says that this mount made the directory; `staging` is where unpacking
-    happens before it is renamed to `target`, and `inode` the number of that directory, by which it
-    is known afterwards; `label` is free for the caller; `owner` is the process for which it was
-    made, as holders.Process writes it, empty for a mount that stays until it is unmounted."""
+    """One mounted view, or images that were handed out."""
 
     id: str
     target: str
-    how: str
+    """A real path, or with `method` IMAGES the name under which images are handed out."""
+    method: str
     images: tuple[str, ...]
     created: bool = False
+    """Whether this mount made the directory."""
     staging: str = ""
+    """The directory of unpacking, before it is renamed to `target`."""
     inode: int = 0
+    """The number of that directory, by which it is known afterwards."""
     label: str = ""
+    """Free for the caller."""
     writable: bool = False
     owner: str = ""
+    """The process for which it was made (`Process`), empty for a mount that stays until it is
+    unmounted."""
 
     @property
     def source(self) -> str:
@@ -229,8 +230,10 @@ def new_id() -> str:
 def save(record: Record, work: Path) -> None:
     """Write or replace the record, atomically and durably."""
     partial = work / f"{record.id}.partial"
+    fields = asdict(record)
+    fields["how"] = fields.pop("method")  # as earlier releases have it
     with partial.open("w") as file:
-        json.dump(asdict(record), file)  # ASCII escapes carry names that are not UTF-8
+        json.dump(fields, file)  # ASCII escapes carry names that are not UTF-8
         file.flush()
         os.fsync(file.fileno())
     partial.replace(work / f"{record.id}.json")
@@ -240,7 +243,8 @@ def _parse(path: Path) -> Record | None:
     try:
         with path.open() as file:
             fields = json.loads(file.read(_BYTES_MAX))
-        record = Record(**{**fields, "images": tuple(fields["images"])})
+        method, images = fields.pop("how"), tuple(fields.pop("images"))
+        record = Record(**fields, method=method, images=images)
     except (OSError, ValueError, TypeError, KeyError):
         return None
     named = record.id == path.stem and _ID.match(record.id)
@@ -263,7 +267,7 @@ def is_ours(record: Record, entry: kernel.Mounted) -> bool:
 def is_whole(record: Record) -> bool:
     """Whether what the record says is there: False when its process was killed before it was done,
     or the machine has started anew."""
-    if record.how == IMAGES:
+    if record.method == IMAGES:
         return bool(record.owner)
     target = Path(record.target)
     if record.inode:

@@ -1,11 +1,10 @@
-"""Squashfs images: what the superblock says, and mounting one through a loop device.
+"""Squashfs images: what the superblock says, and mounting one, through a loop device or without
+root.
 
 The format is version 4.0 (Linux kernel, Documentation/filesystems/squashfs.rst and
 fs/squashfs/squashfs_fs.h). The bytes of an image are verified against its digest before they get
-here; a squashfs that is damaged all the same was packed so.
-
-The program that mounts a squashfs image without root, and whether it can work here. Loaded by
-every `run`, so it loads little itself.
+here; a squashfs that is damaged all the same was packed so. Every `run` loads this module, which
+therefore loads little itself.
 """
 
 from __future__ import annotations
@@ -20,18 +19,7 @@ from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.mount import kernel
 
 PROGRAMS = ("squashfuse_ll", "squashfuse")
-"""Best first."""
-
-
-def missing() -> str:
-    """Why it cannot work here, or "" when it is worth trying."""
-    places = os.get_exec_path()
-    if not any(os.access(os.path.join(place, name), os.X_OK) for place in places for name in PROGRAMS):
-        return "squashfuse is not installed"
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        return "/dev/fuse is missing or not open to this user"
-    return ""
-
+"""Programs that mount a squashfs image without root, best first."""
 
 SUPERBLOCK_BYTES = 96
 _MAGIC = 0x73717368
@@ -42,13 +30,24 @@ _NOT_SQUASHFS = {errno.EINVAL, errno.EIO, errno.EUCLEAN, errno.EFBIG, errno.ENOS
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A layer image whose superblock makes sense. `has_xattrs`: it carries a table of extended
-    attributes."""
+    """A layer image whose superblock makes sense."""
 
     path: Path
     size: int
+    """In bytes."""
     inodes: int
     has_xattrs: bool
+    """Whether it carries a table of extended attributes."""
+
+
+def missing() -> str:
+    """Why this user cannot mount without root here, or "" when it is worth trying."""
+    directories = os.get_exec_path()
+    if not any(os.access(os.path.join(directory, name), os.X_OK) for directory in directories for name in PROGRAMS):
+        return "squashfuse is not installed"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is missing or not open to this user"
+    return ""
 
 
 def inspect(path: Path) -> Image:

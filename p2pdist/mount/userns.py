@@ -1,5 +1,5 @@
-"""A package shown to one program only, without root: in a user namespace with squashfuse and an
-overlay.
+"""A view of a package for one program only, without root: in a user namespace with squashfuse and
+an overlay.
 
 `run_inside` starts this module as a process of its own, the guardian, since a process with threads
 cannot enter a user namespace. The guardian becomes root of a new user namespace and mount namespace
@@ -47,8 +47,8 @@ def run_inside(
 ) -> int:
     """Run a program that sees `images` (bottom to top) merged at a directory; `describe` is given
     that directory. What it writes there is gone afterwards. `announce` gets the line that says
-    which way and why. Returns its exit code as `program.run` does. Raises Unavailable, before the
-    program has started, when this host does not allow it."""
+    which method and why. Returns its exit code as `program.run` does. Raises Unavailable, before
+    the program has started, when this host does not allow it."""
     if reason := missing():
         raise Unavailable(f"the package cannot be shown in a user namespace: {reason}", remedy=_INSTALL)
     inspected = [inspect(path.resolve()) for path in images]

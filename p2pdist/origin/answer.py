@@ -1,8 +1,8 @@
 """What a storage's refusal means: the one place that turns the codes of S3, Google, Azure and web
 servers into our failures.
 
-Theory. A refusal stays what it is until someone changes rights, clock, region or address, so it is
-Refused (or NotFound) and ends a pull at once. An outage passes, so it is Unavailable and worth
+Theory. A refusal stays what it is until an operator changes rights, clock, region or address, so it
+is Refused (or NotFound) and ends a pull at once. An outage passes, so it is Unavailable and worth
 waiting for. The HTTP status alone does not tell them apart: S3 answers an expired token, a wrong
 region and a slow client all with 400. The code in the body does; a 4xx with a code that is not
 known here is a refusal.

@@ -145,7 +145,7 @@ class Bucket:
                     self._put_if(key, value, found[1] if found else None)
                 return
             except (AlreadyExistsError, PreconditionError):
-                # Somebody else was faster: start again from what they wrote.
+                # Another writer was faster: start again from what it wrote.
                 time.sleep(random.uniform(0, min(1.0, 0.02 * 2**attempt)))
         raise Unavailable(
             f"{key} at {self.url} was changed by others {UPDATE_ATTEMPTS_MAX} times while it was being updated",
@@ -158,7 +158,7 @@ class Bucket:
         try:
             self._store.put(key, value, mode=version or "create")
         except NotImplementedError:
-            # The user says with AWS_CONDITIONAL_PUT=disabled that nobody else pushes meanwhile.
+            # The user says with AWS_CONDITIONAL_PUT=disabled that no other process pushes meanwhile.
             self._store.put(key, value, use_multipart=False)
         except BaseError as error:
             if read_answer(error).code not in ("NotImplemented", "MethodNotAllowed"):

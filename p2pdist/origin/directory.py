@@ -1,8 +1,9 @@
 """Objects in a local directory.
 
 New values are written below `.incoming` (drafts.py) and renamed into place after fsync, so a reader
-sees all of one or nothing, also after a power cut. Updates hold an exclusive flock on `.lock`. Who
-packs into the directory holds a shared flock on `.packing`, who removes from it an exclusive one.
+sees all of one or nothing, also after a power cut. Updates hold an exclusive flock on `.lock`. A
+process that packs into the directory holds a shared flock on `.packing`, one that removes from it
+an exclusive one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Drafts: unfinished files, and directories of them, beside what they become; and how to tell those
-that nobody will finish.
+"""Drafts: unfinished files, and directories of them, beside what they become; and which of them are
+abandoned.
 
-Whoever makes a draft holds an exclusive flock(2) on it, which ends with the process however that
-ends. Others see it for certain only under the same kernel: over NFS locks may stay on a machine,
-and a machine that serves a directory does not see those of its clients. So a draft is named after
-the boot in which it was made (boot_id, random(4)). A draft of this boot that is not locked is
-abandoned, and any other one when nobody wrote to it for ABANDONED_AFTER_S. Stages are called the
-same after each boot, since notes of packings are kept by path: they hold a mark instead.
+The process that makes a draft holds an exclusive flock(2) on it, which ends with the process
+however that ends. Other processes see the lock for certain only under the same kernel: over NFS
+locks may stay on a machine, and a machine that serves a directory does not see those of its
+clients. So a draft is named after the boot in which it was made (boot_id, random(4)). A draft of
+this boot that is not locked is abandoned, and any other one that was not written to for
+ABANDONED_AFTER_S. Stages have the same names after each boot, since notes of packings are kept by
+path: they hold a mark instead.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def boot_mark() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = secrets.token_hex(16)  # nobody else's: age alone counts then
+        boot = secrets.token_hex(16)  # of no other process: age alone counts then
     return f"{DRAFT}{boot}-"
 
 
@@ -102,7 +103,7 @@ def _entered(place: Path, purpose: str) -> int:
     Conflict."""
     while True:
         place.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # whoever had it has just ended, or somebody tidies up
+        with contextlib.suppress(FileNotFoundError):  # another process ended, or is cleaning up
             handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if not lock(handle):
                 os.close(handle)
@@ -118,7 +119,7 @@ def lock(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Where there are no locks, nobody can find that it is not locked.
+        # Where there are no locks, no process can find that it is not locked.
         return error.errno != errno.EWOULDBLOCK
     return True
 
@@ -133,15 +134,15 @@ def is_at(handle: int, path: Path) -> bool:
 
 
 def abandoned(directory: Path, *, remove: bool) -> Iterator[tuple[str, int]]:
-    """Names and bytes of the drafts in `directory` that nobody will finish, which are deleted if
+    """Names and bytes of the drafts in `directory` that are abandoned, which are deleted if
     `remove`. Raises OSError."""
     try:
         entries = list(os.scandir(directory))
     except FileNotFoundError:
         return
     for entry in entries:
-        # Another process may be cleaning up as well; and what one may not delete is left to whoever
-        # may.
+        # Another process may be cleaning up as well; and what this user may not delete is left to
+        # another.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             size = _end(entry, remove)
             if size is not None:
@@ -150,7 +151,7 @@ def abandoned(directory: Path, *, remove: bool) -> Iterator[tuple[str, int]]:
 
 def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
     """The bytes of a draft that is abandoned, which is deleted if `remove`; None where it is not,
-    or nobody can tell."""
+    or that cannot be told."""
     found = entry.stat(follow_symlinks=False)
     is_directory = stat.S_ISDIR(found.st_mode)
     if is_directory and not entry.name.startswith((DRAFT, STAGE)):
@@ -174,8 +175,8 @@ def _written(entry: os.DirEntry[str]) -> float:
     """When a draft was last written to; of a directory what is right in it counts, too."""
     times = [entry.stat(follow_symlinks=False).st_mtime]
     if entry.is_dir(follow_symlinks=False):
-        with os.scandir(entry.path) as within:
-            times += [each.stat(follow_symlinks=False).st_mtime for each in within]
+        with os.scandir(entry.path) as children:
+            times += [child.stat(follow_symlinks=False).st_mtime for child in children]
     return max(times)
 
 

@@ -43,7 +43,7 @@ def blob_key(digest: Digest) -> str:
 
 
 class LayoutOrigin:
-    """See Origin for the contract of each method."""
+    """An Origin over Objects; the Protocol states the contract of each method."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -230,13 +230,13 @@ class LocalLayout(LayoutOrigin):
 
     def drafting(self) -> contextlib.AbstractContextManager[Path]:
         """A new directory on the same file system for unfinished files; gone with what is left in
-        it when the block ends. Who holds it is known to be at work, so nobody takes the files for
+        it when the block ends. It is locked meanwhile, so no other process takes the files for
         those of a process that was killed."""
         return self._directory.draft_directory()
 
     def staging(self, purpose: str) -> contextlib.AbstractContextManager[Path]:
-        """Like drafting, but called the same each time for one purpose; Conflict is raised while
-        another process has it."""
+        """A directory like that of drafting, with the same name each time for one purpose. Raises
+        Conflict while another process has it."""
         return staging(self.scratch(), purpose)
 
     @contextlib.asynccontextmanager

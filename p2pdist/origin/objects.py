@@ -56,12 +56,12 @@ class Objects(Protocol):
         """All values whose key is `folder`, a slash and a name without one, in no order."""
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete these values; one that is not there is not missed."""
+        """Delete these values; one that is not there is passed over."""
 
     def lock(self, *, alone: bool) -> Callable[[], None] | None:
         """Take a lock that many can hold at once, or one `alone`. Returns what releases it, None
-        while others are in the way. It ends with the process. Buckets have none: there it always
-        succeeds and keeps nobody out."""
+        while others are in the way. It ends with the process. Buckets have no locks: there it
+        always succeeds."""
 
     def abandoned(self, *, remove: bool) -> Iterator[tuple[str, int]]:
         """Name and size of what writers left unfinished that are certainly gone; it is deleted if

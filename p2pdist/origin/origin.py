@@ -30,8 +30,7 @@ class Origin(Protocol):
         """The manifest that a reference names. Raises NotFound."""
 
     async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
-        """A whole small blob, verified. Raises NotFound, Corrupt, or TooLarge over `limit`
-        bytes."""
+        """A whole document, verified. Raises NotFound, Corrupt, or TooLarge over `limit` bytes."""
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
         """Exactly `length` bytes of a blob from `start`, unverified. Raises NotFound, or Corrupt
@@ -69,7 +68,7 @@ class Origin(Protocol):
         storage's clock."""
 
     async def remove(self, digests: Sequence[Digest]) -> None:
-        """Delete blobs; one that is not there is not missed."""
+        """Delete blobs; one that is not there is passed over."""
 
     async def remove_unfinished(self, *, dry_run: bool = False) -> tuple[int, int]:
         """Delete what writers that are certainly gone left unfinished; returns how many files, and
@@ -86,11 +85,12 @@ class Origin(Protocol):
         """Write a note, or write it again. Raises TooLarge."""
 
     async def remove_notes(self, names: Sequence[str]) -> None:
-        """Remove notes; one that is not there is not missed."""
+        """Remove notes; one that is not there is passed over."""
 
     def packing(self, *, alone: bool = False) -> AbstractAsyncContextManager[None]:
-        """While this is held in a directory, nobody holds it `alone`, or nobody else does if
-        `alone`. In a bucket it keeps nobody out. Raises Conflict after PACKING_WAIT_S."""
+        """A lock on a directory: while it is held, no other process holds it `alone`, or none holds
+        it at all if this one is `alone`. In a bucket it locks nothing. Raises Conflict after
+        PACKING_WAIT_S."""
 
     async def close(self) -> None:
         """Release threads and connections."""

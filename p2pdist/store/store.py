@@ -122,7 +122,7 @@ class Stock:
             self.capacity,
             free,
             self.objects.bytes_total,
-            self.objects.bytes_expected,
+            self.objects.expected.bytes_total,
             self.trees.bytes_images(),
             self.trees.variants.bytes_total,
         )
@@ -130,7 +130,7 @@ class Stock:
     def bytes_ahead(self) -> int:
         """Bytes that partial blobs and expected objects will yet take from the disk; 0 for blobs
         where the filesystem reserved them."""
-        ahead = self.objects.bytes_expected
+        ahead = self.objects.expected.bytes_total
         for blob in list(self.blobs.values()):
             if not blob.complete:
                 path = blob.path

@@ -1,5 +1,5 @@
-"""Synchronisation of complete blobs and objects with the disk, in the background: after a restart of
-the machine the store need not verify them again."""
+"""Synchronisation of complete blobs and objects with the disk, in the background: after a restart
+of the machine the store need not verify them again."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class BackgroundSync:
         self._queue.put((digest, pieces_digest))
 
     def add_task(self, task: Callable[[], None]) -> None:
-        """Run `task` with the next batch. It may raise P2PDistError, and itself counts as not durable
-        what it did not synchronise."""
+        """Run `task` with the next batch. It may raise P2PDistError, and itself counts as not
+        durable what it did not synchronise."""
         self._queue.put(task)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash, walking_order
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import BLOCK_SIZE, is_image, mount_image, write_image
-from p2pdist.mount.show import show, unshow
+from p2pdist.mount.views import mount_view, unmount_view
 from p2pdist.store.trees.images import image_bytes_max
 
 pytestmark = pytest.mark.root
@@ -36,11 +36,11 @@ def view(tmp_path: Path) -> Path:
 
 def shown(store: Store, entries: list[Entry], view: Path, work: Path) -> dict[bytes, object]:
     """What the kernel shows of a tree."""
-    show([store.layer("tree", entries)], view, work=work, how="erofs")
+    mount_view([store.layer("tree", entries)], view, work=work, method="erofs")
     try:
         return dict(walk(view))
     finally:
-        unshow(view, work=work)
+        unmount_view(view, work=work)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -70,13 +70,13 @@ def test_the_root_and_counts_of_links(store: Store, view: Path, work: Path) -> N
     """The directory itself has mode 0755 and time 0; link counts are those of the tree; owners are
     root."""
     entries = [store.file(b"a", b"1"), HardLink(b"b", b"a"), Directory(b"d", 0o700, 5), HardLink(b"d/c", b"a")]
-    show([store.layer("tree", entries)], view, work=work)
+    mount_view([store.layer("tree", entries)], view, work=work)
     root = view.stat()
     assert (stat.S_IMODE(root.st_mode), root.st_mtime_ns, root.st_uid, root.st_gid) == (0o755, 0, 0, 0)
     assert (view / "a").stat().st_nlink == 3
     assert (view / "d").stat().st_nlink == 2
     assert root.st_nlink == 3
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 @pytest.mark.parametrize("count", [300, 5000])
@@ -90,11 +90,11 @@ def test_every_name_of_a_large_directory_is_found(store: Store, view: Path, work
     entries = [File(name, 0o644, 1, 1, content) for name in sorted(names)]
     found = shown(store, list(entries), view, work)
     assert set(found) == names
-    show([store.layer("tree", entries)], view, work=work)
+    mount_view([store.layer("tree", entries)], view, work=work)
     for name in names:
         absent = name[:-1] + b"~"
         assert not os.path.lexists(os.path.join(os.fsencode(view), absent))
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 def test_a_hundred_thousand_names_in_one_directory(store: Store, view: Path, work: Path) -> None:
@@ -102,11 +102,11 @@ def test_a_hundred_thousand_names_in_one_directory(store: Store, view: Path, wor
     content = store.put(b"x")
     entries: list[Entry] = [Directory(b"big", 0o755, 1)]
     entries += [File(b"big/%06d" % number, 0o644, number, 1, content) for number in range(100_000)]
-    show([store.layer("tree", entries)], view, work=work)
+    mount_view([store.layer("tree", entries)], view, work=work)
     assert sorted(os.listdir(view / "big")) == [f"{number:06}" for number in range(100_000)]
     for number in range(0, 100_000, 997):
         assert (view / "big" / f"{number:06}").stat().st_mtime_ns == number
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 def test_directories_around_the_size_of_a_block(store: Store, view: Path, work: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_deep_tree_and_the_longest_path(store: Store, view: Path, work: Path) 
     entries += [Directory(b"/".join(long[:depth]), 0o755, depth) for depth in range(1, 16)]
     entries.append(store.file(b"/".join(long) + b"/leaf"[:0], b"long"))
     layer = store.layer("tree", entries)
-    show([layer], view, work=work)
+    mount_view([layer], view, work=work)
     try:
         assert (view / os.fsdecode(entries[1000].path)).read_bytes() == b"deep"
         place = os.open(view, os.O_PATH)
@@ -179,7 +179,7 @@ def test_a_deep_tree_and_the_longest_path(store: Store, view: Path, work: Path) 
         assert os.stat(long[-1], dir_fd=place).st_size == 4
         os.close(place)
     finally:
-        unshow(view, work=work)
+        unmount_view(view, work=work)
 
 
 def test_files_that_are_larger_than_a_chunk(store: Store, view: Path) -> None:
@@ -247,12 +247,12 @@ def test_a_broken_image_is_made_again(store: Store, view: Path, work: Path) -> N
     """What a crash of the machine left is no reason to fail; one that is whole is used as it is."""
     layer = store.layer("tree", [store.file(b"a", b"1")])
     layer.image.write_bytes(b"")
-    show([layer], view, work=work, how="erofs")
+    mount_view([layer], view, work=work, method="erofs")
     assert (view / "a").read_bytes() == b"1"
-    unshow(view, work=work)
+    unmount_view(view, work=work)
     inode = layer.image.stat().st_ino
-    show([layer], view, work=work, how="erofs")
-    unshow(view, work=work)
+    mount_view([layer], view, work=work, method="erofs")
+    unmount_view(view, work=work)
     assert layer.image.stat().st_ino == inode
 
 

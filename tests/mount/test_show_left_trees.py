@@ -13,7 +13,7 @@ from shown_trees import Store, expected, random_tree, walk
 
 from p2pdist.model.errors import Conflict
 from p2pdist.mount import kernel
-from p2pdist.mount.show import clean_leftovers, show, shown, unshow
+from p2pdist.mount.views import clean_leftovers, mount_view, mounted_views, unmount_view
 
 pytestmark = pytest.mark.root
 
@@ -23,7 +23,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from shown_trees import Store, random_tree
-from p2pdist.mount import show
+from p2pdist.mount import views
 from p2pdist.mount.erofs import writer
 from p2pdist.mount.files import tree as tree_files
 place, moment = Path(sys.argv[2]), sys.argv[3]
@@ -33,13 +33,13 @@ layers = [store.layer(str(number), random_tree(number, store)) for number in ran
 if moment == "image":
     writer._Writer._finish = kill
 elif moment == "mounting":
-    show.mount_layers.__globals__["merge"] = kill
+    views.mount_layers.__globals__["merge"] = kill
 elif moment == "writing":
     tree_files._Maker._new_file = kill
 elif moment == "finishing":
     tree_files._set_attributes = kill
-how = {"image": None, "mounting": None, "erofs": None, "hardlink": "hardlink"}.get(moment, "copy")
-show.show(layers, place / "view", work=place / "records", how=how, label="x")
+method = {"image": None, "mounting": None, "erofs": None, "hardlink": "hardlink"}.get(moment, "copy")
+views.mount_view(layers, place / "view", work=place / "records", method=method, label="x")
 kill()
 """
 
@@ -58,30 +58,30 @@ def test_what_a_killed_process_left_is_known(store: Store, tmp_path: Path, work:
         [(tmp_path / "view", not finished, "x")] if moment != "image" else []
     )
     if finished:
-        unshow(tmp_path / "view", work=work)
+        unmount_view(tmp_path / "view", work=work)
     assert not [entry for entry in kernel.mounted() if tmp_path in entry.point.parents]
     assert {path.name for path in tmp_path.iterdir()} == {"records", "store"}
     assert not list(work.iterdir())
     trees = [random_tree(number, store) for number in range(2)]
     layers = [store.layer(str(number), entries) for number, entries in enumerate(trees)]
-    show(layers, tmp_path / "view", work=work)
+    mount_view(layers, tmp_path / "view", work=work)
     assert walk(tmp_path / "view") == expected(trees, store)
-    unshow(tmp_path / "view", work=work)
+    unmount_view(tmp_path / "view", work=work)
     assert {path.name for path in store.path.iterdir()} == {"objects", "0.erofs", "1.erofs"}
 
 
-@pytest.mark.parametrize("how", ["erofs", "copy"])
-def test_what_is_in_use_stays(store: Store, view: Path, work: Path, how: str) -> None:
+@pytest.mark.parametrize("method", ["erofs", "copy"])
+def test_what_is_in_use_stays(store: Store, view: Path, work: Path, method: str) -> None:
     """A program that outlives its agent keeps its files; force takes them out of sight."""
-    show([store.layer("tree", [store.file(b"a", b"1")])], view, work=work, how=how, label="job")
+    mount_view([store.layer("tree", [store.file(b"a", b"1")])], view, work=work, method=method, label="job")
     user = subprocess.Popen(["sleep", "60"], cwd=view)
     try:
         with pytest.raises(Conflict, match="in use"):
-            unshow(view, work=work)
+            unmount_view(view, work=work)
         assert [left.removed for left in clean_leftovers(work)] == [False]
-        assert [(left.label, left.how) for left in shown(work)] == [("job", how)]
+        assert [(left.label, left.method) for left in mounted_views(work)] == [("job", method)]
         assert (view / "a").read_bytes() == b"1"
-        unshow(view, work=work, force=True)
+        unmount_view(view, work=work, force=True)
         assert not view.exists()
     finally:
         user.kill()

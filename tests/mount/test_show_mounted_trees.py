@@ -14,33 +14,33 @@ from p2pdist.model.errors import P2PDistError
 from p2pdist.model.tree import Entry
 from p2pdist.mount import kernel
 from p2pdist.mount.layers import SquashfsLayer, TreeLayer
-from p2pdist.mount.show import show, unshow
+from p2pdist.mount.views import mount_view, unmount_view
 
 pytestmark = pytest.mark.root
 
 
 def test_a_mounted_view_is_read_only_and_grants_nothing(store: Store, view: Path, work: Path) -> None:
     """Also by its flags."""
-    show([store.layer("tree", [store.file(b"a", b"1")])], view, work=work)
+    mount_view([store.layer("tree", [store.file(b"a", b"1")])], view, work=work)
     flags = os.statvfs(view).f_flag
     assert flags & os.ST_NOSUID and flags & os.ST_NODEV and flags & os.ST_RDONLY
     with pytest.raises(OSError, match="Read-only"):
         (view / "a").write_bytes(b"2")
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 def test_checked_objects_are_not_looked_at(store: Store, view: Path, work: Path) -> None:
     """With the image in place not even the entries are asked for."""
     layer = store.layer("tree", [store.file(b"a", b"1")])
-    show([layer], view, work=work)
-    unshow(view, work=work)
+    mount_view([layer], view, work=work)
+    unmount_view(view, work=work)
 
     def never() -> list[Entry]:
         raise AssertionError
 
-    show([TreeLayer(never, layer.image, layer.objects)], view, work=work, checked=True)
+    mount_view([TreeLayer(never, layer.image, layer.objects)], view, work=work, checked=True)
     assert (view / "a").read_bytes() == b"1"
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 _FALLS_BACK = """
@@ -48,12 +48,12 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from shown_trees import Store
-from p2pdist.mount.show import show, unshow
+from p2pdist.mount.views import mount_view, unmount_view
 place = Path(sys.argv[2])
 store = Store(place / "store")
-done = show([store.layer("tree", [store.file(b"a", b"1")])], place / "view", work=place / "records")
+done = mount_view([store.layer("tree", [store.file(b"a", b"1")])], place / "view", work=place / "records")
 print(done.why)
-unshow(place / "view", work=place / "records")
+unmount_view(place / "view", work=place / "records")
 """
 
 
@@ -83,11 +83,11 @@ def test_an_image_where_the_kernel_cannot_mount_it(store: Store, tmp_path: Path,
         tree = store.layer("tree", [store.file(b"a", b"1")])
         tree = TreeLayer(tree.entries, memory / "image", tree.objects)
         with pytest.raises(P2PDistError, match="memory/image: this kernel mounts no EROFS image"):
-            show([tree], view, work=work, how="erofs")
-        done = show([tree], view, work=work)
-        assert done.how in ("copy", "reflink")
+            mount_view([tree], view, work=work, method="erofs")
+        done = mount_view([tree], view, work=work)
+        assert done.method in ("copy", "reflink")
         assert "mounting is not possible here (this kernel mounts no EROFS image from a file there)" in done.why
-        unshow(view, work=work)
+        unmount_view(view, work=work)
     finally:
         kernel.unmount(memory)
     assert not list(work.iterdir())
@@ -105,10 +105,10 @@ def test_a_squashfs_cannot_show_any_object(store: Store, tmp_path: Path, view: P
     image = tmp_path / "evil.squashfs"
     subprocess.run(["mksquashfs", source, image, "-quiet", "-no-progress", "-xattrs"], check=True, capture_output=True)
     layers = [store.layer("base", [store.file(b"f", b"base")]), SquashfsLayer(image)]
-    for how in ("erofs", "overlay"):
+    for method in ("erofs", "overlay"):
         with pytest.raises(P2PDistError, match="extended attributes"):
-            show(layers, view, work=work, how=how)
-    done = show(layers, view, work=work)
+            mount_view(layers, view, work=work, method=method)
+    done = mount_view(layers, view, work=work)
     assert (view / "stolen").read_bytes() == bytes(6) and "extended attributes" in done.why
-    unshow(view, work=work)
+    unmount_view(view, work=work)
     assert not list(work.iterdir())

@@ -22,7 +22,7 @@ from p2pdist.model.tree import Directory, Entry, Symlink, Whiteout
 from p2pdist.mount import kernel
 from p2pdist.mount.files import tree as tree_files
 from p2pdist.mount.layers import TreeLayer
-from p2pdist.mount.show import show, unshow
+from p2pdist.mount.views import mount_view, unmount_view
 
 LayerMaker = Callable[..., Path]
 pytestmark = pytest.mark.root
@@ -73,40 +73,40 @@ def test_a_tree_is_placed_where_few_directories_are(tmp_path: Path, work: Path) 
         store = Store(place / "store")
         entries = [Directory(b"d", 0o755, 1), store.file(b"d/file", b"some")]
         (place / "views").mkdir()
-        done = show([store.layer("app", entries)], place / "views" / "view", work=work, how="hardlink")
+        done = mount_view([store.layer("app", entries)], place / "views" / "view", work=work, method="hardlink")
         beside, top, below = (
             (found.stat().st_ino - 1) // 1024 for found in (place / "views", done.path, done.path / "d")
         )
         assert top == below != beside
-        unshow(done.path, work=work)
+        unmount_view(done.path, work=work)
     finally:
         subprocess.run(["umount", str(place)], check=True)
 
 
-@pytest.mark.parametrize("how", ["reflink", "unpack", None])
-def test_a_generated_tree_where_blocks_are_shared(on_cloning: Path, work: Path, how: str | None) -> None:
+@pytest.mark.parametrize("method", ["reflink", "unpack", None])
+def test_a_generated_tree_where_blocks_are_shared(on_cloning: Path, work: Path, method: str | None) -> None:
     """Also as the best way without a mount."""
     store = Store(on_cloning / "store")
     entries = random_tree(11, store, count=300)
     layer = store.layer("tree", entries)
-    done = show([layer], on_cloning / "view", work=work, how=how)
-    assert done.how == ("erofs" if how is None else "reflink")
+    done = mount_view([layer], on_cloning / "view", work=work, method=method)
+    assert done.method == ("erofs" if method is None else "reflink")
     assert walk(done.path) == expected([entries], store)
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
 
 
-@pytest.mark.parametrize("how", ["hardlink", "copy"])
+@pytest.mark.parametrize("method", ["hardlink", "copy"])
 def test_several_threads_write_one_tree_over_another(
-    store: Store, view: Path, work: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    store: Store, view: Path, work: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr(tree_files, "FILES_PER_SHARE", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     trees = [random_tree(seed, store, count=400) for seed in (21, 22)]
     layers = [store.layer(f"tree-{number}", entries) for number, entries in enumerate(trees)]
-    done = show(layers, view, work=work, how=how)
-    assert done.how == how
+    done = mount_view(layers, view, work=work, method=method)
+    assert done.method == method
     assert walk(done.path) == expected(trees, store)
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
 
 
 def test_who_gets_the_object_and_who_a_copy(store: Store, view: Path, work: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_who_gets_the_object_and_who_a_copy(store: Store, view: Path, work: Path
         store.file(b"unreadable", b"third", 0o200, 5),
     ]
     ours = store.object(entries[0].content)
-    done = show([store.layer("tree", entries)], view, work=work, how="hardlink")
+    done = mount_view([store.layer("tree", entries)], view, work=work, method="hardlink")
     assert without_groups(walk(view)) == without_groups(expected([sorted(entries, key=lambda e: e.path)], store))
     linked = {path.name for path in view.iterdir() if path.stat().st_nlink > 1}
     # In walking order `attributes` comes first, and does not touch the object.
@@ -130,13 +130,13 @@ def test_who_gets_the_object_and_who_a_copy(store: Store, view: Path, work: Path
     assert (view / "first").samefile(ours)
     assert "2 of 7 files are those of the store, 5 are copies" in done.why
     other = store.layer("other", [store.file(b"x", b"same", 0o644, 7)])
-    show([other], tmp_path / "other", work=work, how="hardlink")
+    mount_view([other], tmp_path / "other", work=work, method="hardlink")
     assert not (tmp_path / "other" / "x").samefile(ours)
-    unshow(view, work=work)
-    unshow(tmp_path / "other", work=work)
-    show([other], view, work=work, how="hardlink")
+    unmount_view(view, work=work)
+    unmount_view(tmp_path / "other", work=work)
+    mount_view([other], view, work=work, method="hardlink")
     assert (view / "x").samefile(ours)
-    unshow(view, work=work)
+    unmount_view(view, work=work)
     assert ours.read_bytes() == b"same"
 
 
@@ -151,10 +151,10 @@ def test_copies_keep_holes(store: Store, view: Path, work: Path) -> None:
         file.truncate(len(data))
         os.pwrite(file.fileno(), b"x" * 4096, 1 << 20)
         os.pwrite(file.fileno(), b"y", (1 << 20) + 4096 + (5 << 20))
-    show([store.layer("tree", [entry])], view, work=work, how="copy")
+    mount_view([store.layer("tree", [entry])], view, work=work, method="copy")
     assert (view / "sparse").read_bytes() == data
     assert (view / "sparse").stat().st_blocks <= place.stat().st_blocks < 100
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 def test_objects_on_another_file_system(store: Store, tmp_path: Path, work: Path) -> None:
@@ -166,14 +166,14 @@ def test_objects_on_another_file_system(store: Store, tmp_path: Path, work: Path
     kernel.mount("small", small, "tmpfs", options="size=1m")
     try:
         with pytest.raises(P2PDistError, match="cross-device"):
-            show([store.layer("tree", entries)], small / "view", work=work, how="hardlink")
-        done = show([store.layer("tree", entries)], small / "view", work=work, how="unpack")
-        assert done.how == "copy"
+            mount_view([store.layer("tree", entries)], small / "view", work=work, method="hardlink")
+        done = mount_view([store.layer("tree", entries)], small / "view", work=work, method="unpack")
+        assert done.method == "copy"
         assert "no reflink" in done.why
-        unshow(done.path, work=work)
+        unmount_view(done.path, work=work)
         more = store.file(b"huge", b"y" * 800_000)
         with pytest.raises(DiskFull) as failure:
-            show([store.layer("more", [*entries, more])], small / "view", work=work, how="copy")
+            mount_view([store.layer("more", [*entries, more])], small / "view", work=work, method="copy")
         assert failure.value.details["needed"] >= 1_400_000
         assert not list(small.iterdir()) and not list(work.iterdir())
     finally:
@@ -208,10 +208,10 @@ def test_links_of_a_lower_layer_are_not_followed(
         Whiteout(b"trap/victim"),
     ]
     tree = store.layer("app", entries)
-    for how in ("copy", "erofs"):
-        done = show([lower, tree], tmp_path / how, work=work, how=how)
+    for method in ("copy", "erofs"):
+        done = mount_view([lower, tree], tmp_path / method, work=work, method=method)
         assert walk(done.path) == expected([entries], store)
-        unshow(done.path, work=work)
+        unmount_view(done.path, work=work)
     assert (outside / "victim").read_text() == "x"
     assert [path.name for path in outside.iterdir()] == ["victim"]
     after = outside.stat()
@@ -228,10 +228,10 @@ def test_a_squashfs_over_a_tree_does_not_follow_its_links(
     (outside / "victim").write_text("x")
     base = store.layer("base", [Symlink(b"trap", 1, os.fsencode(outside))])
     app = layer("app", {"trap/new": "2"}, "trap/victim c 644 0 0 0 0")
-    done = show([base, app], tmp_path / "view", work=work, how="copy")
+    done = mount_view([base, app], tmp_path / "view", work=work, method="copy")
     assert set(walk(done.path)) == {b"trap", b"trap/new"}
     assert [path.name for path in outside.iterdir()] == ["victim"]
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
 
 
 def test_a_link_over_a_directory_does_not_lead_attributes_outside(store: Store, tmp_path: Path, work: Path) -> None:
@@ -241,11 +241,11 @@ def test_a_link_over_a_directory_does_not_lead_attributes_outside(store: Store, 
     before = (outside / "sub").stat()
     base = store.layer("base", [Directory(b"trap", 0o711, 1), Directory(b"trap/sub", 0o711, 1)])
     app = store.layer("app", [Symlink(b"trap", 2, os.fsencode(outside))])
-    done = show([base, app], tmp_path / "view", work=work, how="copy")
+    done = mount_view([base, app], tmp_path / "view", work=work, method="copy")
     after = (outside / "sub").stat()
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
     assert (done.path / "trap").readlink() == outside
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
 
 
 @pytest.mark.parametrize("base", ["squashfs", "tree"])
@@ -256,10 +256,10 @@ def test_attributes_of_a_lower_directory_do_not_shine_through(
     entries: list[Entry] = [Directory(b"d", 0o755, 1, False, ((b"user.low", b"1"),))]
     lower = squashed(tmp_path, "1", entries, store) if base == "squashfs" else store.layer("1", entries)
     upper = store.layer("2", [Directory(b"d", 0o700, 2, False, ((b"user.high", b"2"),))])
-    for how in ("copy", "erofs") if base == "tree" else ("copy",):
-        done = show([lower, upper], tmp_path / how, work=work, how=how)
+    for method in ("copy", "erofs") if base == "tree" else ("copy",):
+        done = mount_view([lower, upper], tmp_path / method, work=work, method=method)
         assert walk(done.path)[b"d"] == Seen("directory", 0o700, 2, b"", ((b"user.high", b"2"),))
-        unshow(done.path, work=work)
+        unmount_view(done.path, work=work)
 
 
 @pytest.mark.slow
@@ -275,7 +275,7 @@ def test_deep_and_long_trees_are_written_and_removed(store: Store, tmp_path: Pat
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, hard))
     try:
-        done = show([store.layer("tree", entries)], tmp_path / "view", work=work, how="copy")
+        done = mount_view([store.layer("tree", entries)], tmp_path / "view", work=work, method="copy")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     place = os.open(done.path, os.O_PATH)
@@ -287,7 +287,7 @@ def test_deep_and_long_trees_are_written_and_removed(store: Store, tmp_path: Pat
         if depth in (500, 40, 3):
             assert os.stat(b"f", dir_fd=place).st_size == len(str(depth))
     os.close(place)
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
     assert not done.path.exists()
 
 
@@ -309,7 +309,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from shown_trees import squashed, Store
 from p2pdist.model.tree import Directory, Symlink
-from p2pdist.mount.show import show, unshow
+from p2pdist.mount.views import mount_view, unmount_view
 home, store = Path(sys.argv[2]), Store(Path(sys.argv[3]))
 (home / "work").mkdir()
 entries = [
@@ -323,7 +323,7 @@ entries = [
 ]
 above = [Directory(b"closed", 0, 9), store.file(b"closed/more", b"more", 0o600, 5), Directory(b"trap", 0o500, 3)]
 layers = [store.layer("base", entries), store.layer("app", above)]
-done = show(layers, home / "view", work=home / "work", how=sys.argv[4] or None)
+done = mount_view(layers, home / "view", work=home / "work", method=sys.argv[4] or None)
 print(done.why)
 for name in ("plain", "marked", "unreadable", "closed", "trap"):
     print(oct((home / "view" / name).lstat().st_mode), (home / "view" / name).lstat().st_nlink > 1)
@@ -335,14 +335,14 @@ try:
 except PermissionError:
     print("refused")
 os.chmod(home / "view" / "closed", 0)
-unshow(home / "view", work=home / "work")
+unmount_view(home / "view", work=home / "work")
 print(os.listdir(home / "work"), (home / "view").exists())
 """
 
 
-def as_nobody_shows(home: Path, store: Path, how: str = "") -> list[str]:
+def as_nobody_shows(home: Path, store: Path, method: str = "") -> list[str]:
     """What NOBODY is told when a package is shown from `store`."""
-    words = (sys.executable, "-c", _AS_NOBODY, str(Path(__file__).parent), home, store, how)
+    words = (sys.executable, "-c", _AS_NOBODY, str(Path(__file__).parent), home, store, method)
     command = as_nobody(home.parent / "hold", *words)
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=60)
     assert done.returncode == 0, done.stderr
@@ -381,9 +381,9 @@ def test_without_root_nothing_is_linked_unasked(home: Path) -> None:
     assert plain.endswith(" False")
 
 
-@pytest.mark.parametrize("how", [None, "unpack", "copy", "reflink", "hardlink"])
+@pytest.mark.parametrize("method", [None, "unpack", "copy", "reflink", "hardlink"])
 def test_what_root_writes_in_place_reaches_the_store_only_by_a_link_that_was_asked_for(
-    store: Store, tmp_path: Path, work: Path, how: str | None
+    store: Store, tmp_path: Path, work: Path, method: str | None
 ) -> None:
     """Writing in place, appending, and writing after a chmod: a second showing and another package
     have what was packed."""
@@ -395,27 +395,27 @@ def test_what_root_writes_in_place_reaches_the_store_only_by_a_link_that_was_ask
         one = TreeLayer(lambda: entries, memory / "one", store.layer("one", entries).objects)
         other = TreeLayer(lambda: [*entries, store.file(b"x", b"more")], memory / "other", one.objects)
         try:
-            done = show([one], tmp_path / "first", work=work, how=how)
+            done = mount_view([one], tmp_path / "first", work=work, method=method)
         except P2PDistError:
-            assert how == "reflink", "this file system has none"
+            assert method == "reflink", "this file system has none"
             return
         for name in ("append", "place", "chmod"):
             (tmp_path / "first" / name).chmod(0o644)
             with (tmp_path / "first" / name).open("ab" if name == "append" else "r+b") as file:
                 file.write(b"changed")
-        assert (done.how == "hardlink") == (how == "hardlink")
-        if how == "hardlink":
+        assert (done.method == "hardlink") == (method == "hardlink")
+        if method == "hardlink":
             assert done.why.endswith("root can write through them into the store")
             with pytest.raises(Corrupt, match="append") as failure:
-                show([one], tmp_path / "second", work=work, how=how)
+                mount_view([one], tmp_path / "second", work=work, method=method)
             assert "p2pdist verify" in failure.value.remedy
         else:
             for number, layer in enumerate((one, other)):
-                show([layer], tmp_path / f"again{number}", work=work, how=how)
+                mount_view([layer], tmp_path / f"again{number}", work=work, method=method)
                 for entry in entries:
                     assert (tmp_path / f"again{number}" / os.fsdecode(entry.path)).read_bytes() == entry.path * 100
-                unshow(tmp_path / f"again{number}", work=work)
-        unshow(tmp_path / "first", work=work)
+                unmount_view(tmp_path / f"again{number}", work=work)
+        unmount_view(tmp_path / "first", work=work)
     finally:
         kernel.unmount(memory)
 
@@ -423,8 +423,8 @@ def test_what_root_writes_in_place_reaches_the_store_only_by_a_link_that_was_ask
 def test_an_object_goes_on_when_what_is_shown_is_removed(store: Store, view: Path, work: Path) -> None:
     """Removing hard links removes no object and changes nothing of it."""
     entry = store.file(b"a", b"1", 0o444, MTIME_NS)
-    show([store.layer("tree", [entry])], view, work=work, how="hardlink")
-    unshow(view, work=work)
+    mount_view([store.layer("tree", [entry])], view, work=work, method="hardlink")
+    unmount_view(view, work=work)
     place = store.object(entry.content)
     assert place.read_bytes() == b"1"
     assert (stat.S_IMODE(place.stat().st_mode), place.stat().st_nlink) == (0o444, 1)

@@ -15,7 +15,7 @@ from shown_trees import Seen, Store, expected, random_tree, squashed, walk, with
 from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
 from p2pdist.model.tree import Directory, Entry, HardLink, Whiteout
 from p2pdist.mount import kernel
-from p2pdist.mount.show import show, unshow
+from p2pdist.mount.views import mount_view, unmount_view
 
 LayerMaker = Callable[..., Path]
 pytestmark = pytest.mark.root
@@ -24,15 +24,15 @@ NAMES = [b"a", b"b", b"c", b"lib", b"\xff", b"a.b"]
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("how", ["erofs", "copy"])
-def test_a_generated_tree(store: Store, view: Path, work: Path, how: str, seed: int) -> None:
+@pytest.mark.parametrize("method", ["erofs", "copy"])
+def test_a_generated_tree(store: Store, view: Path, work: Path, method: str, seed: int) -> None:
     """Kinds, bytes, modes, times, targets, hard links and attributes are those of the tree; nothing
     is left afterwards."""
     entries = random_tree(seed, store, count=300)
-    done = show([store.layer("tree", entries)], view, work=work, how=how)
-    assert done.how == how and done.why.startswith(f"{how}: ")
+    done = mount_view([store.layer("tree", entries)], view, work=work, method=method)
+    assert done.method == method and done.why.startswith(f"{method}: ")
     assert walk(view) == expected([entries], store)
-    unshow(view, work=work)
+    unmount_view(view, work=work)
     assert not view.exists() and not list(work.iterdir())
 
 
@@ -40,26 +40,26 @@ def test_a_generated_tree(store: Store, view: Path, work: Path, how: str, seed: 
 def test_a_generated_tree_by_hard_links(store: Store, view: Path, work: Path, seed: int) -> None:
     """The same but for equal files being one; every name that the tree says is the same file is."""
     entries = random_tree(seed, store, count=300)
-    done = show([store.layer("tree", entries)], view, work=work, how="hardlink")
+    done = mount_view([store.layer("tree", entries)], view, work=work, method="hardlink")
     assert without_groups(walk(view)) == without_groups(expected([entries], store))
     for entry in entries:
         if isinstance(entry, HardLink):
             assert (view / os.fsdecode(entry.path)).samefile(view / os.fsdecode(entry.target))
     assert "files are those of the store" in done.why and "copies" in done.why
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("how", ["erofs", "copy", "hardlink"])
-def test_trees_over_trees(store: Store, view: Path, work: Path, how: str, seed: int) -> None:
+@pytest.mark.parametrize("method", ["erofs", "copy", "hardlink"])
+def test_trees_over_trees(store: Store, view: Path, work: Path, method: str, seed: int) -> None:
     """Three layers that meet in every way: whiteouts and opaque directories hide what is below,
     files replace directories and the other way round. The slow model says what is seen."""
     trees = [random_tree(seed * 3 + number, store, names=NAMES) for number in range(3)]
     layers = [store.layer(str(number), entries) for number, entries in enumerate(trees)]
-    show(layers, view, work=work, how=how)
+    mount_view(layers, view, work=work, method=method)
     seen, wanted = walk(view), expected(trees, store)
-    assert (without_groups(seen) == without_groups(wanted)) if how == "hardlink" else (seen == wanted)
-    unshow(view, work=work)
+    assert (without_groups(seen) == without_groups(wanted)) if method == "hardlink" else (seen == wanted)
+    unmount_view(view, work=work)
     assert not list(work.iterdir())
 
 
@@ -84,17 +84,17 @@ def test_mixed_stacks(store: Store, tmp_path: Path, work: Path, kinds: str, xatt
         else squashed(tmp_path, str(number), entries, store, xattrs=xattrs)
         for number, (kind, entries) in enumerate(zip(kinds, trees, strict=True))
     ]
-    mounted = show(layers, tmp_path / "mounted", work=work)
+    mounted = mount_view(layers, tmp_path / "mounted", work=work)
     assert ("extended attributes" if xattrs else "of them trees") in mounted.why
-    assert (mounted.how == "erofs") is not xattrs
-    copied = show(layers, tmp_path / "copied", work=work, how="copy")
+    assert (mounted.method == "erofs") is not xattrs
+    copied = mount_view(layers, tmp_path / "copied", work=work, method="copy")
     seen = walk(mounted.path)
     assert seen == walk(copied.path)
     assert {path: (one.kind, one.data) for path, one in seen.items()} == {
         path: (one.kind, one.data) for path, one in expected(trees, store).items()
     }
-    unshow(mounted.path, work=work)
-    unshow(copied.path, work=work)
+    unmount_view(mounted.path, work=work)
+    unmount_view(copied.path, work=work)
 
 
 def _plain(entry: Entry) -> Entry:
@@ -114,25 +114,25 @@ def test_sixty_trees_share_their_objects(store: Store, view: Path, work: Path) -
         store.layer(str(number), [store.file(b"%d" % number, b"%d" % number), store.file(b"last", b"%d" % number)])
         for number in range(60)
     ]
-    show(layers, view, work=work)
+    mount_view(layers, view, work=work)
     assert {path.name: path.read_text() for path in view.iterdir()} == {
         **{str(number): str(number) for number in range(60)},
         "last": "59",
     }
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 def test_trees_of_two_stores(store: Store, tmp_path: Path, view: Path, work: Path) -> None:
     """Each has its own objects."""
     other = Store(tmp_path / "a,b:c d")
     layers = [store.layer("1", [store.file(b"a", b"1")]), other.layer("2", [other.file(b"b", b"2")])]
-    show(layers, view, work=work, how="erofs")
+    mount_view(layers, view, work=work, method="erofs")
     assert ((view / "a").read_bytes(), (view / "b").read_bytes()) == (b"1", b"2")
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
-@pytest.mark.parametrize("how", ["erofs", "copy", "unpack"])
-def test_a_writable_view_leaves_the_objects_alone(store: Store, view: Path, work: Path, how: str) -> None:
+@pytest.mark.parametrize("method", ["erofs", "copy", "unpack"])
+def test_a_writable_view_leaves_the_objects_alone(store: Store, view: Path, work: Path, method: str) -> None:
     """Contents, modes, names and directories are changed; the store stays as it was, and so does
     the next view."""
     entries = [
@@ -142,7 +142,7 @@ def test_a_writable_view_leaves_the_objects_alone(store: Store, view: Path, work
         store.file(b"d/c", b"three"),
     ]
     layer = store.layer("tree", entries)
-    show([layer], view, work=work, how=how, writable=True)
+    mount_view([layer], view, work=work, method=method, writable=True)
     (view / "d/a").chmod(0o600)
     assert (view / "d/a").read_bytes() == b"one"
     with (view / "d/a").open("ab") as file:
@@ -157,15 +157,15 @@ def test_a_writable_view_leaves_the_objects_alone(store: Store, view: Path, work
         "b": b"new",
         "n": b"n",
     }
-    unshow(view, work=work)
-    show([layer], view, work=work)
+    unmount_view(view, work=work)
+    mount_view([layer], view, work=work)
     assert walk(view) == expected([entries], store)
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
-@pytest.mark.parametrize("how", ["erofs", "copy", "hardlink"])
+@pytest.mark.parametrize("method", ["erofs", "copy", "hardlink"])
 @pytest.mark.parametrize("damage", ["missing", "short", "long", "link", "directory"])
-def test_an_object_that_is_not_as_stated(store: Store, view: Path, work: Path, how: str, damage: str) -> None:
+def test_an_object_that_is_not_as_stated(store: Store, view: Path, work: Path, method: str, damage: str) -> None:
     """Is named before anything is shown, and nothing is left."""
     entry = store.file(b"dir/a"[4:], b"right", 0o444)
     place = store.object(entry.content)
@@ -180,9 +180,9 @@ def test_an_object_that_is_not_as_stated(store: Store, view: Path, work: Path, h
             (place.parent / "other").write_bytes(b"right")
         case "directory":
             place.mkdir()
-    for checked in (False, True) if how != "erofs" else (False,):  # plain files are looked at in any case
+    for checked in (False, True) if method != "erofs" else (False,):  # plain files are looked at in any case
         with pytest.raises(Corrupt, match=entry.content.hex()):
-            show([store.layer("tree", [entry])], view, work=work, how=how, checked=checked)
+            mount_view([store.layer("tree", [entry])], view, work=work, method=method, checked=checked)
     assert not view.exists() and not list(work.iterdir())
     assert not [entry for entry in kernel.mounted() if view.parent in entry.point.parents]
 
@@ -193,22 +193,22 @@ def test_one_content_with_two_sizes(store: Store, view: Path, work: Path) -> Non
     other = type(entry)(b"b", 0o644, 1, 4, entry.content)
     for layer in (store.layer("1", [entry, other]), store.layer("2", [other, store.file(b"c", b"12345")])):
         with pytest.raises(Corrupt, match="is stated with"):
-            show([layer], view, work=work)
+            mount_view([layer], view, work=work)
 
 
 def test_ways_that_are_impossible_say_why(store: Store, view: Path, work: Path, layer: LayerMaker) -> None:
     """Each names the way and the reason, and leaves nothing behind."""
     tree = store.layer("tree", [store.file(b"a", b"1")])
     with pytest.raises(P2PDistError, match=r"cannot be shown by reflink: no reflink \(\w+"):
-        show([tree], view, work=work, how="reflink")
+        mount_view([tree], view, work=work, method="reflink")
     with pytest.raises(P2PDistError, match="the files may be written to"):
-        show([tree], view, work=work, how="hardlink", writable=True)
+        mount_view([tree], view, work=work, method="hardlink", writable=True)
     image = layer("l", {"a": "1"})
-    for how in ("erofs", "reflink", "hardlink", "copy"):
+    for method in ("erofs", "reflink", "hardlink", "copy"):
         with pytest.raises(UsageError, match="this has none"):
-            show([image], view, work=work, how=how)
+            mount_view([image], view, work=work, method=method)
     with pytest.raises(UsageError, match="no way"):
-        show([tree], view, work=work, how="squashfs")
+        mount_view([tree], view, work=work, method="squashfs")
     assert not view.exists() and not list(work.iterdir())
 
 
@@ -219,11 +219,11 @@ def test_the_same_tree_shown_many_times_at_once(store: Store, tmp_path: Path, wo
 
     def one(number: int) -> dict[bytes, Seen]:
         place = tmp_path / f"view{number}"
-        show([layer], place, work=work, how=("erofs", "hardlink", "copy")[number % 3])
+        mount_view([layer], place, work=work, method=("erofs", "hardlink", "copy")[number % 3])
         try:
             return without_groups(walk(place))
         finally:
-            unshow(place, work=work)
+            unmount_view(place, work=work)
 
     with ThreadPoolExecutor(6) as threads:
         assert list(threads.map(one, range(12))) == [without_groups(wanted)] * 12

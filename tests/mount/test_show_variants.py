@@ -14,7 +14,7 @@ from p2pdist.model.tree import Entry, variant_content
 from p2pdist.mount.files import tree as tree_files
 from p2pdist.mount.files.variants import varied
 from p2pdist.mount.layers import TreeLayer
-from p2pdist.mount.show import show, unshow
+from p2pdist.mount.views import mount_view, unmount_view
 
 pytestmark = pytest.mark.root
 
@@ -58,7 +58,7 @@ def test_they_are_made_once_and_linked(store: Store, tmp_path: Path, work: Path,
     wanted = without_groups(expected([sorted(entries, key=lambda entry: entry.path)], store))
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
-        done = show([layer], place, work=work, how="hardlink")
+        done = mount_view([layer], place, work=work, method="hardlink")
         assert without_groups(walk(place)) == wanted
         assert "5 of 7 files are those of the store, 2 are copies" in done.why
     assert asked == [3 * 4096, 3 * 4096], "blocks of the looks that can be linked"
@@ -70,7 +70,7 @@ def test_they_are_made_once_and_linked(store: Store, tmp_path: Path, work: Path,
     assert len(list(kept.iterdir())) == 3
     assert {variant_content(path.name) for path in kept.iterdir()} == {entries[0].content}  # type: ignore[union-attr]
     for place in places:
-        unshow(place, work=work)
+        unmount_view(place, work=work)
     assert {path.stat().st_nlink for path in kept.iterdir()} == {1}
     assert store.object(entries[0].content).stat().st_nlink == 1  # type: ignore[union-attr]
 
@@ -82,20 +82,20 @@ def test_they_are_not_asked_for_without_need(store: Store, view: Path, work: Pat
     same = [store.file(b"%d" % number, b"same", 0o644, 5) for number in range(3)]
     writable = [store.file(b"%d" % number, b"same", 0o664, number) for number in range(3)]
     one = [*same, store.file(b"x", b"same", 0o666, 7)]
-    for entries, how in ((same, "hardlink"), (writable, "hardlink"), (one, "hardlink"), (entries_of(store), "copy")):
-        show([layer_with(store, entries, kept, asked)], view, work=work, how=how)
-        unshow(view, work=work)
+    for entries, method in ((same, "hardlink"), (writable, "hardlink"), (one, "hardlink"), (entries_of(store), "copy")):
+        mount_view([layer_with(store, entries, kept, asked)], view, work=work, method=method)
+        unmount_view(view, work=work)
     assert asked == [] and not list(kept.iterdir())
 
 
 def test_without_room_there_are_copies(store: Store, view: Path, work: Path) -> None:
     entries = entries_of(store)
-    done = show([layer_with(store, entries, None, [])], view, work=work, how="hardlink")
+    done = mount_view([layer_with(store, entries, None, [])], view, work=work, method="hardlink")
     assert "3 of 7 files are those of the store, 4 are copies" in done.why
     assert without_groups(walk(view)) == without_groups(
         expected([sorted(entries, key=lambda entry: entry.path)], store)
     )
-    unshow(view, work=work)
+    unmount_view(view, work=work)
 
 
 def test_generated_trees_over_one_another(
@@ -111,10 +111,10 @@ def test_generated_trees_over_one_another(
         plain = store.layer(f"tree-{number}", entries)
         layers.append(TreeLayer(plain.entries, plain.image, plain.objects, lambda _: kept))
     for name in ("one", "two"):
-        show(layers, tmp_path / name, work=work, how="hardlink")
+        mount_view(layers, tmp_path / name, work=work, method="hardlink")
         assert walk(tmp_path / name) == expected(trees, store)
     for name in ("one", "two"):
-        unshow(tmp_path / name, work=work)
+        unmount_view(tmp_path / name, work=work)
 
 
 def test_one_that_was_changed_is_made_anew(store: Store, tmp_path: Path, work: Path, kept: Path) -> None:
@@ -123,17 +123,17 @@ def test_one_that_was_changed_is_made_anew(store: Store, tmp_path: Path, work: P
     entries = entries_of(store)
     layer = layer_with(store, entries, kept, [])
     wanted = without_groups(expected([sorted(entries, key=lambda entry: entry.path)], store))
-    show([layer], tmp_path / "one", work=work, how="hardlink")
+    mount_view([layer], tmp_path / "one", work=work, method="hardlink")
     (tmp_path / "one" / "mode").chmod(0o777)
     os.utime(tmp_path / "one" / "time", ns=(9, 9))
     (tmp_path / "one" / "first").write_bytes(b"x")
     os.utime(tmp_path / "one" / "first", ns=(5, 5))
-    done = show([layer], tmp_path / "two", work=work, how="hardlink")
+    done = mount_view([layer], tmp_path / "two", work=work, method="hardlink")
     assert without_groups(walk(tmp_path / "two")) == wanted
     assert "5 of 7 files are those of the store" in done.why
     assert (tmp_path / "one" / "first").read_bytes() == b"x", "what is shown elsewhere is left alone"
     for name in ("one", "two"):
-        unshow(tmp_path / name, work=work)
+        unmount_view(tmp_path / name, work=work)
 
 
 def test_where_a_tree_is_shown_leaves_no_trace_in_the_store(
@@ -147,20 +147,20 @@ def test_where_a_tree_is_shown_leaves_no_trace_in_the_store(
         place.mkdir()
         os.chown(place, 0, 4242 + number)
         place.chmod(0o2755)
-        show([layer], place / "view", work=work, how="hardlink")
+        mount_view([layer], place / "view", work=work, method="hardlink")
     groups = {path.stat().st_gid for path in kept.iterdir()}
     assert groups == {os.getegid()}
     for name in ("one", "two"):
-        unshow(tmp_path / name / "view", work=work)
+        unmount_view(tmp_path / name / "view", work=work)
 
 
 def test_kept_on_another_filesystem_they_are_of_no_use(store: Store, view: Path, work: Path) -> None:
     """The package is shown all the same."""
     entries = entries_of(store)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
-        done = show([layer_with(store, entries, Path(elsewhere), [])], view, work=work, how="hardlink")
+        done = mount_view([layer_with(store, entries, Path(elsewhere), [])], view, work=work, method="hardlink")
         assert "1 of 7 files are those of the store, 6 are copies" in done.why
     assert without_groups(walk(view)) == without_groups(
         expected([sorted(entries, key=lambda entry: entry.path)], store)
     )
-    unshow(view, work=work)
+    unmount_view(view, work=work)

@@ -14,8 +14,8 @@ import pytest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull
 from p2pdist.mount import kernel
 from p2pdist.mount.files.remove import remove_tree
-from p2pdist.mount.show import show, unshow
 from p2pdist.mount.squashfs import inspect
+from p2pdist.mount.views import mount_view, unmount_view
 
 Layer = Callable[..., Path]
 OVERLAY_OPAQUE = "trusted.overlay.opaque"
@@ -80,13 +80,13 @@ def layers_that_differ(layer: Layer) -> list[Path]:
 def test_unpacking_shows_what_an_overlay_shows(layer: Layer, tmp_path: Path, work: Path) -> None:
     """The kernel's overlay is the obvious implementation; modes, times, links and names agree."""
     images = layers_that_differ(layer)
-    mounted = show(images, tmp_path / "mounted", work=work, how="overlay").path
-    unpacked = show(images, tmp_path / "unpacked", work=work, how="unpack").path
+    mounted = mount_view(images, tmp_path / "mounted", work=work, method="overlay").path
+    unpacked = mount_view(images, tmp_path / "unpacked", work=work, method="unpack").path
     assert tree(unpacked) == tree(mounted)
     assert tree(unpacked)["dir/new"][1] == b"2"
     assert "gone" not in tree(unpacked)
-    unshow(mounted, work=work)
-    unshow(unpacked, work=work)
+    unmount_view(mounted, work=work)
+    unmount_view(unpacked, work=work)
     assert not unpacked.exists()
     assert not list(work.iterdir())
 
@@ -105,21 +105,21 @@ def test_opaque_directories_hide_what_is_below(tmp_path: Path, layer: Layer, wor
     app = tmp_path / "app.squashfs"
     subprocess.run(["mksquashfs", source, app, "-quiet", "-no-progress", "-xattrs"], check=True, capture_output=True)
     images = [layer("base", {"dir/old": "1"}), app]
-    mounted = show(images, tmp_path / "mounted", work=work, how="overlay").path
-    unpacked = show(images, tmp_path / "unpacked", work=work, how="unpack").path
+    mounted = mount_view(images, tmp_path / "mounted", work=work, method="overlay").path
+    unpacked = mount_view(images, tmp_path / "unpacked", work=work, method="unpack").path
     assert set(tree(unpacked)) == set(tree(mounted)) == {"dir", "dir/new"}
     assert os.listxattr(unpacked / "dir") == []
-    unshow(mounted, work=work)
-    unshow(unpacked, work=work)
+    unmount_view(mounted, work=work)
+    unmount_view(unpacked, work=work)
 
 
 def test_rights_are_not_unpacked(layer: Layer, tmp_path: Path, work: Path) -> None:
     """Set-uid and set-gid bits and device nodes are dropped."""
     image = layer("l", {"tool": "x", "kept": "x"}, "tool m 6755 0 0", "null c 666 0 0 1 3", "disk b 660 0 0 8 0")
-    done = show([image], tmp_path / "view", work=work, how="unpack")
+    done = mount_view([image], tmp_path / "view", work=work, method="unpack")
     assert {name: entry[0] for name, entry in tree(done.path).items()} == {"tool": "-rwxr-xr-x", "kept": "-rw-r--r--"}
     assert done.why.startswith("unpack: as asked for")
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
 
 
 def renamed(image: Path, old: bytes, new: bytes) -> Path:
@@ -137,7 +137,7 @@ def test_names_that_lead_outside_are_refused(layer: Layer, tmp_path: Path, work:
     image = renamed(layer("l", {"aa_evil": "x"}, options=("-noI", "-noD", "-noF")), b"aa_evil", name)
     before = {path.name for path in tmp_path.iterdir()}
     with pytest.raises(Corrupt, match=r"l\.squashfs cannot be unpacked"):
-        show([image], tmp_path / "view", work=work, how="unpack")
+        mount_view([image], tmp_path / "view", work=work, method="unpack")
     assert {path.name for path in tmp_path.iterdir()} == before
     assert not list(work.iterdir())
 
@@ -150,19 +150,19 @@ def test_a_link_below_does_not_lead_writes_outside(layer: Layer, tmp_path: Path,
     (outside / "victim").write_text("x")
     base = layer("base", {}, f"trap s 777 0 0 {outside}")
     app = layer("app", {"trap/new": "2"}, "trap/victim c 644 0 0 0 0")
-    done = show([base, app], tmp_path / "view", work=work, how="unpack")
+    done = mount_view([base, app], tmp_path / "view", work=work, method="unpack")
     assert [path.name for path in outside.iterdir()] == ["victim"]
     assert set(tree(done.path)) == {"trap", "trap/new"}
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
 
 
 def test_a_listing_cannot_be_forged_by_a_name(layer: Layer, tmp_path: Path, work: Path) -> None:
     """A file whose name looks like a whiteout's line of the listing hides nothing."""
     forged = "x\ncrw-r--r-- 0/0                   0,  0 2026-01-01 00:00 squashfs-root"
     base, app = layer("base", {"kept": "1"}), layer("app", {f"{forged}/kept": "2"})
-    done = show([base, app], tmp_path / "view", work=work, how="unpack")
+    done = mount_view([base, app], tmp_path / "view", work=work, method="unpack")
     assert (done.path / "kept").read_text() == "1"
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
 
 
 @pytest.mark.root
@@ -174,7 +174,7 @@ def test_a_full_disk_is_said_before_anything_is_written(layer: Layer, tmp_path: 
     kernel.mount("small", small, "tmpfs", options="size=256k")
     try:
         with pytest.raises(DiskFull) as failure:
-            show([image], small / "view", work=work, how="unpack")
+            mount_view([image], small / "view", work=work, method="unpack")
         assert failure.value.details["needed"] == 1_000_000
         assert failure.value.details["free"] <= 256 << 10
         assert not list(small.iterdir())
@@ -185,13 +185,13 @@ def test_a_full_disk_is_said_before_anything_is_written(layer: Layer, tmp_path: 
 
 def test_a_tree_in_use_is_not_removed_unasked(layer: Layer, tmp_path: Path, work: Path) -> None:
     """As with a mount: a process inside is named, and force removes the files all the same."""
-    done = show([layer("l", {"a": "1"})], tmp_path / "view", work=work, how="unpack")
+    done = mount_view([layer("l", {"a": "1"})], tmp_path / "view", work=work, method="unpack")
     user = subprocess.Popen(["sleep", "60"], cwd=done.path)
     try:
         with pytest.raises(Conflict, match="in use"):
-            unshow(done.path, work=work)
+            unmount_view(done.path, work=work)
         assert (done.path / "a").exists()
-        unshow(done.path, work=work, force=True)
+        unmount_view(done.path, work=work, force=True)
         assert not done.path.exists()
     finally:
         user.kill()

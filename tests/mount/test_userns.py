@@ -239,17 +239,17 @@ _SHOW = """
 import sys
 from pathlib import Path
 from p2pdist.model.errors import P2PDistError
-from p2pdist.mount.show import show, unshow
+from p2pdist.mount.views import mount_view, unmount_view
 work, target = Path(sys.argv[1]) / "records", Path(sys.argv[1]) / "view"
 work.mkdir()
 try:
-    done = show([Path(name) for name in sys.argv[2:]], target, work=work)
+    done = mount_view([Path(name) for name in sys.argv[2:]], target, work=work)
 except P2PDistError as error:
     print(type(error).__name__, error)
     sys.exit(99)
-print(done.how, "|", done.why)
+print(done.method, "|", done.why)
 print(*sorted(f"{path.name}={path.read_text()}" for path in target.rglob("*") if path.is_file()))
-unshow(target, work=work)
+unmount_view(target, work=work)
 print(target.exists(), list(work.iterdir()))
 """
 

@@ -178,14 +178,14 @@ def test_expected_objects_count_once(store: BlobStore) -> None:
     """Whoever expects them, until they come or nobody expects them any more."""
     objects, data = store.objects, b"0123456789"
     name = content_hash(data)
-    objects.expect({name: 10, b"x" * 32: 5})
-    objects.expect({name: 10})
-    assert objects.bytes_expected == 15 and objects.unexpected({name: 10, b"y" * 32: 7}) == 7
-    objects.unexpect([name])
+    objects.expected.add({name: 10, b"x" * 32: 5})
+    objects.expected.add({name: 10})
+    assert objects.expected.bytes_total == 15 and objects.expected.bytes_new({name: 10, b"y" * 32: 7}) == 7
+    objects.expected.remove([name])
     assert store.usage().bytes_total == 15
     put(objects, data)
-    assert (objects.bytes_expected, objects.bytes_total, store.usage().bytes_total) == (5, 10, 15)
-    objects.unexpect([name, b"x" * 32])
+    assert (objects.expected.bytes_total, objects.bytes_total, store.usage().bytes_total) == (5, 10, 15)
+    objects.expected.remove([name, b"x" * 32])
     assert store.usage().bytes_total == 10
 
 

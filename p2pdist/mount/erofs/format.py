@@ -1,8 +1,8 @@
 """What EROFS images of ours are made of: superblock, inodes, extended attributes.
 
 Source: fs/erofs/erofs_fs.h and Documentation/filesystems/erofs.rst in the Linux kernel. All numbers
-are little-endian; inodes are the extended ones of 64 bytes, and lie at multiples of SLOT. What the
-image as a whole looks like is said by erofs.py.
+are little-endian; inodes are the extended ones of 64 bytes, and lie at multiples of SLOT. writer.py
+says what the image as a whole looks like.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The image of the next version of a tree, made from that of the last one.
 
 What an edit changes of a tree is, nearly always, size, mode, time and content of a few files. Then
-everything in the new image lies where it lies in the old one (erofs.py: places follow from names,
+everything in the new image lies where it lies in the old one (writer.py: places follow from names,
 kinds and lengths alone), so the old image is copied, by reflink where the file system can, and the
 inodes of these files are written over. They are found as the kernel finds them, by searching the
 directories.

@@ -2,8 +2,8 @@
 
 A regular file of the image has size, mode and time, and two extended attributes by which an overlay
 finds its bytes in a data-only lower layer (Linux kernel, Documentation/filesystems/overlayfs.rst):
-trusted.overlay.metacopy, and trusted.overlay.redirect with the path of the object. What superblock
-and inodes look like is said by erofs_format.py.
+trusted.overlay.metacopy, and trusted.overlay.redirect with the path of the object. format.py says
+what superblock and inodes look like.
 
 The image, in blocks of 4096 bytes: the superblock at 1024 and the root behind it, whose number must
 fit into 16 bits; then everything that is no directory, in walking order; then the directories. An

@@ -1,1 +1,1 @@
-"""Trees shown as plain files: hard links, reflinks and copies."""
+"""Trees as plain files: hard links, reflinks and copies."""

@@ -1,8 +1,8 @@
 """A package as plain files, which needs no right to mount: squashfs layers unpacked, trees written,
 one over the other.
 
-In which way the files of trees are given is found out by trying it with an object: file systems,
-and who owns the objects, decide. Hard links are made only where they are asked for.
+Trying a method with one object shows whether it works: file systems, and the owner of the objects,
+decide. Hard links are made only where they are asked for.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from p2pdist.mount.files.variants import Kept, varied
 from p2pdist.mount.layers import TreeLayer, check_object, check_objects
 from p2pdist.mount.squashfs import Image
 
-WAYS = ("reflink", "hardlink", "copy")
-"""Ways to give the files of trees."""
+METHODS = ("reflink", "hardlink", "copy")
+"""Methods to give the files of trees."""
 
 _UNASKED = ("reflink", "copy")
-"""Those that are chosen without being asked for, best first. A hard link is the store's own file:
+"""Methods that are chosen without being asked for, best first. A hard link is the store's own file:
 root, and the owner of the store after a chmod, can write through it into every package that has the
 content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Materialized:
-    """`path` holds the merged files. `how` is the way in which those of trees were given, or unpack
-    when there are none; `note` says what that means, and why there was no better one."""
+    """The files of a package, written."""
 
     path: Path
-    how: str
+    """Holds the merged files."""
+    method: str
+    """By which the files of trees were given; unpack when there are no trees."""
     note: str
+    """What that means, and why there was no better method."""
 
 
 @dataclass(slots=True)
@@ -56,17 +58,17 @@ class _Tree:
     stored: dict[bytes, int] = field(default_factory=dict)
 
     def files(self) -> Iterator[File]:
-        """Those with content."""
+        """The files with content."""
         return (entry for entry in self.entries if type(entry) is File and entry.size)
 
     def check(self) -> None:
         self.stored = self.stored or check_objects(self.entries, self.objects)
 
     @contextmanager
-    def kept(self, way: str) -> Iterator[Kept | None]:
+    def kept(self, method: str) -> Iterator[Kept | None]:
         """The variants that files are linked to, if there are to be any."""
         found = (
-            varied(self.entries, root=os.geteuid() == 0) if way == "hardlink" and self.variants is not None else None
+            varied(self.entries, root=os.geteuid() == 0) if method == "hardlink" and self.variants is not None else None
         )
         place = self.variants(found.bytes_max) if found and found.contents and self.variants is not None else None
         if found is None or place is None:
@@ -84,14 +86,17 @@ def materialize(
     staging: Path,
     *,
     writable: bool,
-    how: str | None = None,
+    method: str | None = None,
     checked: bool = False,
     private: bool = False,
 ) -> Materialized:
-    """Write `layers`, bottom to top, below the empty directory `staging`. `how` forces a way; hard
-    links are made only so, or when the files are `private`, seen by the caller alone; and never
-    where files are to be written to. Unless the caller has `checked` the objects of the trees, that
-    is done before anything is written. Raises Corrupt, DiskFull, P2PDistError or OSError."""
+    """Write `layers`, bottom to top, below the empty directory `staging`.
+
+    `method` is the only one to try. Hard links are made only when it says so or the files are
+    `private`, seen by the caller alone; and never where files are to be written to. Unless the
+    caller has `checked` the objects of the trees, they are checked before anything is written.
+    Raises Corrupt, DiskFull, P2PDistError or OSError.
+    """
     loaded = [
         _Tree(layer.entries(), layer.objects, layer.variants) if isinstance(layer, TreeLayer) else layer
         for layer in layers
@@ -100,33 +105,32 @@ def materialize(
     if not checked:
         for tree in trees:
             tree.check()
-    ways = (how,) if how else WAYS if private else _UNASKED
-    way, reasons = _choose(trees, staging, ways, writable) if trees else ("unpack", [])
+    methods = (method,) if method else METHODS if private else _UNASKED
+    forced = method is not None or writable
+    method, reasons = _choose(trees, staging, methods, writable) if trees else ("unpack", [])
     images = [layer for layer in loaded if isinstance(layer, Image)]
     listings = list_layers(images, lowest=images[0] if images and loaded[0] is images[0] else None) if images else []
     needed = sum(listing.size for listing in listings)
-    if way == "copy":
+    if method == "copy":
         for tree in trees:
             tree.check()
             needed += sum(tree.stored[file.content] for file in tree.files())
     if needed > (free := shutil.disk_usage(staging).free):
         raise DiskFull(str(staging), needed=needed, free=free)
     try:
-        given = _write(loaded, listings, staging, way)
+        given = _write(loaded, listings, staging, method)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull.on(str(staging), os.statvfs(staging), needed=needed, code=error.errno) from error
         raise
-    return Materialized(
-        staging / "merged", way, "; ".join([*reasons, _told(way, given, forced=how is not None or writable)])
-    )
+    return Materialized(staging / "merged", method, "; ".join([*reasons, _note(method, given, forced=forced)]))
 
 
-def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging: Path, way: str) -> Given:
+def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging: Path, method: str) -> Given:
     given = Given()
     directories: list[Directory] = []
     remaining = iter(listings)
-    # Where many files were removed a moment ago, as when a package was shown before, making others
+    # Where many files were removed a moment ago, as when a package was mounted before, making others
     # is slow (recently_deleted in Linux, fs/ext4/ialloc.c): so the tree is placed elsewhere.
     kernel.spread_below(staging)
     merged = staging / "merged"
@@ -139,8 +143,8 @@ def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging
                 continue
             objects = os.open(layer.objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                with layer.kept(way) as kept:
-                    directories += TreeWriter(top, objects, way, given, kept).write(layer.entries)
+                with layer.kept(method) as kept:
+                    directories += TreeWriter(top, objects, method, given, kept).write(layer.entries)
             finally:
                 os.close(objects)
         finish(top, directories)
@@ -149,46 +153,46 @@ def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging
     return given
 
 
-def _told(way: str, given: Given, *, forced: bool) -> str:
-    if way == "reflink":
+def _note(method: str, given: Given, *, forced: bool) -> str:
+    if method == "reflink":
         return "files of one's own that share their blocks with the store"
-    if way != "hardlink":
-        told = "a private copy of the files"
-        return told if forced or way == "unpack" else f"{told} (hard links take no space and must be asked for)"
-    told = f"{given.files - given.copied} of {given.files} files are those of the store"
+    if method != "hardlink":
+        note = "a private copy of the files"
+        return note if forced or method == "unpack" else f"{note} (hard links take no space and must be asked for)"
+    note = f"{given.files - given.copied} of {given.files} files are those of the store"
     if os.geteuid() != 0:
-        told += ", without permission to write to them"
+        note += ", without permission to write to them"
     if given.copied:
-        told += f", {given.copied} are copies since mode, time or attributes differ"
-    return told if os.geteuid() != 0 else f"{told}; root can write through them into the store"
+        note += f", {given.copied} are copies since mode, time or attributes differ"
+    return note if os.geteuid() != 0 else f"{note}; root can write through them into the store"
 
 
-def _choose(trees: Sequence[_Tree], staging: Path, ways: Sequence[str], writable: bool) -> tuple[str, list[str]]:
-    """The first of `ways` that works for all trees, and why those before it do not work."""
+def _choose(trees: Sequence[_Tree], staging: Path, methods: Sequence[str], writable: bool) -> tuple[str, list[str]]:
+    """The first of `methods` that works for all trees, and why those before it do not work."""
     reasons: list[str] = []
-    for way in ways:
-        reason = "the files may be written to" if way == "hardlink" and writable else _try(way, trees, staging)
+    for method in methods:
+        reason = "the files may be written to" if method == "hardlink" and writable else _try(method, trees, staging)
         if not reason:
-            return way, reasons
-        reasons.append(f"no {way} ({reason})")
+            return method, reasons
+        reasons.append(f"no {method} ({reason})")
     raise P2PDistError(
-        f"the package cannot be shown by {ways[-1]}: {reasons[-1]}",
+        f"the package cannot be shown by {methods[-1]}: {reasons[-1]}",
         remedy="Let the best way be chosen, or see that store and target are on one file system that can do it",
     )
 
 
-def _try(way: str, trees: Sequence[_Tree], staging: Path) -> str:
-    """Why a way does not work, or "" when it does for one object of each tree."""
+def _try(method: str, trees: Sequence[_Tree], staging: Path) -> str:
+    """Why a method does not work, or "" when it does for one object of each tree."""
     for tree in trees:
         file = next(tree.files(), None)
-        if file is None or way == "copy":
+        if file is None or method == "copy":
             continue
         objects = os.open(tree.objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             owner = check_object(file, objects).st_uid
-            if way == "hardlink" and os.geteuid() not in (0, owner):
+            if method == "hardlink" and os.geteuid() not in (0, owner):
                 return "the objects belong to somebody else"
-            _probe(way, tree.objects / os.fsdecode(object_name(file.content)), staging / "probe")
+            _probe(method, tree.objects / os.fsdecode(object_name(file.content)), staging / "probe")
         except OSError as error:
             return error.strerror or str(error)
         finally:
@@ -196,9 +200,9 @@ def _try(way: str, trees: Sequence[_Tree], staging: Path) -> str:
     return ""
 
 
-def _probe(way: str, source: Path, probe: Path) -> None:
+def _probe(method: str, source: Path, probe: Path) -> None:
     try:
-        if way == "hardlink":
+        if method == "hardlink":
             probe.hardlink_to(source)
         else:
             with source.open("rb") as shared, probe.open("wb") as file:

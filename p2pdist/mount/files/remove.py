@@ -1,4 +1,4 @@
-"""Removing directories with all that is in them, whatever it is.
+"""Removal of directories with all that is in them, whatever it is.
 
 Works with descriptors, so that no name is looked up twice and no link is followed, and neither
 depth nor the length of paths has a limit: each directory that is found is first moved into the
@@ -64,7 +64,7 @@ def _empty(top: int, path: bytes) -> None:
                     continue
                 count += 1
                 moved = f".{token}-{count}".encode()
-                # Whoever moves a directory elsewhere must have the right to write to it.
+                # To move a directory elsewhere takes the right to write to it.
                 os.close(_open(child, directory, device))
                 os.rename(child, moved, src_dir_fd=directory, dst_dir_fd=top)
                 pending.append(moved)

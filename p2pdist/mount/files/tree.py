@@ -1,10 +1,11 @@
 """The entries of trees as plain files, with contents given from the store by reflink, hard link or
 copy.
 
-Everything is made relative to a descriptor of its directory (see `PathWalk`) and never over
-something that exists: what a lower layer has at the place is removed first, so no link of it leads
-a write elsewhere. Directories are open to this user until `finish` sets modes, times and
-attributes, the deepest first.
+Every entry is made relative to a descriptor of its directory, and never over something that exists:
+what a lower layer has at the path is removed first, so no link of it leads a write elsewhere. A
+PathWalk opens directories in walking order, each step an openat(2) relative to the directory before
+it, so neither links that lower layers left nor the length of a path lead astray. Directories are
+open to this user until `finish` sets modes, times and attributes, the deepest first.
 
 "reflink" (ioctl_ficlone(2): Btrfs, XFS) gives a file of its own that shares blocks with the object.
 "hardlink" gives the object itself another name, which costs no bytes, but it has one mode and one
@@ -12,14 +13,8 @@ time: those of the entry that links it first, whichever thread that is. An entry
 otherwise, or has attributes, gets a copy, which may be kept to be linked next time (see
 variants.py). A process that may write to such a file writes to the store: root links no file that
 group or others may write to, and other agents leave write permission out. Root, and the agent's own
-user after a chmod, can write all the same, so this way is taken only when it is asked for. "copy"
-keeps holes.
-
-Opening directories below one of ours, in walking order, without following a link on the way.
-
-Each step is an openat(2) relative to the directory before it, so neither links that lower layers
-left nor the length of a path lead astray. The directories between the last one opened and the top
-stay open, up to OPEN_MAX of them.
+user after a chmod, can write all the same, so this method is taken only when it is asked for.
+"copy" keeps holes.
 """
 
 from __future__ import annotations
@@ -45,8 +40,29 @@ from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.files.variants import Kept, linked_mode
 from p2pdist.mount.layers import check_object, wrong_object
 
+logger = logging.getLogger(__name__)
+
 OPEN_MAX = 32
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Of the directories between the last one opened and the top so many stay open."""
+
+THREADS_MAX = {"reflink": 4, "hardlink": 1, "copy": 4}
+"""Threads that make files by each method, beside the one that makes directories. Linking is so
+short that two threads often take longer than one, which also makes the copies of a first mount."""
+
+FILES_PER_SHARE = 500
+"""So many a thread makes at a time: with fewer it takes longer to begin than it saves."""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+_SEND_MAX = 1 << 30
+
+_linking = tuple(threading.Lock() for _ in range(64))
+"""Between looking at an object's mode and time and having linked it, no other thread may give it
+others."""
+
+_counting = threading.Lock()
 
 
 class PathWalk:
@@ -79,52 +95,29 @@ class PathWalk:
                 continue
             begin = len(above) + 1 if above else 0
             name = path[begin:].partition(b"/")[0]
-            found = os.open(name, _OPEN, dir_fd=descriptor)
+            found = os.open(name, _DIRECTORY, dir_fd=descriptor)
             if len(opened) > OPEN_MAX:
                 self._close()
             opened.append((path[: begin + len(name)], found))
         return opened[-1][1]
 
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_DIRECTORY = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-_SEND_MAX = 1 << 30
-
-logger = logging.getLogger(__name__)
-
-_linking = tuple(threading.Lock() for _ in range(64))
-"""Between looking at an object's mode and time and having linked it, no other thread may give it
-others."""
-
-_counting = threading.Lock()
-
-THREADS_MAX = {"reflink": 4, "hardlink": 1, "copy": 4}
-"""That make files by each way, beside the one that makes directories. Linking is so short that two
-threads often take longer than one. What this way copies at a first showing is made by that thread,
-too."""
-
-FILES_PER_SHARE = 500
-"""So many a thread makes at a time: with fewer it takes longer to begin than it saves."""
-
-
 @dataclass(slots=True)
 class Given:
-    """How many files with content there are, and how many of them were copied because nothing in
-    the store could be linked for them."""
+    """Counts of files with content."""
 
     files: int = 0
     copied: int = 0
+    """Those that were copied because nothing in the store could be linked for them."""
 
 
 class TreeWriter:
-    """Writes one tree into the directory `top` (a descriptor), over what is there. `way` is
+    """Writes one tree into the directory `top` (a descriptor), over what is there. `method` is
     reflink, hardlink or copy, `objects` a descriptor of the directory of objects, `kept` the
     variants that are linked, too; what was done is added to `given`."""
 
-    def __init__(self, top: int, objects: int, way: str, given: Given, kept: Kept | None = None) -> None:
-        self._top, self._objects, self._way, self._given, self._kept = top, objects, way, given, kept
+    def __init__(self, top: int, objects: int, method: str, given: Given, kept: Kept | None = None) -> None:
+        self._top, self._objects, self._method, self._given, self._kept = top, objects, method, given, kept
 
     def write(self, entries: Sequence[Entry]) -> list[Directory]:
         """Write all entries, which are checked and in walking order. Returns the directories, the
@@ -137,7 +130,7 @@ class TreeWriter:
         files: list[File | Symlink] = []
         links: list[HardLink] = []
         started: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(min(THREADS_MAX[self._way], os.cpu_count() or 1), "tree-files") as pool:
+        with ThreadPoolExecutor(min(THREADS_MAX[self._method], os.cpu_count() or 1), "tree-files") as pool:
             try:
                 with PathWalk(self._top) as walk:
                     for entry in entries:
@@ -168,8 +161,8 @@ class TreeWriter:
         return directories
 
     def _make(self, entries: Iterable[File | Symlink | HardLink]) -> None:
-        """Make what are no directories, in walking order; what is in the way is removed."""
-        maker = _Maker(self._objects, self._way, self._kept)
+        """Make entries that are no directories, in walking order; what is in the way is removed."""
+        maker = _Maker(self._objects, self._method, self._kept)
         with PathWalk(self._top) as walk, PathWalk(self._top) as targets:
             for entry in entries:
                 parent, _, name = entry.path.rpartition(b"/")
@@ -187,8 +180,8 @@ class TreeWriter:
 class _Maker:
     """Makes files, one after the other. For one thread; what was done is in `given`."""
 
-    def __init__(self, objects: int, way: str, kept: Kept | None) -> None:
-        self._objects, self._way, self._kept, self.given = objects, way, kept, Given()
+    def __init__(self, objects: int, method: str, kept: Kept | None) -> None:
+        self._objects, self._method, self._kept, self.given = objects, method, kept, Given()
         self._root = os.geteuid() == 0
         self._checked: os.stat_result | None = None
         """Of the object of the file that is being made, when it was looked at."""
@@ -199,7 +192,7 @@ class _Maker:
         match entry:
             case File():
                 self._checked = None
-                links = entry.size > 0 and self._way == "hardlink"
+                links = entry.size > 0 and self._method == "hardlink"
                 if not (links and self._link(entry, name, place)):
                     self._new_file(entry, name, place, entry.mode)
                     self.given.copied += links
@@ -228,7 +221,7 @@ class _Maker:
         found = self._checked or check_object(entry, self._objects)
         source = os.open(object_name(entry.content), _READ, dir_fd=self._objects)
         try:
-            if self._way == "reflink":
+            if self._method == "reflink":
                 fcntl.ioctl(file, kernel.FICLONE, source)
             elif found.st_blocks * 512 >= entry.size:
                 _send(entry, source, file, 0, entry.size)  # there can be no holes
@@ -265,7 +258,8 @@ class _Maker:
         return True
 
     def _link_variant(self, directory: int, entry: File, mode: int, name: bytes, place: int) -> bool:
-        """One that is missing is made, and so is one that somebody changed through a link to it."""
+        """Link the variant of an object. One that is missing is made, and so is one that was
+        changed through a link to it."""
         variant = variant_name(entry.content, mode, entry.mtime_ns)
         for _ in range(2):
             with contextlib.suppress(FileNotFoundError):
@@ -278,8 +272,8 @@ class _Maker:
         return False
 
     def _make_variant(self, directory: int, entry: File, mode: int, variant: str) -> bool:
-        """Make it, or make it anew. It has its name when it is whole. False when it cannot be
-        made."""
+        """Make a variant, or make it anew; it gets its name when it is whole. False when it cannot
+        be made."""
         draft = b".%s" % secrets.token_hex(8).encode()
         try:
             self._new_file(entry, draft, directory, mode)

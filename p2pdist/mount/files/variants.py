@@ -2,14 +2,14 @@
 
 An object has one mode and one time. Files of one content often differ in these: an environment has
 the same stub or table a hundred times, each with the moment at which it was installed. All but one
-would be copied each time the tree is shown, which takes four times as long as links do; and on ext4
-without a journal many times as long as that for minutes after many files were removed
-(recently_deleted in Linux, fs/ext4/ialloc.c). So the copies that are made when a tree is shown for
+would be copied each time the tree is mounted, which takes longer than links, and on ext4 without a
+journal much longer still after many files were removed (recently_deleted in Linux,
+fs/ext4/ialloc.c). So the copies that are made when a tree is mounted for
 the first time are kept with it, beside the objects, and are linked from then on. Of such a content
 all files are variants, and none of them is the object.
 
-They are made where they are kept, so they have nothing of the place at which the tree is shown
-first, such as its group or its ACL.
+They are made where they are kept, so they have nothing of the directory at which the tree is
+mounted first, such as its group or its ACL.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from p2pdist.model.tree import Entry, File, variant_bytes
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Variants are kept in a `directory` (a descriptor) for these contents."""
+    """Where variants are kept, and for which contents."""
 
     directory: int
+    """A descriptor."""
     contents: Collection[bytes]
 
 
@@ -38,15 +39,15 @@ class Varied:
 
 
 def linked_mode(entry: File, *, root: bool) -> int | None:
-    """The mode that a file has when a link stands for it; None when none can: it has attributes,
-    its owner, who serves it to others, cannot read it, or others may write to it. Without root
-    nobody may."""
+    """The mode that a file has when it is a link; None when it cannot be one: it has attributes,
+    its owner, which serves it to others, cannot read it, or others may write to it. Without root no
+    user may write to it."""
     mode = entry.mode if root else entry.mode & ~0o222
     return mode if mode & 0o422 == 0o400 and not entry.xattrs else None
 
 
 def varied(entries: Iterable[Entry], *, root: bool) -> Varied:
-    """What there is to keep variants of."""
+    """The contents of which variants are to be kept."""
     first: dict[bytes, File] = {}
     looks: dict[bytes, set[tuple[int, int]]] = {}
     for entry in entries:

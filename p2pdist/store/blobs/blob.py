@@ -51,13 +51,11 @@ class Blob:
         self.have = have
         """The pieces that have verified."""
         self.complete = complete
-        """Whether the blob is read-only and has every piece; `finish` and dropped pieces change
-        it."""
+        """Whether it is read-only and has every piece; finish() and dropped pieces change it."""
         self.last_used = entry.last_used
         """In seconds since the epoch; hold() and release() set it."""
         self.in_memory = context.in_memory
-        """Whether a piece can be written without waiting for a disk, which may hang: only then the
-        event loop writes pieces."""
+        """Whether no write waits for a disk, which may hang: only then the event loop writes."""
         self.files = BlobFiles(context, entry.digest, self.layout, complete=complete)
         self._context = context
         self._pieces = pieces
@@ -66,8 +64,7 @@ class Blob:
         self._gone = ""
         """Why the blob can no longer be used; "" while it can."""
         self._unread: threading.Lock | None = None
-        """Held while pieces that an earlier process marked are read again; None when there are
-        none."""
+        """Held while pieces of an earlier process are read again; None when there are none."""
 
     def __repr__(self) -> str:
         return f"<Blob {self.digest} {len(self.have)}/{self.layout.count}{' complete' if self.complete else ''}>"

@@ -37,8 +37,8 @@ def place(fd: int, size: int, output: Path) -> str:
     """Give `output` the content of the file open as `fd`, of `size` bytes, as a file of its own:
     what is written into it changes no other. An existing file is replaced.
 
-    Returns the method: "reflink" where the filesystem can, else "copy". Raises NotFound when the directory
-    is missing, Conflict when `output` is a directory or a device, DiskFull.
+    Returns the method: "reflink" where the filesystem can, else "copy". Raises NotFound when the
+    directory is missing, Conflict when `output` is a directory or a device, DiskFull.
     """
     with failures(output, needed=size), _directory(output) as directory:
         return _named(output, directory, lambda temporary: _fill(fd, size, temporary, directory))

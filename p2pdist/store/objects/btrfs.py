@@ -1,11 +1,11 @@
 """Files on Btrfs: stored frames are written as they are, and many files at once under their names.
 
-**Encoded writes.** Btrfs takes a zstd frame instead of compressing again what was just decompressed:
-BTRFS_IOC_ENCODED_WRITE with struct btrfs_ioctl_encoded_io_args (Linux, include/uapi/linux/btrfs.h).
-A frame has up to 128 KiB and lies at a multiple of the sector; so is its length unless it ends the
-file. The kernel does not look into the frame, and a wrong one is found out when it is read. So only
-frames are given to it that were decompressed and verified here before, and that its decompressor
-can take, with a window of at most 128 KiB.
+**Encoded writes.** Btrfs takes a zstd frame instead of compressing again what was just
+decompressed: BTRFS_IOC_ENCODED_WRITE with struct btrfs_ioctl_encoded_io_args (Linux,
+include/uapi/linux/btrfs.h). A frame has up to 128 KiB and lies at a multiple of the sector; so is
+its length unless it ends the file. The kernel does not look into the frame, and a wrong one is
+found out when it is read. So only frames are given to it that were decompressed and verified here
+before, and that its decompressor can take, with a window of at most 128 KiB.
 
 **Extents.** An extent begins at a sector, and ends at one unless the file ends there; chunks of a
 content, and so their blocks, begin and end anywhere. What a block has behind its last whole sector
@@ -18,7 +18,8 @@ is written once.
 are put before it as a raw block behind a new header, which states the sum of the lengths; nothing
 is decompressed. The other blocks stay as good as they were: what they repeat lies so many bytes
 back, and never before the first byte of their frame, or it would not have decompressed. A raw block
-changes neither the offsets that are repeated nor any table. The checksum, of the whole content, goes.
+changes neither the offsets that are repeated nor any table. The checksum, of the whole content,
+goes.
 
 **Names.** Naming a file after it was written costs much on Btrfs, so files are created under their
 names and then written: some are created, then all written, then all closed, so that the interpreter
@@ -301,8 +302,8 @@ class Extents:
         return self._held[begin - self._end :] + bytes(self._data[: end - self._end])
 
     def _write_until(self, end: int) -> None:
-        """Write decompressed what is not written yet up to the offset `end`. What is held ends before
-        it, unless there is nothing to write."""
+        """Write decompressed what is not written yet up to the offset `end`. What is held ends
+        before it, unless there is nothing to write."""
         if self._done >= end:
             return
         if self._done < self._end:
@@ -371,8 +372,8 @@ class NamedFiles:
         return left
 
     def _write_all(self, files: list[tuple[int, Verified]], made: Callable[[Verified], object]) -> None:
-        """Write files and remove them from the list. On failure the list keeps what is not written; its
-        last file may have been begun."""
+        """Write files and remove them from the list. On failure the list keeps what is not written;
+        its last file may have been begun."""
         files.reverse()
         while files:
             fd, verified = files[-1]

@@ -10,7 +10,7 @@ killed process may leave torn ones. The objects that exist are known in memory, 
 index in batches behind the files; recovery.py says what is believed at the next opening. What
 objects take is counted without the chunks of zeros, which are left as holes.
 
-A pull that is about to make objects says so (`expect`), so that their room is counted before they
+A pull that is about to make objects says so (`Expected`), so that their room is counted before they
 exist.
 """
 
@@ -81,6 +81,47 @@ class Draft:
                 os.unlink(self.path)
 
 
+class Expected:
+    """Contents that pulls are about to make objects of, and what these will take. Each counts once,
+    however many pulls expect it, until it has an object or no pull expects it any more."""
+
+    def __init__(self, objects: KeysView[bytes], lock: threading.Lock) -> None:
+        """`objects` are the contents that have an object, a live view that `lock` guards."""
+        self._objects, self._lock = objects, lock
+        self._contents: dict[bytes, tuple[int, int]] = {}
+        """By content: bytes, and the number of pulls."""
+        self.bytes_total = 0
+
+    def add(self, contents: Mapping[bytes, int]) -> None:
+        """Expect contents, whose objects take so many bytes."""
+        with self._lock:
+            for content, size in contents.items():
+                if content not in self._objects:
+                    first, pulls = self._contents.get(content, (size, 0))
+                    self._contents[content] = first, pulls + 1
+                    if not pulls:
+                        self.bytes_total += size
+
+    def bytes_new(self, contents: Mapping[bytes, int]) -> int:
+        """Bytes of the contents that no pull expects yet."""
+        return sum(size for content, size in contents.items() if content not in self._contents)
+
+    def remove(self, contents: Iterable[bytes]) -> None:
+        """Undo one `add` for contents that were not made."""
+        with self._lock:
+            for content in contents:
+                size, pulls = self._contents.pop(content, (0, 0))
+                if pulls > 1:
+                    self._contents[content] = size, pulls - 1
+                else:
+                    self.bytes_total -= size
+
+    def made(self, content: bytes) -> None:
+        """A content has an object now. The caller holds the lock."""
+        if self._contents and (expected := self._contents.pop(content, None)):
+            self.bytes_total -= expected[0]
+
+
 class Objects:
     """The objects of one store. Thread-safe. Methods raise P2PDistError when the disk fails."""
 
@@ -98,12 +139,11 @@ class Objects:
             if (taken := bytes_taken(self.sizes[content], chunks)) < self.sizes[content]:
                 self._sparse[content] = taken
         self.bytes_total = sum(self._sparse.get(content, size) for content, size in self.sizes.items())
-        self.bytes_expected = 0
         self._batch, self._durable, self._clean, self._torn = found.batch + 1, found.durable, True, False
         self._rows: list[tuple[bytes, int, int]] = []
         self._left: set[bytes] = set()
-        self._expected: dict[bytes, tuple[int, int]] = {}
         self._lock = threading.Lock()
+        self.expected = Expected(self.sizes.keys(), self._lock)
         self._saving = threading.Lock()
         with failures(paths.objects):
             self.encoded = EncodedWriter(paths.objects)
@@ -153,8 +193,8 @@ class Objects:
 
     def add(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> bool:
         """Verify `data` and make it an object. False means other bytes, and nothing was stored.
-        `stored` is the form in which a pack has it (model/catalog.py), which some filesystems take as
-        it is. Raises DiskFull."""
+        `stored` is the form in which a pack has it (model/catalog.py), which some filesystems take
+        as it is. Raises DiskFull."""
         if content in self.sizes:
             return True
         if content_hash(data) != content:
@@ -257,38 +297,10 @@ class Objects:
                 self.sizes[content] = size
                 self.bytes_total += self._sparse.get(content, size)
                 self._rows.append((content, size, self._batch))
-                if self._expected and (expected := self._expected.pop(content, None)):
-                    self.bytes_expected -= expected[0]
+                self.expected.made(content)
             full = len(self._rows) >= ROWS_MAX
         if full:
             self.save()
-
-    # -- room
-
-    def expect(self, contents: Mapping[bytes, int]) -> None:
-        """Count what contents will take that will be made, until they are there or until
-        `unexpect`; each once, however many pulls expect it."""
-        with self._lock:
-            for content, size in contents.items():
-                if content not in self.sizes:
-                    first, claims = self._expected.get(content, (size, 0))
-                    self._expected[content] = first, claims + 1
-                    if not claims:
-                        self.bytes_expected += size
-
-    def unexpected(self, contents: Mapping[bytes, int]) -> int:
-        """Bytes of the contents that no pull expects yet."""
-        return sum(size for content, size in contents.items() if content not in self._expected)
-
-    def unexpect(self, contents: Iterable[bytes]) -> None:
-        """Undo one `expect` for contents that were not made."""
-        with self._lock:
-            for content in contents:
-                size, claims = self._expected.pop(content, (0, 0))
-                if claims > 1:
-                    self._expected[content] = size, claims - 1
-                else:
-                    self.bytes_expected -= size
 
     # -- removing
 

@@ -96,9 +96,9 @@ class Damaged(Exception):
 
 
 class Decoder:
-    """Decodes chunks. Not thread-safe. The context is kept, which costs as much as a small chunk, and
-    so is the memory for chunks of several blocks: the kernel clears new memory first, and joining
-    blocks is a copy."""
+    """Decodes chunks. Not thread-safe. The context is kept, which costs as much as a small chunk,
+    and so is the memory for chunks of several blocks: the kernel clears new memory first, and
+    joining blocks is a copy."""
 
     def __init__(self) -> None:
         self._decompress = zstandard.ZstdDecompressor().decompress
@@ -144,8 +144,8 @@ class Decoder:
 
 
 def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
-    """The failure of a chunk that is not what the catalog says, in a pack whose pieces have verified:
-    the package was packed wrongly."""
+    """The failure of a chunk that is not what the catalog says, in a pack whose pieces have
+    verified: the package was packed wrongly."""
     return Corrupt(
         f"the pack {pack} does not hold the chunk {chunk.hex()} that its catalog states",
         remedy="Pack and push the package again",

@@ -34,8 +34,9 @@ HELD_BYTES = 4 << 20
 
 
 class Bundle:
-    """Contents that become objects by the end of the `with` block, also when it fails. What is added
-    must not change until then. Not thread-safe. Methods raise P2PDistError when the disk fails."""
+    """Contents that become objects by the end of the `with` block, also when it fails. What is
+    added must not change until then. Not thread-safe. Methods raise P2PDistError when the disk
+    fails."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -59,8 +60,8 @@ class Bundle:
         return True
 
     def put(self, content: bytes, data: bytes | memoryview, stored: bytes | memoryview = b"") -> None:
-        """Make `data`, which has verified and is not empty, an object by the end. It may be `stored`
-        itself."""
+        """Make `data`, which has verified and is not empty, an object by the end. It may be
+        `stored` itself."""
         size = len(data)
         if size > BLOCK_SIZE or not self._objects.named_at_once:
             self._objects.put(content, data, stored)
@@ -84,8 +85,8 @@ RUN_CHUNKS = 1024
 """A run has at most so many stored bytes and chunks."""
 
 REACH = 4
-"""Runs may have so many times as much where objects are named at once: the more names come together,
-the more are of one directory (objects/btrfs.py)."""
+"""Runs may have so many times as much where objects are named at once: the more names come
+together, the more are of one directory (objects/btrfs.py)."""
 
 GAP_BYTES = PIECE_SIZE_MIN // 2
 """What is not needed between two chunks is read with them up to so many bytes. It is less than a
@@ -107,8 +108,8 @@ class Filled:
 
 
 class _Desk:
-    """The memory and the decoder with which a thread makes one run after the other. The kernel clears
-    new memory first, so it is kept, and no more is taken than a run needs."""
+    """The memory and the decoder with which a thread makes one run after the other. The kernel
+    clears new memory first, so it is kept, and no more is taken than a run needs."""
 
     def __init__(self) -> None:
         self.decoder = Decoder()

@@ -1,5 +1,5 @@
-"""Metadata images of trees as files of a store: images/<hex of the root>. The agent writes them; the
-store counts and removes them.
+"""Metadata images of trees as files of a store: images/<hex of the root>. The agent writes them;
+the store counts and removes them.
 
 Room for the image of a tree that is being pulled is kept as that for its objects is. How long an
 image will be is known when it has been laid out; until then it counts with a bound.

@@ -1,5 +1,5 @@
-"""What is missing of a tree in a store: which contents have no object, and which chunks of which packs make
-them.
+"""What is missing of a tree in a store: which contents have no object, and which chunks of which
+packs make them.
 
 A content of up to WHOLE_MAX bytes is one chunk. That of a larger file is a list of chunks, and
 those that older objects here hold are taken from them. Each chunk is taken from one pack: one that

@@ -133,8 +133,8 @@ class _Reading:
     """What all catalogs list."""
 
     def take(self, digest: Digest, head: tuple[int, bytes], catalog: Catalog) -> None:
-        """Take over a catalog that was decoded. Raises Corrupt when all of them have too many pages or chunk
-        lists."""
+        """Take over a catalog that was decoded. Raises Corrupt when all of them have too many pages
+        or chunk lists."""
         names = list(map(content_hash, catalog.pages))
         for name, page in zip(names, catalog.pages, strict=True):
             if name in self.missing:
@@ -147,8 +147,8 @@ class _Reading:
 
 
 class TreeReader:
-    """Reads trees and keeps those that were read last. Thread-safe. Methods raise NotFound for a blob
-    that is not here, Corrupt."""
+    """Reads trees and keeps those that were read last. Thread-safe. Methods raise NotFound for a
+    blob that is not here, Corrupt."""
 
     def __init__(self, get: Callable[[Digest], Blob | None]) -> None:
         self._get = get

@@ -176,9 +176,9 @@ class Trees:
                 old = self._objects.chunk_lists() if backed.chunked else []
                 missing.sources = frozenset(content for content, _ in old)
                 image = 0 if self.images.size(root) or self.images.expected(root) else read.image_bytes_max
-                self._context.make_room(self._objects.unexpected(backed.room) + image)
-                self._objects.expect(backed.room)
-                claims.callback(self._objects.unexpect, absent)
+                self._context.make_room(self._objects.expected.bytes_new(backed.room) + image)
+                self._objects.expected.add(backed.room)
+                claims.callback(self._objects.expected.remove, absent)
                 self.images.expect(root, read.image_bytes_max)
                 missing.image_bytes_max = read.image_bytes_max
             if absent:

@@ -25,8 +25,8 @@ SHARE_MAX = 0.25
 
 
 class Variants:
-    """The variants of all trees. The caller holds the store's lock, but where it only looks. Methods
-    raise P2PDistError when the disk fails."""
+    """The variants of all trees. The caller holds the store's lock, but where it only looks.
+    Methods raise P2PDistError when the disk fails."""
 
     def __init__(self, directory: Path, boot: UUID, make_room: Callable[[int], object]) -> None:
         self._all, self._directory, self._make_room = directory, directory / str(boot), make_room

@@ -1,13 +1,15 @@
-"""Showing a package: picks the way, and undoes it.
+"""Mounted views of packages: the choice of the mount method, mounting, and undoing it.
 
-Ways, best first, for packages of squashfs layers alone: "squashfs" (one layer that is not written
-to) and "overlay", which need the right to mount; "userns" (see `p2pdist.mount.userns`), which shows
-a package to one program only; "unpack", which needs no right at all. For packages with trees:
-"erofs", an overlay of EROFS images and squashfs layers over the objects of the store, which needs
-root and Linux 6.12; then plain files, those of trees by "reflink", "hardlink" or "copy" (see
-`p2pdist.mount.files.tree`). Without root a user namespace mounts no EROFS, so such a package is
-shown as plain files to everybody. Every mount is nosuid and nodev. A record is on disk before
-anything is mounted, so nothing is lost sight of when the process is killed.
+Methods for packages of squashfs layers alone, best first: "squashfs" (one layer that is not written
+to) and "overlay", which need the right to mount; "userns" (`p2pdist.mount.userns`), a view that one
+program alone sees; "unpack", which needs no right at all. For packages with trees: "erofs", an
+overlay of EROFS images and squashfs layers over the objects of the store, which needs root and
+Linux 6.12; then plain files, those of trees by "reflink", "hardlink" or "copy"
+(`p2pdist.mount.files.tree`). Without root a user namespace mounts no EROFS, so such a package
+becomes plain files that every user sees.
+
+Every mount is nosuid and nodev. A record is on disk before anything is mounted, so a later process
+finds what a killed one left.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ from p2pdist.mount.records import (
 from p2pdist.mount.squashfs import Image, inspect
 
 _MOUNTED = ("overlay", "erofs")
-_OF_TREES = ("erofs", *materialize.WAYS)
+_OF_TREES = ("erofs", *materialize.METHODS)
 _NO_RIGHT = {errno.EPERM, errno.EACCES, errno.ENODEV, errno.ENOENT, errno.ENXIO, errno.ENOSYS}
-"""Errors of mount(2) and the loop devices that mean: not on this host, not by this process."""
+"""Errors of mount(2) and the loop devices which mean that this process cannot mount on this
+host."""
 
 _NO_TREES = _NO_RIGHT | {errno.ENOTBLK, errno.EINVAL, errno.EOPNOTSUPP}
 """Further ones, of kernels that mount no EROFS image from a file (before 6.12) or know no data-only
@@ -54,66 +57,68 @@ layers (before 6.5), and of file systems that these cannot be on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A package is visible at `path`. `how` is squashfs or one of MOUNT_METHODS; `why` is one line
-    saying which way and why."""
+class MountedView:
+    """A package that is visible."""
 
     path: Path
-    how: str
+    method: str
+    """squashfs or one of WAYS_TO_SHOW."""
     why: str
+    """One line that says which method and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What an earlier process showed. `removed` is false when it is still shown, or could not be
-    removed; `note` says why then. `owner` is the process for which it was made, None when it stays
-    until it is unmounted; `images` are the layer images."""
+    """A view that an earlier process mounted."""
 
     path: Path
     removed: bool
+    """False when it is still mounted, or could not be removed; `note` says why then."""
     label: str = ""
-    how: str = ""
+    method: str = ""
     note: str = ""
     writable: bool = False
     owner: Process | None = None
+    """The process for which it was made, None when it stays until it is unmounted."""
     images: tuple[str, ...] = ()
+    """The layer images."""
 
 
-def show(
+def mount_view(
     layers: Sequence[Layer | Path],
     target: Path,
     *,
     work: Path,
     writable: bool = False,
-    how: str | None = None,
+    method: str | None = None,
     label: str = "",
     checked: bool = False,
     at: int | None = None,
     owner: Process | None = None,
-) -> Shown:
-    """Show `layers`, bottom to top, at `target`, an empty directory or a name for a new one; a path
-    is a squashfs image.
+) -> MountedView:
+    """Make `layers`, bottom to top, visible at `target`, an empty directory or a name for a new
+    one; a path is a squashfs image.
 
     `work` is an existing directory for records, layer mount points and what is written; one process
-    at a time may use it. `how` forces a way. `checked`: the caller knows that the objects of all
-    trees are there. `at` is a descriptor of the directory `target` where another user may move it:
-    it is mounted on, whatever the path leads to meanwhile, and never written into. `owner` is the
-    process for which it is shown: what was started from the view counts as using it. Raises Corrupt
-    for a layer that is no squashfs, or an object that is not as its tree states, Conflict for a
-    target in use, UsageError, NotFound, Refused where nothing can be mounted `at` a place, DiskFull
-    or P2PDistError; then nothing is left behind.
+    at a time may use it. `method` is the only one to try. `checked`: the caller has looked at the
+    objects of all trees. `at` is a descriptor of the directory `target` where another user may move
+    it: it is mounted on, whatever the path leads to meanwhile, and never written into. `owner` is
+    the process for which it is made: what was started from the view counts as using it. Raises
+    Corrupt for a layer that is no squashfs, or an object that is not as its tree states, Conflict
+    for a target in use, UsageError, NotFound, Refused where nothing can be mounted `at` a place,
+    DiskFull or P2PDistError; then nothing is left behind.
     """
-    if how not in (None, *MOUNT_METHODS):
-        raise UsageError(f"{how!r} is no way to show a package here", remedy=f"Use one of {', '.join(MOUNT_METHODS)}")
+    if method not in (None, *MOUNT_METHODS):
+        raise UsageError(f"{method!r} is no way to show a package here", remedy=f"Use one of {', '.join(MOUNT_METHODS)}")
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"a package of {len(layers)} layers cannot be shown", remedy=f"It must have 1 to {LAYERS_MAX}")
     trees = any(isinstance(layer, TreeLayer) for layer in layers)
-    if how in _OF_TREES and not trees:
-        raise UsageError(f"{how} is for packages with trees, and this has none", remedy="Use overlay or unpack")
-    known = [_known(layer) for layer in layers]
+    if method in _OF_TREES and not trees:
+        raise UsageError(f"{method} is for packages with trees, and this has none", remedy="Use overlay or unpack")
+    known = [_inspected(layer) for layer in layers]
     package = _Package(known, _check_target(target, at), work.resolve(), writable, label, checked, at, owner)
-    blocked = "" if how in (None, *_MOUNTED) else "as asked for"
-    if how is None and os.geteuid() != 0:
+    blocked = "" if method in (None, *_MOUNTED) else "as asked for"
+    if method is None and os.geteuid() != 0:
         blocked = "not root"
     try:
         if not blocked:
@@ -124,7 +129,7 @@ def show(
                 return _mount(package)
             except OSError as error:
                 possible = error.errno not in (_NO_TREES if trees else _NO_RIGHT)
-                if how or (possible and not isinstance(error, NoUpper)):
+                if method or (possible and not isinstance(error, NoUpper)):
                     raise
                 blocked = f"mounting is not possible here ({error.strerror})"
         if at is not None:
@@ -132,14 +137,14 @@ def show(
                 f"the package could be shown at {target} as plain files alone ({blocked}), which are not made for another user",
                 remedy="Leave out the directory: the agent then makes one of its own",
             )
-        return _materialize(package, None if how == "unpack" else how, blocked)
+        return _materialize(package, None if method == "unpack" else method, blocked)
     except OSError as error:
         raise _failed(package.target, error) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Package:
-    """What is to be shown, where and how."""
+    """What is to be mounted, and where."""
 
     layers: Sequence[Image | TreeLayer]
     target: Path
@@ -155,13 +160,13 @@ class _Package:
         """Where to mount."""
         return self.target if self.at is None else Path(f"/proc/self/fd/{self.at}")
 
-    def record(self, how: str) -> Record:
+    def record(self, method: str) -> Record:
         images = (layer.image if isinstance(layer, TreeLayer) else layer.path for layer in self.layers)
         owner = str(self.owner or "")
         return Record(
             new_id(),
             str(self.target),
-            how,
+            method,
             tuple(map(str, images)),
             label=self.label,
             writable=self.writable,
@@ -169,7 +174,7 @@ class _Package:
         )
 
 
-def _known(layer: Layer | Path) -> Image | TreeLayer:
+def _inspected(layer: Layer | Path) -> Image | TreeLayer:
     if isinstance(layer, TreeLayer):
         return replace(layer, image=Path(os.path.abspath(layer.image)))
     path = layer.path if isinstance(layer, SquashfsLayer) else layer
@@ -211,11 +216,11 @@ def _begin(record: Record, work: Path) -> Record:
     return record
 
 
-def _mount(package: _Package) -> Shown:
+def _mount(package: _Package) -> MountedView:
     layers, trees = package.layers, sum(isinstance(layer, TreeLayer) for layer in package.layers)
     straight = len(layers) == 1 and not trees and not package.writable
-    how = "erofs" if trees else "squashfs" if straight else "overlay"
-    record = package.record(how)
+    method = "erofs" if trees else "squashfs" if straight else "overlay"
+    record = package.record(method)
     try:
         record = _begin(record, package.work)
         directory = record.directory(package.work)
@@ -224,13 +229,15 @@ def _mount(package: _Package) -> Shown:
         take_down(record, package.work, lazily=True)
         raise
     if straight:
-        return Shown(package.target, how, "squashfs: root, one layer that is not written to")
+        return MountedView(package.target, method, "squashfs: root, one layer that is not written to")
     count = f"{len(layers)} layers" if len(layers) > 1 else "1 layer"
     kinds = f" ({trees} of them trees)" if 0 < trees < len(layers) else ""
-    return Shown(package.target, how, f"{how}: root, {count}{kinds}, {'writable' if package.writable else 'read-only'}")
+    return MountedView(
+        package.target, method, f"{method}: root, {count}{kinds}, {'writable' if package.writable else 'read-only'}"
+    )
 
 
-def _materialize(package: _Package, how: str | None, blocked: str) -> Shown:
+def _materialize(package: _Package, method: str | None, blocked: str) -> MountedView:
     record = package.record("unpack")
     # Beside the target, so that the tree appears there by one rename.
     staging = package.target.parent / f".p2pdist-{record.id}"
@@ -239,34 +246,34 @@ def _materialize(package: _Package, how: str | None, blocked: str) -> Shown:
         record = _begin(record, package.work)
         staging.mkdir(mode=0o700)
         made = materialize.materialize(
-            package.layers, staging, writable=package.writable, how=how, checked=package.checked
+            package.layers, staging, writable=package.writable, method=method, checked=package.checked
         )
-        record = replace(record, how=made.how, inode=made.path.lstat().st_ino)
+        record = replace(record, method=made.method, inode=made.path.lstat().st_ino)
         save(record, package.work)
         made.path.rename(package.target)
     except BaseException:
         take_down(record, package.work)
         raise
     remove_tree(staging)
-    return Shown(package.target, made.how, f"{made.how}: {blocked}; {made.note}")
+    return MountedView(package.target, made.method, f"{made.method}: {blocked}; {made.note}")
 
 
 def hand_out(
     name: str, images: Sequence[str], *, work: Path, label: str, writable: bool, owner: Process | None
 ) -> None:
-    """Write down that a process has `images` under `name`, for a later agent; `unshow` forgets
-    it."""
+    """Write down that a process has `images` under `name`, for a later agent; `unmount_view`
+    forgets it."""
     record = Record(new_id(), name, IMAGES, tuple(images), label=label, writable=writable, owner=str(owner or ""))
     save(record, work.resolve())
 
 
-def unshow(target: Path | str, *, work: Path, force: bool = False) -> None:
-    """Undo `show` at `target`, or `hand_out`. Raises NotFound when nothing of `work` is shown
+def unmount_view(target: Path | str, *, work: Path, force: bool = False) -> None:
+    """Undo `mount_view` at `target`, or `hand_out`. Raises NotFound when nothing of `work` is shown
     there, Conflict when it is in use; `force` takes it out of sight at once and lets the processes
     that use it keep what they have open."""
     work = work.resolve()
-    found = {record.target: record for record in records(work)}
-    record = found.get(str(target)) or found.get(os.path.realpath(target))
+    recorded = {record.target: record for record in records(work)}
+    record = recorded.get(str(target)) or recorded.get(os.path.realpath(target))
     if record is None:
         raise NotFound(f"no package is shown at {target}", remedy="p2pdist status lists what is shown")
     _undo(record, work, force=force)
@@ -275,7 +282,7 @@ def unshow(target: Path | str, *, work: Path, force: bool = False) -> None:
 def _undo(record: Record, work: Path, *, force: bool) -> None:
     target = Path(record.target)
     _require_in_place(record, work)
-    if record.how != IMAGES and not force:
+    if record.method != IMAGES and not force:
         _require_unused(record, target)
     try:
         take_down(record, work, lazily=force)
@@ -286,13 +293,13 @@ def _undo(record: Record, work: Path, *, force: bool) -> None:
 
 
 def _require_in_place(record: Record, work: Path) -> None:
-    """Raises Conflict for a mount that is elsewhere by now: whoever owns a directory above it may
-    have given that another name."""
-    if record.how == IMAGES or record.staging or is_whole(record):
+    """Raises Conflict for a mount that is elsewhere by now, because a directory above it got
+    another name."""
+    if record.method == IMAGES or record.staging or is_whole(record):
         return
-    targets = {each.target for each in records(work)}
+    targets = {other.target for other in records(work)}
     for entry in kernel.mounted():
-        alike = is_ours(record, entry) and entry.kind == ("squashfs" if record.how == "squashfs" else "overlay")
+        alike = is_ours(record, entry) and entry.kind == ("squashfs" if record.method == "squashfs" else "overlay")
         if alike and str(entry.point) not in targets and work not in entry.point.parents:
             raise Conflict(
                 f"what was shown at {record.target} is now at {entry.point}",
@@ -313,8 +320,8 @@ def _in_use(target: Path, users: list[str]) -> Conflict:
     return Conflict(f"{target} is in use", remedy=f"{by}End what uses it, or use --force", users=users)
 
 
-def shown(work: Path) -> list[Leftover]:
-    """What is recorded in `work`, by this process or an earlier one."""
+def mounted_views(work: Path) -> list[Leftover]:
+    """The views that are recorded in `work`, by this process or an earlier one."""
     return [_leftover(record) for record in records(work.resolve())]
 
 
@@ -324,21 +331,21 @@ def clean_leftovers(work: Path) -> list[Leftover]:
     program that sees it may have nothing open. Mounts of others are never touched. Returns
     everything that was recorded."""
     work = work.resolve()
-    found = []
+    leftovers = []
     for record in records(work):
         owner = parse_process(record.owner)
         try:
             if is_whole(record) and (owner is None or owner.alive):
                 if record.staging:
                     remove_tree(Path(record.staging))
-                found.append(_leftover(record))
+                leftovers.append(_leftover(record))
                 continue
             _undo(record, work, force=False)
         except (P2PDistError, OSError) as error:
-            found.append(_leftover(record, note=str(error)))
+            leftovers.append(_leftover(record, note=str(error)))
         else:
-            found.append(replace(_leftover(record), removed=True))
-    return found
+            leftovers.append(replace(_leftover(record), removed=True))
+    return leftovers
 
 
 def _leftover(record: Record, note: str = "") -> Leftover:
@@ -346,7 +353,7 @@ def _leftover(record: Record, note: str = "") -> Leftover:
         Path(record.target),
         False,
         record.label,
-        record.how,
+        record.method,
         note,
         record.writable,
         parse_process(record.owner),

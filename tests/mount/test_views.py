@@ -17,7 +17,7 @@ from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Usag
 from p2pdist.mount import kernel
 from p2pdist.mount.layers import TreeLayer
 from p2pdist.mount.records import Process
-from p2pdist.mount.show import clean_leftovers, show, shown, unshow
+from p2pdist.mount.views import clean_leftovers, mount_view, mounted_views, unmount_view
 
 Layer = Callable[..., Path]
 pytestmark = pytest.mark.root
@@ -32,15 +32,15 @@ def test_the_upper_layer_wins_and_its_whiteouts_hide(layer: Layer, tmp_path: Pat
     """A merged view of base and app, read-only, nosuid and nodev; afterwards nothing is left."""
     base = layer("base", {"a": "base", "b": "base", "lib/x": "base"})
     app = layer("app", {"a": "app", "lib/y": "app"}, "b c 644 0 0 0 0")
-    done = show([base, app], tmp_path / "view", work=work)
-    assert done.how == "overlay"
+    done = mount_view([base, app], tmp_path / "view", work=work)
+    assert done.method == "overlay"
     assert "2 layers" in done.why
     assert content(done.path) == {"a": "app", "lib/x": "base", "lib/y": "app"}
     flags = os.statvfs(done.path).f_flag
     assert flags & os.ST_NOSUID and flags & os.ST_NODEV and flags & os.ST_RDONLY
     with pytest.raises(OSError, match="Read-only"):
         (done.path / "new").write_text("x")
-    unshow(tmp_path / "view", work=work)
+    unmount_view(tmp_path / "view", work=work)
     assert not (tmp_path / "view").exists()
     assert not list(work.iterdir())
 
@@ -49,10 +49,10 @@ def test_one_layer_is_mounted_straight(layer: Layer, tmp_path: Path, work: Path)
     """No overlay is needed for one layer, and an existing target directory is kept afterwards."""
     target = tmp_path / "view"
     target.mkdir()
-    done = show([layer("only", {"a": "1"})], target, work=work)
-    assert done.how == "squashfs"
+    done = mount_view([layer("only", {"a": "1"})], target, work=work)
+    assert done.method == "squashfs"
     assert content(target) == {"a": "1"}
-    unshow(target, work=work)
+    unmount_view(target, work=work)
     assert target.is_dir() and not list(target.iterdir())
 
 
@@ -63,23 +63,23 @@ def test_sixty_layers(layer: Layer, tmp_path: Path, work: Path) -> None:
     deep = work / ("a,b:c\\d " * 25)
     deep.mkdir()
     started = time.monotonic()
-    done = show(images, tmp_path / "view", work=deep)
+    done = mount_view(images, tmp_path / "view", work=deep)
     assert time.monotonic() - started < 5
     found = content(done.path)
     assert len(found) == 61
     assert found["last"] == "59"
-    unshow(done.path, work=deep)
+    unmount_view(done.path, work=deep)
 
 
 def test_a_full_number_of_layers_and_no_more(layer: Layer, tmp_path: Path, work: Path) -> None:
     """128 layers are shown; none and 129 are refused."""
     image = layer("l", {"f": "1"})
-    done = show([image] * 128, tmp_path / "view", work=work)
+    done = mount_view([image] * 128, tmp_path / "view", work=work)
     assert content(done.path) == {"f": "1"}
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
     for count in (0, 129):
         with pytest.raises(UsageError, match=f"{count} layers"):
-            show([image] * count, tmp_path / "view", work=work)
+            mount_view([image] * count, tmp_path / "view", work=work)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -87,11 +87,11 @@ def test_a_writable_view_keeps_layers_as_they_are(layer: Layer, tmp_path: Path, 
     """Writes go to the upper directory and are gone with the mount."""
     images = [layer("base", {"a": "base"}), layer("app", {"b": "app"})][:count]
     before = [image.read_bytes() for image in images]
-    done = show(images, tmp_path / "view", work=work, writable=True)
+    done = mount_view(images, tmp_path / "view", work=work, writable=True)
     (done.path / "a").write_text("changed")
     (done.path / "new").write_text("x")
     assert (done.path / "a").read_text() == "changed"
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
     assert [image.read_bytes() for image in images] == before
     assert not list(work.iterdir())
 
@@ -101,15 +101,15 @@ def test_targets_with_awkward_names(layer: Layer, tmp_path: Path, work: Path, na
     """Any name that a directory can have can be shown at, and recorded."""
     target = tmp_path / os.fsdecode(name)
     images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
-    show(images, target, work=work)
+    mount_view(images, target, work=work)
     assert content(target) == {"a": "1", "b": "2"}
-    unshow(target, work=work)
+    unmount_view(target, work=work)
     assert not os.path.lexists(target)
 
 
-@pytest.mark.parametrize("how", ["overlay", "unpack"])
+@pytest.mark.parametrize("method", ["overlay", "unpack"])
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "tables", "empty"])
-def test_what_is_no_squashfs_is_corrupt(layer: Layer, tmp_path: Path, work: Path, damage: str, how: str) -> None:
+def test_what_is_no_squashfs_is_corrupt(layer: Layer, tmp_path: Path, work: Path, damage: str, method: str) -> None:
     """A damaged layer above a good one is named, and nothing stays mounted, recorded or created."""
     good, bad = layer("good", {"a": "1"}), layer("bad", {"b": "2" * 100000})
     data = bad.read_bytes()
@@ -122,7 +122,7 @@ def test_what_is_no_squashfs_is_corrupt(layer: Layer, tmp_path: Path, work: Path
     bad.chmod(0o644)
     bad.write_bytes(changed)
     with pytest.raises(Corrupt, match=r"bad\.squashfs"):
-        show([good, bad], tmp_path / "view", work=work, how=how)
+        mount_view([good, bad], tmp_path / "view", work=work, method=method)
     # Those of this test alone: other tests mount at the same time.
     assert not [entry for entry in kernel.mounted() if tmp_path in entry.point.parents]
     assert not (tmp_path / "view").exists()
@@ -133,41 +133,41 @@ def test_a_missing_image_and_bad_targets_are_refused(layer: Layer, tmp_path: Pat
     """Each with its own failure, before anything is done."""
     image = layer("l", {"a": "1"})
     with pytest.raises(NotFound, match="layer image"):
-        show([tmp_path / "none"], tmp_path / "view", work=work)
+        mount_view([tmp_path / "none"], tmp_path / "view", work=work)
     with pytest.raises(NotFound, match="does not exist"):
-        show([image], tmp_path / "none" / "view", work=work)
+        mount_view([image], tmp_path / "none" / "view", work=work)
     with pytest.raises(Conflict, match="not an empty directory"):
-        show([image], tmp_path, work=work)
+        mount_view([image], tmp_path, work=work)
     with pytest.raises(Conflict, match="not a directory"):
-        show([image], image, work=work)
+        mount_view([image], image, work=work)
     with pytest.raises(UsageError, match="no way"):
-        show([image], tmp_path / "view", work=work, how="magic")
+        mount_view([image], tmp_path / "view", work=work, method="magic")
     with pytest.raises(NotFound, match="no package is shown"):
-        unshow(tmp_path / "view", work=work)
+        unmount_view(tmp_path / "view", work=work)
     assert not list(work.iterdir())
 
 
 def test_a_target_is_used_once(layer: Layer, tmp_path: Path, work: Path) -> None:
     """A second package does not cover the first, not even an empty one."""
     image = layer("l", {})
-    show([image], tmp_path / "view", work=work)
+    mount_view([image], tmp_path / "view", work=work)
     with pytest.raises(Conflict):
-        show([image], tmp_path / "view", work=work)
-    unshow(tmp_path / "view", work=work)
+        mount_view([image], tmp_path / "view", work=work)
+    unmount_view(tmp_path / "view", work=work)
 
 
 def test_a_busy_mount_names_its_users(layer: Layer, tmp_path: Path, work: Path) -> None:
     """Unmounting what is in use is a conflict that names the process; by force it is out of sight
     at once and its user goes on."""
     images = [layer("base", {"a": "1"}), layer("app", {"b": "2"})]
-    done = show(images, tmp_path / "view", work=work)
+    done = mount_view(images, tmp_path / "view", work=work)
     user = subprocess.Popen(["sleep", "60"], cwd=done.path)
     try:
         with pytest.raises(Conflict, match="in use") as failure:
-            unshow(done.path, work=work)
+            unmount_view(done.path, work=work)
         assert f"sleep (pid {user.pid})" in failure.value.remedy
         assert content(done.path) == {"a": "1", "b": "2"}
-        unshow(done.path, work=work, force=True)
+        unmount_view(done.path, work=work, force=True)
         assert not done.path.exists()
         assert Path(f"/proc/{user.pid}/cwd/a").read_text() == "1"
     finally:
@@ -178,20 +178,20 @@ def test_a_busy_mount_names_its_users(layer: Layer, tmp_path: Path, work: Path) 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from p2pdist.mount import show
+from p2pdist.mount import views
 from p2pdist.mount.files import unpack
 images = [Path(name) for name in sys.argv[4:]]
 if sys.argv[3] == "half":
     unpack._merge = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-show.show(images, Path(sys.argv[1]), work=Path(sys.argv[2]), how=None if sys.argv[3] == "overlay" else "unpack", label="x")
+views.mount_view(images, Path(sys.argv[1]), work=Path(sys.argv[2]), method=None if sys.argv[3] == "overlay" else "unpack", label="x")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("how", ["overlay", "unpack", "half"])
+@pytest.mark.parametrize("method", ["overlay", "unpack", "half"])
 @pytest.mark.parametrize("existing", [True, False])
 def test_what_a_killed_process_left_is_known(
-    layer: Layer, tmp_path: Path, work: Path, how: str, existing: bool
+    layer: Layer, tmp_path: Path, work: Path, method: str, existing: bool
 ) -> None:
     """After kill -9 the next start finds the mount by its record, keeps it and can remove it; what
     was half unpacked it removes."""
@@ -199,14 +199,14 @@ def test_what_a_killed_process_left_is_known(
     target = tmp_path / "view"
     if existing:
         target.mkdir()
-    killed = subprocess.run([sys.executable, "-c", _KILLED, target, work, how, *images])
+    killed = subprocess.run([sys.executable, "-c", _KILLED, target, work, method, *images])
     assert killed.returncode == -signal.SIGKILL
-    assert any(entry.point == target for entry in kernel.mounted()) == (how == "overlay")
+    assert any(entry.point == target for entry in kernel.mounted()) == (method == "overlay")
     found = clean_leftovers(work)
-    assert [(left.path, left.removed, left.label) for left in found] == [(target, how == "half", "x")]
-    if how != "half":
+    assert [(left.path, left.removed, left.label) for left in found] == [(target, method == "half", "x")]
+    if method != "half":
         assert content(target) == {"a": "1", "b": "2"}
-        unshow(target, work=work)
+        unmount_view(target, work=work)
     assert target.exists() == existing
     assert not existing or not list(target.iterdir())
     assert not list(work.iterdir())
@@ -218,12 +218,12 @@ def test_leftovers_in_use_stay_and_can_be_unshown(layer: Layer, tmp_path: Path, 
     """A program that outlives its agent and the process for which it was started keeps its view;
     the mount is still known."""
     target = tmp_path / "view"
-    show([layer("base", {"a": "1"})], target, work=work, label="job", owner=Process(2**22 + 1))
+    mount_view([layer("base", {"a": "1"})], target, work=work, label="job", owner=Process(2**22 + 1))
     with (target / "a").open() as file:
         found = clean_leftovers(work)
         assert [left.removed for left in found] == [False]
         assert "in use" in found[0].note
-        assert [left.label for left in shown(work)] == ["job"]
+        assert [left.label for left in mounted_views(work)] == ["job"]
         assert file.read() == "1"
     assert clean_leftovers(work)[0].removed
 
@@ -233,17 +233,17 @@ def test_a_view_that_was_moved_is_not_forgotten(layer: Layer, tmp_path: Path, wo
     """The owner of a directory above it may rename that."""
     images = [layer(f"l{number}", {"a": "1"}) for number in range(count)]
     (tmp_path / "old").mkdir()
-    show(images, tmp_path / "other", work=work)
-    show(images, tmp_path / "old/view", work=work)
+    mount_view(images, tmp_path / "other", work=work)
+    mount_view(images, tmp_path / "old/view", work=work)
     (tmp_path / "old").rename(tmp_path / "new")
     for force in (False, True):
         with pytest.raises(Conflict, match="new/view"):
-            unshow(tmp_path / "old/view", work=work, force=force)
+            unmount_view(tmp_path / "old/view", work=work, force=force)
     assert [left.removed for left in clean_leftovers(work)] == [False, False]
     assert content(tmp_path / "new/view") == {"a": "1"}
     (tmp_path / "new").rename(tmp_path / "old")
-    unshow(tmp_path / "old/view", work=work)
-    unshow(tmp_path / "other", work=work)
+    unmount_view(tmp_path / "old/view", work=work)
+    unmount_view(tmp_path / "other", work=work)
     assert not list(work.iterdir())
 
 
@@ -251,7 +251,7 @@ def test_mounts_of_others_are_never_touched(layer: Layer, tmp_path: Path, work: 
     """Where something else is mounted over a recorded target, or the record is all there is, only
     the record goes."""
     image, target = layer("base", {"a": "1"}), tmp_path / "view"
-    show([image], target, work=work)
+    mount_view([image], target, work=work)
     kernel.unmount(target)
     kernel.mount("other", target, "tmpfs")
     try:
@@ -286,17 +286,17 @@ def test_where_an_overlay_cannot_keep_what_is_written_files_are_unpacked(layer: 
     images = [layer("base", {"a": "base"}), layer("app", {"b": "app"})][:count]
     work = over / "records"
     work.mkdir()
-    done = show(images, over / "view", work=work, writable=True)
-    assert done.how == "unpack"
+    done = mount_view(images, over / "view", work=work, writable=True)
+    assert done.method == "unpack"
     assert "an overlay cannot keep there what is written: Invalid argument" in done.why
     (done.path / "a").write_text("changed")
     (done.path / "new").write_text("x")
-    unshow(done.path, work=work)
-    assert show(images, over / "view", work=work).how == ("squashfs" if count == 1 else "overlay")
+    unmount_view(done.path, work=work)
+    assert mount_view(images, over / "view", work=work).method == ("squashfs" if count == 1 else "overlay")
     assert (over / "view" / "a").read_text() == "base"
-    unshow(over / "view", work=work)
+    unmount_view(over / "view", work=work)
     with pytest.raises(P2PDistError, match="cannot keep there") as refused:
-        show(images, over / "view", work=work, writable=True, how="overlay")
+        mount_view(images, over / "view", work=work, writable=True, method="overlay")
     assert "--store" in refused.value.remedy
     assert not list(work.iterdir()) and not (over / "view").exists()
 
@@ -306,19 +306,19 @@ def test_a_tree_that_is_written_to_is_copied_on_an_overlay(store: Store, over: P
     work, entry = over / "records", store.file(b"a", b"1")
     work.mkdir()
     tree = TreeLayer(lambda: [entry], over / "image", store.layer("tree", [entry]).objects)
-    done = show([tree], over / "view", work=work, writable=True)
-    assert done.how in ("copy", "reflink")
+    done = mount_view([tree], over / "view", work=work, writable=True)
+    assert done.method in ("copy", "reflink")
     assert "mounting is not possible here" in done.why
-    unshow(done.path, work=work)
+    unmount_view(done.path, work=work)
 
 
 _WITHOUT_LOOPS = """
 import sys
 from pathlib import Path
-from p2pdist.mount.show import show, unshow
-done = show([Path(sys.argv[1])], Path(sys.argv[2]), work=Path(sys.argv[3]))
+from p2pdist.mount.views import mount_view, unmount_view
+done = mount_view([Path(sys.argv[1])], Path(sys.argv[2]), work=Path(sys.argv[3]))
 print(done.why)
-unshow(done.path, work=Path(sys.argv[3]))
+unmount_view(done.path, work=Path(sys.argv[3]))
 """
 
 
@@ -338,9 +338,9 @@ def test_on_a_tmpfs_a_view_can_be_written_to(layer: Layer, tmp_path: Path) -> No
     kernel.mount("memory", memory, "tmpfs")
     try:
         (memory / "records").mkdir()
-        done = show([layer("base", {"a": "1"})], memory / "view", work=memory / "records", writable=True)
-        assert done.how == "overlay"
+        done = mount_view([layer("base", {"a": "1"})], memory / "view", work=memory / "records", writable=True)
+        assert done.method == "overlay"
         (done.path / "a").write_text("2")
-        unshow(done.path, work=memory / "records")
+        unmount_view(done.path, work=memory / "records")
     finally:
         kernel.unmount(memory)
