@@ -109,7 +109,7 @@ class Turn:
 
 
 class RangeTurn(Turn):
-    """One reader of a range (see Turn in transfer/stream/ranges.py)."""
+    """One reader of a range (see ReaderFlow in transfer/stream/ranges.py)."""
 
     async def wait(self, length: int) -> None:
         self._turns.submit(Ready(self._number, length))

@@ -296,7 +296,7 @@ async def _send_blob(request: web.Request, turn: RangeTurn | None) -> web.Stream
     with blob.held():
         have, wait_for = (blob.have, fetching.piece) if fetching is not None else (None, None)
         file, disk = await _opened(blob), not blob.in_memory
-        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, turn=turn, disk=disk)
+        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, flow=turn, disk=disk)
 
 
 # -- on the Unix socket only
