@@ -121,7 +121,7 @@ class Flow:
 
 
 class RangeFlow(Flow):
-    """One reader of a range of the uplink (a Turn of transfer/stream/ranges.py)."""
+    """One reader of a range of the uplink (a ReaderFlow of transfer/stream/ranges.py)."""
 
     async def wait(self, length: int) -> None:
         """Wait until so many bytes may be sent."""

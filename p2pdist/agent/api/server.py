@@ -375,7 +375,7 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
     with blob.held():
         have, wait_for = (blob.have, fetching.piece) if fetching is not None else (None, None)
         file, disk = await _opened(blob), not blob.in_memory
-        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, turn=flow, disk=disk)
+        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, flow=flow, disk=disk)
 
 
 # -- on the Unix socket only

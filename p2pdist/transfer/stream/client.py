@@ -172,7 +172,7 @@ class IncomingStream:
             raise Ended("short", f"{self.source} sent all and did not end the stream") from None
 
     def _wait(self, pause_s: float) -> None:
-        if self._pacer is not None and pause_s and self._stream.missing:
+        if self._pacer is not None and pause_s and self._stream.missing_count:
             self._pacer.wait(self.request.priority, pause_s, self._stream.woken)
 
     # -- the connection
@@ -182,7 +182,7 @@ class IncomingStream:
         pool, address = self._connections, self.source.address
         while pool is not None and (connection := pool.take(address)) is not None:
             try:
-                self._stream.adopt(connection)
+                self._stream.use(connection)
                 self._stream.begin(connection)
                 return
             except (EndOfConnection, OSError) as gone:
@@ -201,11 +201,11 @@ class IncomingStream:
             raise Ended("protocol", f"{self.source}: {error}") from None
 
     def _connect(self) -> socket.socket:
-        timeout_s, adopt = self._connect_timeout_s, self._stream.adopt
+        timeout_s, use = self._connect_timeout_s, self._stream.use
         try:
-            connection = connect(self.source, adopt, timeout_s=timeout_s, dead_after_s=self._dead_after_s)
+            connection = connect(self.source, use, timeout_s=timeout_s, dead_after_s=self._dead_after_s)
             if self._tls is not None:
-                connection = secure(connection, self.source, self._tls, adopt, timeout_s=timeout_s)
+                connection = secure(connection, self.source, self._tls, use, timeout_s=timeout_s)
         except Unreachable as error:
             raise Ended("refused", str(error)) from None
         return connection

@@ -102,7 +102,7 @@ def _quiet(connection: socket.socket) -> bool:
 KEEPALIVE_S = 3
 """The kernel probes a connection on which nothing came for so long, and then as often."""
 
-Adopt = Callable[[socket.socket], None]
+UseSocket = Callable[[socket.socket], None]
 """Called with each socket before a thread waits for it, so that another thread can shut it down;
 may raise."""
 
@@ -123,9 +123,9 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: float) -> socket.socket:
+def connect(source: Source, use: UseSocket, *, timeout_s: float, dead_after_s: float) -> socket.socket:
     """Open a connection to `source` within `timeout_s`. The kernel drops it when the peer
-    acknowledges nothing for `dead_after_s`. Raises Unreachable, and what `adopt` raises."""
+    acknowledges nothing for `dead_after_s`. Raises Unreachable, and what `use` raises."""
     try:
         host, port = parse_address(source.address)
         candidates = NAMES.find(host)
@@ -139,7 +139,7 @@ def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: flo
             break
         try:
             connection = socket.socket(family, socket.SOCK_STREAM)
-            adopt(connection)
+            use(connection)
             connection.settimeout(left)
             connection.connect((address, port))
             _configure(connection, dead_after_s)
@@ -149,14 +149,14 @@ def connect(source: Source, adopt: Adopt, *, timeout_s: float, dead_after_s: flo
     raise Unreachable(f"{source} at {source.address} cannot be reached: {failure.strerror or failure}")
 
 
-def secure(connection: socket.socket, source: Source, tls: Tls, adopt: Adopt, *, timeout_s: float) -> ssl.SSLSocket:
+def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, *, timeout_s: float) -> ssl.SSLSocket:
     """Start TLS on `connection`, and check the peer's certificate. Raises Unreachable, which says
-    what is wrong with it, and what `adopt` raises."""
+    what is wrong with it, and what `use` raises."""
     host, _ = parse_address(source.address)
     name = tls.host_to_check(host)
     try:
         secured = tls.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
-        adopt(secured)
+        use(secured)
         secured.settimeout(timeout_s)
         secured.do_handshake()
     except ssl.SSLCertVerificationError as error:

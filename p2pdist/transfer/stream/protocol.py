@@ -134,14 +134,14 @@ class StripeStream:
         self.state: State = "opening"
         """Written by `_move` alone, under the lock."""
         self.connection: socket.socket | None = None
-        """The socket that `close` shuts down; written by `adopt` and `end`, under the lock."""
+        """The socket that `close` shuts down; written by `use` and `end`, under the lock."""
         self.frames: FrameReader | TlsFrameReader | None = None
         """Written by `begin` and `end`."""
         self.woken = threading.Event()
         """Set when the stream is closed, or is to close after a piece: ends a driver's pause."""
         self._have = PieceSet(layout.count, request.have)
         missing = self._have.missing(request.stripe, request.stripes)
-        self.missing = len(missing)
+        self.missing_count = len(missing)
         """How many pieces are still to come; written by `store`."""
         self._length = stream_length(layout, missing) if pool is not None else None
         self._reusable = False
@@ -202,7 +202,7 @@ class StripeStream:
 
     # -- the beginning
 
-    def adopt(self, connection: socket.socket) -> None:
+    def use(self, connection: socket.socket) -> None:
         """Make `connection` the socket that `close` shuts down, in place of one that failed or that
         it wraps. Raises Ended when the stream was closed."""
         with self._lock:
@@ -213,7 +213,7 @@ class StripeStream:
                 raise Ended("closed")
 
     def begin(self, connection: socket.socket) -> None:
-        """Request the stream over `connection`, which was adopted, and read the head of the
+        """Request the stream over `connection`, which `use` was called with, and read the head of the
         response; frames follow. Raises what `request_stream` raises."""
         self._reusable = request_stream(connection, self.source, self.request, self._header_fields, self._length)
         data_max = min(self._layout.piece_size, self._layout.size)
@@ -228,7 +228,7 @@ class StripeStream:
     def shortest(self) -> int:
         """Bytes of the shortest piece that may come next; 0 when only the closing frame may."""
         last = self._layout.count - 1
-        if not self.missing:
+        if not self.missing_count:
             return 0
         if last % self.request.stripes == self.request.stripe and last not in self._have:
             return self._layout.length(last)
@@ -246,8 +246,8 @@ class StripeStream:
 
     def check_end(self, length: int) -> None:
         """Check the closing frame: it is empty, and no piece is missing. Raises Ended."""
-        if length or self.missing:
-            raise Ended("protocol", f"{self.source} ended the stream with {self.missing} pieces unsent")
+        if length or self.missing_count:
+            raise Ended("protocol", f"{self.source} ended the stream with {self.missing_count} pieces unsent")
 
     def store(self, piece: int, data: memoryview, on_event: Callable[[StreamEvent], None]) -> float:
         """Store a piece, report it to `on_event`, and return for how many seconds to pause then.
@@ -265,11 +265,11 @@ class StripeStream:
             self._spent(now - began, now)
         pause_s = self._pacer.received(self.request.priority, len(data)) if self._pacer is not None else 0.0
         self._have.add(piece)
-        self.missing -= 1
+        self.missing_count -= 1
         with self._lock:
             assert self.frames is not None
             self.frames.done()
-            if self._reusable and not self.missing:
+            if self._reusable and not self.missing_count:
                 self._move("all stored")
             elif self.state != "receiving":
                 self._move("piece stored")

@@ -28,7 +28,7 @@ _ONE_RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,19})-([0-9]{0,19})[ \t]*\Z", re.I
 WaitFor = Callable[[int], Awaitable[None]]
 
 
-class Turn(Protocol):
+class ReaderFlow(Protocol):
     """Schedules the blocks of one reader on the uplink."""
 
     async def wait(self, length: int) -> None:
@@ -69,7 +69,7 @@ async def serve_range(
     *,
     have: PieceSet | None = None,
     wait_for: WaitFor | None = None,
-    turn: Turn | None = None,
+    flow: ReaderFlow | None = None,
     dead_after_s: float = 300.0,
     disk: bool = True,
 ) -> web.StreamResponse:
@@ -78,8 +78,8 @@ async def serve_range(
     `have` is the live set of pieces that may be sent (None: all); for any other piece
     `wait_for(piece)` is awaited, which returns once the piece is in the file and verified. If it
     raises before the head has been sent, the error goes to the caller (a problem document); later,
-    the connection is broken so that the client sees a truncated body. With `turn` every block waits
-    for `turn.wait`, and the kernel holds little unsent. `blob_file` stays open until this returns.
+    the connection is broken so that the client sees a truncated body. With `flow` every block waits
+    for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until this returns.
     `dead_after_s`: the kernel drops a client that acknowledges nothing for so long. `disk`: the file
     is on a disk, whose reads may hang.
     """
@@ -95,8 +95,8 @@ async def serve_range(
     if request.method == "HEAD" or start == end:
         await response.prepare(request)
         return response
-    body = _Body(descriptor_of(blob_file), layout, have, wait_for, turn)
-    connection = _connection(request, turn, dead_after_s, disk=disk)
+    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow)
+    connection = _connection(request, flow, dead_after_s, disk=disk)
     try:
         with connection:
             await body.available(start)
@@ -133,9 +133,9 @@ def _part(request: web.Request, digest: Digest, size: int, headers: dict[str, st
     return part
 
 
-def _connection(request: web.Request, turn: Turn | None, dead_after_s: float, *, disk: bool) -> Connection:
-    """With `turn` the kernel holds little unsent: what it holds is out of the scheduler's hands."""
-    unsent_max, small = (UNSENT_BYTES, True) if turn is not None else (None, False)
+def _connection(request: web.Request, flow: ReaderFlow | None, dead_after_s: float, *, disk: bool) -> Connection:
+    """With `flow` the kernel holds little unsent: what it holds is out of the scheduler's hands."""
+    unsent_max, small = (UNSENT_BYTES, True) if flow is not None else (None, False)
     return Connection(request, unsent_max=unsent_max, small_buffer=small, dead_after_s=dead_after_s, disk=disk)
 
 
@@ -160,15 +160,15 @@ class _Body:
     """The bytes of a blob as they become available."""
 
     def __init__(
-        self, file: int, layout: PieceLayout, have: PieceSet | None, wait_for: WaitFor | None, turn: Turn | None
+        self, file: int, layout: PieceLayout, have: PieceSet | None, wait_for: WaitFor | None, flow: ReaderFlow | None
     ) -> None:
         assert have is None or wait_for is not None, "missing pieces can be waited for"
         self._file = file
         self._layout = layout
         self._have = have
         self._wait_for = wait_for
-        self._turn = turn
-        self._run_bytes = RUN_BYTES if turn is None else BLOCK_BYTES
+        self._flow = flow
+        self._run_bytes = RUN_BYTES if flow is None else BLOCK_BYTES
 
     def _has(self, piece: int) -> bool:
         return self._have is None or piece in self._have
@@ -184,11 +184,11 @@ class _Body:
         while start < end:
             await self.available(start)
             run_end = self._run_end(start, min(end, start + self._run_bytes))
-            if self._turn is not None:
-                await self._turn.wait(run_end - start)
+            if self._flow is not None:
+                await self._flow.wait(run_end - start)
             await connection.send_file(self._file, start, run_end - start)
-            if self._turn is not None:
-                self._turn.block_sent(run_end - start)
+            if self._flow is not None:
+                self._flow.block_sent(run_end - start)
             start = run_end
 
     def _run_end(self, start: int, end: int) -> int:
