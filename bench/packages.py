@@ -1,4 +1,4 @@
-"""Packages: packing, packing again, moving an edit, showing; beside casync and restic on the same
+"""Packages: packing, packing again, moving an edit, mounting; beside casync and restic on the same
 directories.
 
     python -m bench.packages --tree generated --repeat 3

@@ -1,18 +1,18 @@
-"""Showing: how long a package of one tree takes to be shown from a warm store, way by way, and to
+"""How long a package of one tree takes to be mounted from a warm store, by each mount method, and to
 be walked.
 
     sudo python -m bench.showing --tree generated --how erofs hardlink
     sudo python -m bench.showing --tree environment --on here btrfs --json
 
-One agent has pulled the package. It shows it, and find(1) walks it, at one place after the other;
-the first time a way is taken stands by itself, since it may make what later times find, such as the
-EROFS image, and of the others the median counts. What is shown is taken down when all have been
-measured: ext4 without a journal goes past the inodes of what was removed in the last minutes
-whenever it makes a file (recently_deleted in Linux, fs/ext4/ialloc.c), which would be measured
-instead. Copies are taken down at once, for want of room.
+One agent has pulled the package. For each method the agent mounts it at one directory after the
+other, and find(1) walks it. The first time counts apart, since it may make files that later times
+find, such as the EROFS image; of the later times the median counts. Mounted views are removed after
+all measurements: ext4 without a journal skips the inodes of recently removed files whenever it
+makes one (recently_deleted in Linux, fs/ext4/ialloc.c), which would be measured instead. Copies are
+removed at once, for want of room.
 
-What is shown lies beside the agent's store: where TMPDIR points (`here`), or on a Btrfs of its own
-in memory (`btrfs`). A way that a filesystem does not know is told so. Needs root, and btrfs-progs
+The views lie beside the agent's store: where TMPDIR points (`here`), or on a Btrfs of its own in
+memory (`btrfs`). A method that a filesystem does not have is reported. Needs root, and btrfs-progs
 for `btrfs`.
 """
 

@@ -324,7 +324,7 @@ def _taken(where: str, error: Exception, option: str) -> P2PDistError:
 
 
 async def until_stopped() -> None:
-    """Return when the process is told to stop."""
+    """Return at SIGTERM or SIGINT."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -158,7 +158,7 @@ def _conceal(given: list[str]) -> None:
     try:
         found, still = conceal(given), ""
     except OSError as error:
-        found, still = True, f", and stands there still ({error.strerror})"
+        found, still = True, f", and it is still there ({error.strerror})"
     if not found:
         return
     warning = (

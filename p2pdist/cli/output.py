@@ -74,8 +74,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def contents(layers: Sequence[Descriptor], parts: Sequence[Descriptor]) -> str:
-    """How many bytes a host brings for a package that lacks all of it, and what they are: layers,
-    and the catalogs and packs that its trees draw on. What is named twice moves once."""
+    """The bytes that an empty host fetches for a package, and what they are: layers, and the
+    catalogs and packs that its trees draw on. A blob that is named twice counts once."""
     size = sum({blob.digest: blob.size for blob in (*layers, *parts)}.values())
     catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
     words = [counted(len(layers), "layer")]
@@ -204,7 +204,7 @@ def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure of a group that a user should hear of: one of ours before all others."""
+    """The failure of a group to report: one of p2pdist before all others."""
     for failure in _leaves(group):
         if isinstance(failure, (P2PDistError, KeyboardInterrupt)):
             return failure

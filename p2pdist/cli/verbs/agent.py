@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket as sockets
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.tls import TlsFiles
 
-
 File = click.Path(path_type=Path, dir_okay=False)
+
+logger = logging.getLogger(__name__)
 
 
 @click.command("agent")
@@ -214,7 +216,6 @@ def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *
 
 async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path, level_now: Callable[[], Any]) -> None:
     import asyncio
-    import logging
     import signal
 
     from p2pdist.agent.agent import Agent
@@ -242,9 +243,7 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.drain.insist, settings.drain_s)
-        logging.getLogger("p2pdist.agent").info(
-            "host=%s listening on %s socket=%s", settings.host, address_text(*address), socket
-        )
+        logger.info("host=%s listening on %s socket=%s", settings.host, address_text(*address), socket)
         await agent.drained()
     finally:
         await stop_listening(runners)
@@ -269,9 +268,6 @@ def _tls_files(certificate: Path | None, key: Path | None, authority: Path | Non
 def _read_again(agent: Agent, level_now: Callable[[], Any]) -> None:
     """SIGHUP: the configuration file is read again for the level of the log, and certificates are
     renewed while an agent runs. What cannot be used changes nothing."""
-    import logging
-
-    logger = logging.getLogger("p2pdist.agent")
     try:
         set_level(str(level_now()))
     except (P2PDistError, click.ClickException) as error:

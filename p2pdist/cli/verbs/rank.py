@@ -1,4 +1,4 @@
-"""`p2pdist rank`: which hosts lack the fewest bytes of packages."""
+"""`p2pdist rank`: which hosts need the fewest bytes for packages."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tracker.policies import PolicyFile
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
+
+logger = logging.getLogger(__name__)
 
 
 @click.command("tracker")
@@ -130,7 +133,6 @@ async def _serve(
     policies: Path | None,
     discovery: Discovery | None,
 ) -> None:
-    import logging
     import time
 
     from p2pdist.cli.daemon import address_text, close, listen, stop_listening, until_stopped
@@ -159,9 +161,7 @@ async def _serve(
     runner = await listen(make_app(service, preseeds), address)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += _follow(policy_file, service, preseeds) if policy_file is not None else []
-    logging.getLogger("p2pdist.tracker").info(
-        "listening on %s origin=%s", address_text(*address), origin.url if origin else "none"
-    )
+    logger.info("listening on %s origin=%s", address_text(*address), origin.url if origin else "none")
     try:
         if discovery is not None:
             await discovery.start()

@@ -24,15 +24,15 @@ ROOT_BYTES_MAX = 64 << 20
 
 @dataclass(slots=True)
 class Packs:
-    """What the catalogs of a package say: pages and chunk lists by BLAKE3, and in which pack a
-    chunk is."""
+    """The contents of all catalogs of a package, by BLAKE3."""
 
     pages: dict[bytes, bytes] = field(default_factory=dict)
     chunk_lists: dict[bytes, bytes] = field(default_factory=dict)
     chunks: dict[bytes, tuple[Digest, Stored]] = field(default_factory=dict)
+    """The pack that has a chunk, and its record there."""
 
     def add(self, catalog: Catalog) -> None:
-        """Add what a catalog knows."""
+        """Add the contents of a catalog."""
         self.pages.update((content_hash(page), page) for page in catalog.pages)
         self.chunk_lists.update((content_hash(data), data) for data in catalog.chunk_lists)
         for pack in catalog.packs:
@@ -41,8 +41,8 @@ class Packs:
 
 
 async def read_packs(manifest: Manifest, layout: LocalRepository) -> Packs:
-    """What all catalogs of a package say. Raises NotFound or Corrupt naming the one that cannot be
-    read."""
+    """The contents of all catalogs of a package. Raises NotFound or Corrupt naming the one that
+    cannot be read."""
     packs = Packs()
     for part in manifest.parts:
         if part.media_type == CATALOG_TYPE:
@@ -66,8 +66,8 @@ def write_objects(
     *,
     report: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Write the objects of a tree that `objects` lacks, verified. Blocks. Raises NotFound where a
-    pack is not in the layout, Corrupt, DiskFull or P2PDistError."""
+    """Write the objects of a tree that are not in `objects` yet, verified. Blocks. Raises NotFound
+    where a pack is not in the layout, Corrupt, DiskFull or P2PDistError."""
     handles: dict[Digest, int] = {}
     try:
         for entry in entries:

@@ -110,8 +110,8 @@ def recompile(
     report: Report = lambda what, done, total: None,
 ) -> Replaced:
     """Compile every .pyc file among `files` of `source` anew, into the empty directory `work`;
-    their sources are among `files` and `others`. `report` hears of bytes of source. Blocks. Never
-    writes to `source`."""
+    their sources are among `files` and `others`. `report` is called with bytes of source. Blocks.
+    Never writes to `source`."""
     source, work = Path(os.path.abspath(source)), Path(os.path.abspath(work))  # the interpreter runs elsewhere
     taken = {found.path: found.status.st_size for found in files if _is_file(source, found)}
     sources = {**{found.path: found.status.st_size for found in others if _is_file(source, found)}, **taken}

@@ -175,8 +175,8 @@ def _memory_arguments(memory: int | None, address_space: int | None, processors:
 
 @contextlib.contextmanager
 def _exclude_options(output: Path, exclude: Collection[bytes]) -> Iterator[list[str]]:
-    """Options that leave out paths, which stand in a file beside the output as long as the block
-    runs."""
+    """Options that leave out paths, in a file beside the output that lasts as long as the
+    block."""
     if not exclude:
         yield []
         return

@@ -400,7 +400,7 @@ def _names(root: bytes, directory: bytes, ignore: Ignore | None, only: Collectio
 
 @contextmanager
 def _opened(root: bytes, directory: bytes) -> Iterator[int]:
-    """A descriptor of a directory. An OSError in the block is told as one of reading it."""
+    """A descriptor of a directory. An OSError in the block becomes the failure to read it."""
     path = root + b"/" + directory if directory else root
     try:
         # Relative to a descriptor the kernel walks no path for each entry.

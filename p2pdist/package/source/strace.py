@@ -140,8 +140,8 @@ def _read_log(file: Path, directory: bytes, used: Used, where: dict[str, bytes])
             if match is None or match[3].startswith(b"-"):
                 continue
             call, arguments = match[1], match[2]
-            if told := _AT_CWD.match(arguments):
-                directory = _plain(told[1])
+            if at_cwd := _AT_CWD.match(arguments):
+                directory = _plain(at_cwd[1])
             if call in (b"clone", b"clone3", b"fork", b"vfork"):
                 where[match[3].decode()] = directory
             elif call == b"fchdir":

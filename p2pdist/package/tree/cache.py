@@ -56,11 +56,12 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """`fingerprint` of the scan, empty when something in it was too new to be told from a later
-    change; digest of the base's manifest."""
+    """What decides whether a source is unchanged, and the tree that it became."""
 
     fingerprint: bytes
+    """Of the scan; empty when an entry was too new to rule out a later change with equal times."""
     base: str
+    """The digest of the base's manifest."""
     outcome: Outcome
 
 

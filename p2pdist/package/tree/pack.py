@@ -79,8 +79,8 @@ async def pack_tree(
     options: Options,
     on_bytes: Callable[[int, int], None],
 ) -> Tree:
-    """Pack the directory `source` for a package called `name`. `on_bytes` hears of bytes read, and
-    of bytes in all.
+    """Pack the directory `source` for a package called `name`. `on_bytes` is called with
+    the bytes of each read, and the bytes in all.
 
     Raises NotFound, UsageError, DiskFull; Corrupt when a file changes meanwhile or a catalog is
     broken; P2PDistError.
