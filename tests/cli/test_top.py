@@ -35,7 +35,7 @@ def hosts() -> Hosts:
     join_all(made)
     for name in made.sessions:
         made.report(name, (PIECES // 4, PIECES // 4))
-    made.fleet.capacities.condemn("h1", 0.1, downlink=False, now=made.now)
+    made.fleet.capacities.mark_slow("h1", 0.1, downlink=False, now=made.now)
     return made
 
 
@@ -230,7 +230,7 @@ def test_a_large_fleet_fits_a_screen(tmp_path: Path) -> None:
     view, state = View(hosts.fleet), FleetState()
     tree = view.tree(0)
     for number in range(0, 3000, 7):
-        hosts.fleet.capacities.condemn(f"h{number}", 0.1, downlink=False, now=hosts.now)
+        hosts.fleet.capacities.mark_slow(f"h{number}", 0.1, downlink=False, now=hosts.now)
     view.update(now=hosts.now)
     tree.update(hosts.fleet.swarms[BLOB], view.version)
     state.take(view.since(0, now=hosts.now, tree=tree))

@@ -177,7 +177,7 @@ async def test_what_several_others_met_counts_and_looks_are_bounded(
     async with agent(tmp_path, "h1") as (_, address):
         said(service, "h1", address)
         for by in ("a", "b"):
-            service.fleet.hosts["h1"].blame(by, "refused", now=0.0)
+            service.fleet.hosts["h1"].penalise(by, "refused", now=0.0)
         assert await problem(service, "h1") == "2 hosts could not connect to it"
         monkeypatch.setattr(module, "LOOKS_MAX", 0)
         said(service, "h1", address)

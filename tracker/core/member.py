@@ -58,7 +58,7 @@ class Member:
     attached_at: list[float]
     """Time at which the parent changed. Edges.attach."""
     rates: list[float]
-    """Pieces a second between the last two reports. `set_rate`."""
+    """Pieces a second between the last two reports. `set_rates`."""
     lags: list[Lag | None]
     """Since when the host lags behind its parent. `set_lag`, `clear_lags`, Edges."""
     order: int
@@ -155,9 +155,9 @@ class Member:
         """The host says what it holds, or reports again after it was silent."""
         self.absent_since, self.silent = None, False
 
-    def set_rate(self, stripe: int, rate: float) -> None:
-        """The host's last report shows so many pieces a second."""
-        self.rates[stripe] = rate
+    def set_rates(self, rates: list[float]) -> None:
+        """The host's last report shows so many pieces a second, by stripe."""
+        self.rates = rates
 
     def set_lag(self, stripe: int, lag: Lag | None) -> None:
         """The host begins to lag behind its parent, or does so no longer."""

@@ -84,20 +84,23 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
     passed_s = max(passed_s, REPORT_MIN_S)
     # A host that has whole stripes may get the others faster than any could while all of them came.
     unfinished = len(_unfinished(swarm, member)) / swarm.stripes
-    for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
-        rate = (new - old) / passed_s
-        member.set_rate(stripe, rate)
-        typical = swarm.typical_rate
+    typical = swarm.typical_rate
+    rates = [(new - old) / passed_s for old, new in zip(member.counts, counts, strict=True)]
+    for rate in rates:
         if rate > (typical if member.slow_receiver else 0.0):
             shown = min(rate, max(typical, rate * unfinished))
-            # Slow hosts count for little: in the end no others are left. One host alone
-            # moves it by a sixteenth at most.
+            # Slow hosts count for little: in the end no others are left. One host alone moves it by
+            # a sixteenth at most.
             weight = TYPICAL_WEIGHT if rate > SLOW_SHARE * typical else TYPICAL_WEIGHT / 16
-            swarm.set_typical_rate(typical + (weight * (min(shown, 2 * typical) - typical) if typical else rate))
+            typical += weight * (min(shown, 2 * typical) - typical) if typical else rate
+    member.set_rates(rates)
+    swarm.set_typical_rate(typical)
     for stripe, name in enumerate(member.parents):
+        lag = member.lags[stripe]
         if name is None or not _lags(swarm, member, stripe, name, counts):
-            member.set_lag(stripe, None)
-        elif member.lags[stripe] is None:
+            if lag is not None:
+                member.set_lag(stripe, None)
+        elif lag is None:
             member.set_lag(stripe, Lag(max(member.heard_at, member.attached_at[stripe]), member.counts[stripe]))
 
 
