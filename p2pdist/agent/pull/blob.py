@@ -52,7 +52,7 @@ from p2pdist.core.pull import (
     WriterGone,
 )
 from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.transport import CutShort
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
@@ -82,7 +82,7 @@ class PullContext(Protocol):
     turns: Turns
     sources: Sources
     tls: Tls | None
-    origin_share: Bucket
+    origin_share: TokenBucket
     kept: KeptConnections
     swarming: Swarming | None
     writers: Counter[Digest]
