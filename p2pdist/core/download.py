@@ -403,7 +403,7 @@ class Download:
         if plan.keepers:
             self._superpeers = tuple(superpeer.host for superpeer in plan.keepers)
             for stripe in self._stripes:
-                stripe.candidates.kept_by(plan.keepers)
+                stripe.candidates.superpeers_named(plan.keepers)
         for choice in plan.stripes:
             if choice.stripe < self.stripes:
                 self._replanned(self._stripes[choice.stripe], choice, now, out)

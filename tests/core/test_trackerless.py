@@ -238,21 +238,21 @@ def test_each_zone_imports_once() -> None:
         assert len(crossing) == 1
 
 
-def test_only_who_can_read_the_origin_is_a_keeper_and_on_top() -> None:
+def test_only_who_can_read_the_origin_is_a_superpeer_and_on_top() -> None:
     poor = [agent(f"p{number}", origin=False) for number in range(20)]
     names = [*poor, agent("rich")]
     for each in names:
         plan = plan_without_tracker(BLOB, LARGE, each, names)
-        assert [keeper.host for keeper in plan.keepers] == ["rich"]
+        assert [superpeer.host for superpeer in plan.keepers] == ["rich"]
     assert all(
         tree["rich"] is None and None not in [tree[each.host] for each in poor] for tree in parents(names, LARGE)
     )
 
 
-def test_keepers_are_few_and_of_the_same_zone_first() -> None:
+def test_superpeers_are_few_and_of_the_same_zone_first() -> None:
     far, near = [agent(f"f{number}", "b") for number in range(200)], [agent(f"n{number}") for number in range(40)]
     plan = plan_without_tracker(BLOB, SMALL, ME, [*far, *near])
-    hosts = [keeper.host for keeper in plan.keepers]
+    hosts = [superpeer.host for superpeer in plan.keepers]
     assert len(hosts) == KEEPERS_MAX and "me" in hosts
     assert {each.host for each in near} <= set(hosts)
 
@@ -280,14 +280,14 @@ def test_one_host_alone_reads_the_origin_and_not_without_one() -> None:
 
 @given(st.integers(0, 12), st.integers(0, 3))
 def test_of_all_who_begin_together_one_reads_each_stripe(others: int, stripe: int) -> None:
-    """The order of parents is that of the keepers: whoever has nobody above it comes to the origin
+    """The order of parents is that of the superpeers: whoever has nobody above it comes to the origin
     first."""
     names = [ME, *fleet(others)]
     readers = []
     for each in names:
         plan = plan_without_tracker(BLOB, LARGE, each, names)
         candidates = Candidates(each.host, BLOB, stripe)
-        candidates.kept_by(plan.keepers)
+        candidates.superpeers_named(plan.keepers)
         candidates.planned(plan.stripes[stripe].parent, plan.stripes[stripe].alternates)
         source, at = candidates.choose(Sources(), alone=True, now=0.0)
         if source is None:
