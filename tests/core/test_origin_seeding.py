@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.core.origin_seeding import (
+    CONNECT_S,
     GIVEN_MAX,
     LATE_S,
     READ_TIMES,
     READS_AT_ONCE,
     RETRY_FIRST_S,
-    CONNECT_S,
     SUPERPEER_PAUSE_S,
     TAKEN_S,
     OriginSeeding,
