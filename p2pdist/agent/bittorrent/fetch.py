@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2pdist.agent.bittorrent.service import Swarming
+from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.tasks import Tasks
 from p2pdist.core.origin_seeding import LOOK_S, OriginSeeding, Readers
 from p2pdist.core.pull import SWARM
@@ -161,7 +161,7 @@ class SwarmFetch:
     on the event loop."""
 
     def __init__(
-        self, blob: Blob, host: str, swarming: Swarming, origin: OriginAccess, post: Callable[[StreamEvent], None]
+        self, blob: Blob, host: str, swarming: SwarmService, origin: OriginAccess, post: Callable[[StreamEvent], None]
     ) -> None:
         self._blob, self._host, self._swarming = blob, host, swarming
         self._origin, self._post = origin, post

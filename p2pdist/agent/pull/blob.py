@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
-from p2pdist.agent.bittorrent.service import Swarming
+from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader
 from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.uplink import Turns
@@ -84,7 +84,7 @@ class PullContext(Protocol):
     tls: Tls | None
     origin_share: TokenBucket
     kept: KeptConnections
-    swarming: Swarming | None
+    swarming: SwarmService | None
     writers: Counter[Digest]
 
     def origin(self) -> Origin: ...
