@@ -32,8 +32,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from p2pdist.core.pull import SWARM
 from p2pdist.model.digest import Digest
-from p2pdist.simulate.bittorrent_fetch import SWARM
 from p2pdist.simulate.network import TRACKER_NAME
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from p2pdist.core import download as dl
+from p2pdist.core.pull import Command
 from p2pdist.core.transport import Policy
 from p2pdist.model.digest import Digest
 
@@ -28,8 +28,8 @@ class Checks(Protocol):
     def sending(self, stream: Stream, pull: Pull, piece: int, offset: int) -> None:
         """The host's uplink core sends a block."""
 
-    def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
-        """The host's download core commands something."""
+    def commanded(self, host: Host, pull: Pull, command: Command) -> None:
+        """The core of the host's pull commands something."""
 
     def joining(self, host: Host, pull: Pull) -> None:
         """A swarm is about to write into the host's blob."""

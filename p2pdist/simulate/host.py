@@ -14,13 +14,14 @@ What a simulated host tells the tracker of itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from p2pdist.core import download as dl
+from p2pdist.core import pull as pl
 from p2pdist.core import uplink as ul
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
+from p2pdist.core.transport import CutShort
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, from_problem
 from p2pdist.model.messages import (
@@ -36,14 +37,10 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
+from p2pdist.simulate.bittorrent_fetch import SwarmFetch
 from p2pdist.simulate.context import Surroundings
 from p2pdist.simulate.network import Link, Network, Rack, Stream
 from p2pdist.simulate.processor import Processor
-from p2pdist.simulate.tracker import AgentSession
-from p2pdist.simulate.ways import Ways
-
-if TYPE_CHECKING:
-    from p2pdist.simulate.ways import Ways
 
 
 class Intake:
@@ -96,7 +93,7 @@ class Pull:
     """One blob at one host. `have` is what the disk holds; `proof` is the invariants' own record of
     it. `bytes_again` came for nothing: the host held them, or had closed their stream and asked
     another source for them; `bytes_swarm` are those of the others that came by BitTorrent. `moves`
-    counts how often the pull left a way for the other."""
+    counts how often the pull left a transport for the other."""
 
     __slots__ = (
         "blob",
@@ -105,6 +102,7 @@ class Pull:
         "bytes_peers",
         "bytes_swarm",
         "completed_at",
+        "core",
         "download",
         "duplicates",
         "error",
@@ -115,14 +113,15 @@ class Pull:
         "proof",
         "rejected",
         "reported",
-        "ways",
+        "swarm",
     )
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
         self.have = PieceSet(blob.layout.count)
         self.download: dl.Download | None = None
-        self.ways: Ways | None = None
+        self.core: pl.PullCore | None = None
+        self.swarm: SwarmFetch | None = None
         self.incoming: dict[int, Stream] = {}
         self.reported: tuple[int, ...] = ()
         self.proof = bytearray(blob.layout.count)
@@ -151,13 +150,13 @@ def holdings(host: Host) -> tuple[Holding, ...]:
 
 def holding_of(pull: Pull) -> Holding:
     """What it must know of one pull."""
-    blob, ways = pull.blob, pull.ways
+    blob = pull.blob
     pull.reported = pull.counts()
     parents = pull.download.parents() if pull.download is not None else ()
-    if ways is not None and parents:
-        read = ways.reading
+    if pull.swarm is not None and parents:
+        read = pull.swarm.reading
         parents = tuple("" if stripe in read else host for stripe, host in enumerate(parents))
-    by_swarm = ways.tell() if ways is not None else False
+    by_swarm = pull.core.report_swarm() if pull.core is not None else False
     layout = blob.layout
     return Holding(blob.digest, layout.size, layout.piece_size, pull.reported, parents, blob.priority, by_swarm)
 
@@ -212,6 +211,8 @@ class Host:
         self._sources = Sources()
         pieces = [blob.layout.piece_size for blob in blobs]
         self.processor = Processor(self.world, max(pieces, default=0) / link.up_bytes_s)
+        from p2pdist.simulate.tracker import AgentSession
+
         self.session = AgentSession(self, around.tracker)
         self._life = 0
         self._number = 0
@@ -265,8 +266,8 @@ class Host:
 
     def _stop_pulling(self) -> None:
         for pull in self.pulls.values():
-            if pull.ways is not None:
-                pull.ways.stop()
+            if pull.swarm is not None:
+                pull.swarm.stop()
             for stream in list(pull.incoming.values()):
                 self._drop(stream)
                 self.network.close(stream)
@@ -284,10 +285,10 @@ class Host:
                 blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, around.patience_s, self.name
             )
             pull.download, pull.have = download, download.have
-            if around.transport_of(self.name) != "trees":
-                pull.ways = Ways(self, pull, around)
-                pull.ways.tracker_changed(self.session.welcomed)
-                pull.ways.steer()
+            policy = around.transport_of(self.name)
+            pull.core = pl.PullCore(download, policy, priority=blob.priority)
+            if policy != "trees":
+                pull.swarm = SwarmFetch(self, pull, around)
             self.submit(pull, dl.TrackerChanged(self.session.welcomed))
             self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_download, pull, self._life)
         self._feed(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
@@ -299,8 +300,6 @@ class Host:
         if present and self.leaving:
             self.session.tell(Leaving())
         for pull in self.pulls.values():
-            if pull.ways is not None:
-                pull.ways.tracker_changed(present)
             if pull.download is not None:
                 self.submit(pull, dl.TrackerChanged(present))
 
@@ -309,8 +308,8 @@ class Host:
         if isinstance(message, Assign):
             blob, event = message.plan.blob, dl.Planned(message.plan)
             pull = self.pulls.get(blob)
-            if pull is not None and pull.ways is not None:
-                pull.ways.planned(message.plan)
+            if pull is not None and pull.swarm is not None:
+                pull.swarm.planned(message.plan)
             if pull is not None and pull.download is not None:
                 self.submit(pull, event)
         elif message.blob is not None:
@@ -325,21 +324,17 @@ class Host:
 
     def _tick_downloads(self, pull: Pull, life: int) -> None:
         if life == self._life and pull.download is not None and not pull.download.finished:
-            if pull.ways is not None:
-                pull.ways.steer()
-                if pull.ways.changed:
-                    self.session.tell(holding_of(pull))
             self.submit(pull, dl.Tick())
             self.world.after(DOWNLOAD_TICK_S, self._tick_download, pull, life)
 
-    def submit(self, pull: Pull, event: dl.Event) -> None:
-        """Let the download core hear of something, and do what it commands."""
-        assert pull.download is not None
-        commands = pull.download.handle(event, now=self.world.now)
+    def submit(self, pull: Pull, event: pl.Event) -> None:
+        """Hand an event to the pull's core, and do what it commands."""
+        assert pull.core is not None
+        commands = pull.core.handle(event, now=self.world.now)
         if commands:
             self._obey(pull, commands)
 
-    def _obey(self, pull: Pull, commands: list[dl.Command]) -> None:
+    def _obey(self, pull: Pull, commands: Iterable[pl.Command]) -> None:
         for command in commands:
             self.checks.commanded(self, pull, command)
             match command:
@@ -352,27 +347,29 @@ class Host:
                 case dl.Completed():
                     pull.completed_at = self.world.now
                     self.session.report()
-                    self._end_ways(pull)
+                    self._end_swarm(pull)
                     self._around.on_settled(self, pull)
                 case dl.GaveUp(error):
                     self._gave_up(pull, error)
+                case pl.TellTracker():
+                    self.session.tell(holding_of(pull))
+                case CutShort():
+                    for stream in list(pull.incoming.values()):
+                        self.closed(stream)
+                case pl.Switched():
+                    pull.moves += 1
+                case pl.BeginSwarm() if pull.swarm is not None:
+                    pull.swarm.begin()
+                case pl.EndSwarm() if pull.swarm is not None:
+                    pull.swarm.close()
 
-    def _end_ways(self, pull: Pull) -> None:
-        if pull.ways is not None:
-            pull.ways.end()
-
-    def fed(self, pull: Pull) -> bool:
-        """Whether every stripe that lacks something has a source."""
-        assert pull.download is not None
-        parents, counts = pull.download.parents(), pull.counts()
-        totals = (len(range(stripe, pull.have.count, len(counts))) for stripe in range(len(counts)))
-        return all(
-            host is not None or count == total for host, count, total in zip(parents, counts, totals, strict=True)
-        )
+    def _end_swarm(self, pull: Pull) -> None:
+        if pull.swarm is not None:
+            pull.swarm.end()
 
     def _gave_up(self, pull: Pull, error: P2PDistError) -> None:
         pull.error = error
-        self._end_ways(pull)
+        self._end_swarm(pull)
         for stream in list(pull.incoming.values()):
             self._drop(stream)
             self.network.close(stream)
@@ -414,11 +411,6 @@ class Host:
         self.network.close(stream)
         if stream.pull.download is not None:
             self.submit(stream.pull, dl.StreamEnded(stream.number, "closed"))
-            self._steer(stream.pull)
-
-    def _steer(self, pull: Pull) -> None:
-        if pull.ways is not None:
-            pull.ways.steer()
 
     def ended(self, stream: Stream, reason: str) -> None:
         """A stream has ended from the other side."""
@@ -435,7 +427,6 @@ class Host:
             self.network.streams.pop(stream, None)
         closed = stream.finishing >= 0
         self.submit(stream.pull, dl.StreamEnded(stream.number, "closed" if closed else reason))
-        self._steer(stream.pull)
 
     def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
         """A piece has come in whole. It is verified; a good one is stored and at once offered to
@@ -470,14 +461,14 @@ class Host:
 
     def keep(self, pull: Pull, number: int, piece: int) -> None:
         """Store a piece that has verified, from stream `number`."""
-        assert pull.download is not None
+        assert pull.core is not None
         self.checks.stored(pull, piece, True)
         now = self.world.now
         for send in self.uplink.handle(pull.blob.verified[piece], now=now):
             self._give(send)
-        if pull.ways is not None:
-            pull.ways.stored(piece)
-        commands = pull.download.handle(dl.PieceStored(number, piece), now=now)
+        if pull.swarm is not None:
+            pull.swarm.held(piece)
+        commands = pull.core.handle(dl.PieceStored(number, piece), now=now)
         if commands:
             self._obey(pull, commands)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from p2pdist.core import download as dl
+from p2pdist.core.pull import Command as PullCommand
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
@@ -71,15 +72,15 @@ class Invariants:
         if piece % pull.blob.stripes != stream.stripe:
             self.broken(f"{stream} carries piece {piece}")
 
-    def commanded(self, host: Host, pull: Pull, command: dl.Command) -> None:
-        """A download core commands something: streams only for what is missing, one a stripe, one
+    def commanded(self, host: Host, pull: Pull, command: PullCommand) -> None:
+        """A pull's core commands something: streams only for what is missing, one a stripe, one
         end, and nothing after it."""
         if pull.settled:
             self.broken(f"{host.name} does {command} after its pull has ended")
         match command:
             case dl.OpenStream(_, source, stripe):
                 self._opening(host, pull, stripe)
-                if pull.ways is not None and pull.ways.swarm_writes:
+                if pull.core is not None and pull.core.swarm_writes:
                     self.broken(f"{host.name} opens a stream while a swarm writes into the blob")
                 if source.host == host.name:
                     self.broken(f"{host.name} opens a stream to itself")
@@ -129,7 +130,7 @@ class Invariants:
         if (blob, stripe, host.name) in self._ever_granted:
             return
         assert pull.download is not None
-        if not pull.download.readers().dealt or (blob, host.name) not in self._named:
+        if not pull.download.readers().shared or (blob, host.name) not in self._named:
             self._reading_unasked(host, pull, stripe)
 
     def counted(self, pull: Pull) -> None:

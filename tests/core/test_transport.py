@@ -1,4 +1,4 @@
-"""Which way a blob comes: trees while they go well, a swarm when nobody plans, and back when that
+"""Which transport brings a blob: trees while they go well, a swarm when no tracker plans, and back when that
 gives nothing."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from p2pdist.core.transport import (
     SWARM_STILL_S,
     UNFED_S,
     Policy,
+    Transport,
     TransportChoice,
-    Way,
 )
 from p2pdist.model.digest import Digest, digest_of
 
@@ -30,13 +30,13 @@ def choice(policy: Policy, torrent: bool | None = True, blob: Digest = BLOB) -> 
     return TransportChoice(policy, "h1", blob, 0.0, torrent)
 
 
-def at(made: TransportChoice, now: float, *, fed: bool = True) -> Way | None:
+def at(made: TransportChoice, now: float, *, fed: bool = True) -> Transport | None:
     return made.choose(fed=fed, now=now)
 
 
-def moves_between(made: TransportChoice, early: float, late: float) -> Way | None:
-    """The way that is taken before `late`, and not before `early`."""
-    before = made.way
+def moves_between(made: TransportChoice, early: float, late: float) -> Transport | None:
+    """The transport that is chosen before `late`, and not before `early`."""
+    before = made.transport
     assert at(made, early - 0.01) == before
     return at(made, late)
 
@@ -62,7 +62,7 @@ def test_without_a_torrent_it_is_trees() -> None:
     assert at(made, 0.2) == "trees"
 
 
-def test_nobody_waits_long_for_a_torrent_that_may_come_late() -> None:
+def test_no_pull_waits_long_for_a_torrent_that_may_come_late() -> None:
     made = choice("swarm", None)
     assert at(made, DOCUMENT_S - 0.1) is None
     assert at(made, DOCUMENT_S + 0.1) == "trees"
@@ -105,17 +105,17 @@ def test_a_stripe_without_a_source_is_as_good_as_standing_still() -> None:
     at(made, 0.0)
     made.tracker_changed(False, now=0.0)
     made.progressed(now=9.9)
-    ways = [at(made, 9.9)]
+    transports = [at(made, 9.9)]
     for step in range(100):
         now = 10.0 + step / 20
         made.progressed(now=now)
-        ways.append(at(made, now, fed=False))
-    assert ways[0] == "trees"
-    assert ways.count("trees") / 20 <= 2 * UNFED_S
-    assert ways[-1] == "swarm"
+        transports.append(at(made, now, fed=False))
+    assert transports[0] == "trees"
+    assert transports.count("trees") / 20 <= 2 * UNFED_S
+    assert transports[-1] == "swarm"
 
 
-def test_who_tries_one_source_after_the_other_is_given_time() -> None:
+def test_a_host_that_tries_one_source_after_the_other_is_given_time() -> None:
     made = choice("auto")
     at(made, 0.0)
     made.tracker_changed(False, now=0.0)
@@ -143,12 +143,12 @@ def test_no_torrent_no_swarm() -> None:
 
 
 def test_a_preseed_stays_in_the_trees() -> None:
-    """Only there it gives way to what somebody waits for."""
+    """Only there it gives way to starts."""
     made = choice("auto")
     at(made, 0.0)
     made.tracker_changed(False, now=0.0)
-    assert made.choose(fed=False, waited_for=False, now=50.0) == "trees"
-    assert made.choose(fed=False, waited_for=True, now=50.0) == "swarm"
+    assert made.choose(fed=False, priority="preseed", now=50.0) == "trees"
+    assert made.choose(fed=False, priority="start", now=50.0) == "swarm"
 
 
 def in_swarm(now: float = 20.0) -> TransportChoice:
@@ -189,15 +189,15 @@ def test_peers_of_version_1_are_tried_where_there_are_any() -> None:
     assert at(made, 1000.0) == "trees"
 
 
-def test_ways_that_give_nothing_are_left_ever_later() -> None:
+def test_transports_that_give_nothing_are_left_ever_later() -> None:
     """The last pauses are at least four times as long as the first ones."""
     made = in_swarm()
-    moved, way = [20.0], made.way
+    moved, transport = [20.0], made.transport
     for step in range(40_000):
         now = 20.0 + step / 20
-        if at(made, now) != way:
+        if at(made, now) != transport:
             moved.append(now)
-            way = made.way
+            transport = made.transport
     pauses = [later - earlier for earlier, later in pairwise(moved)]
     assert len(pauses) > 6
     assert pauses[4] > 3 * pauses[0]
@@ -244,8 +244,8 @@ def test_the_torrent_decides_what_is_possible(events: list[str], torrent: bool) 
                 made.tracker_changed(event == "back", now=now)
             case "plan":
                 made.planned()
-        way = at(made, now, fed=event != "unfed")
-        assert way in (("trees", "swarm") if torrent else ("trees",))
+        transport = at(made, now, fed=event != "unfed")
+        assert transport in (("trees", "swarm") if torrent else ("trees",))
 
 
 @pytest.mark.parametrize("policy", ["swarm", "auto"])

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from p2pdist.core.download import Download
+from p2pdist.core.download import Download, Paused
 from p2pdist.core.origin_seeding import Readers
-from p2pdist.core.transport import Handover, Policy
+from p2pdist.core.transport import Policy, TransportSwitch
 from p2pdist.simulate.bittorrent import Member
 from p2pdist.simulate.faults import Crash, Fault, Partition, TrackerLoss
-from p2pdist.simulate.host import Host, Pull
+from p2pdist.simulate.host import Pull
 from p2pdist.simulate.invariants import InvariantBroken
 from p2pdist.simulate.network import Cut
 from p2pdist.simulate.report import Report
@@ -239,12 +239,12 @@ def test_what_came_by_trees_is_not_fetched_by_the_swarm() -> None:
 # -- defects that are put in on purpose
 
 
-def begin_at_once(self: Handover, choice: Any, **said: Any) -> Any:
-    """Does not wait for who writes."""
+def begin_at_once(self: TransportSwitch, choice: Any, **said: Any) -> Any:
+    """Does not wait for the writers."""
     return steer(self, choice, **{**said, "writers": 0})
 
 
-steer = Handover.steer
+steer = TransportSwitch.steer
 
 
 def hear_of_nothing(self: Member, piece: int) -> None:
@@ -256,22 +256,21 @@ def lease_to_all(self: Download) -> Readers:
     return Readers(self.blob, self.host, self.stripes, frozenset(range(self.stripes)))
 
 
-def pause_for_nobody(self: Host, pull: Pull, event: Any) -> None:
+def pause_for_nothing(self: Download, event: Any, *, now: float) -> Any:
     """Streams go on beside the swarm."""
-    if not (type(event).__name__ == "Paused" and event.paused):
-        submit(self, pull, event)
+    return [] if event == Paused(True) else handle(self, event, now=now)
 
 
-submit = Host.submit
+handle = Download.handle
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "defect", "noticed"),
     [
-        (Handover, "steer", begin_at_once, "still has|while a swarm writes"),
+        (TransportSwitch, "steer", begin_at_once, "still has|while a swarm writes"),
         (Member, "held", hear_of_nothing, "which it holds"),
         (Download, "readers", lease_to_all, "never had the lease"),
-        (Host, "submit", pause_for_nobody, "while a swarm writes|and still has"),
+        (Download, "handle", pause_for_nothing, "while a swarm writes|and still has"),
     ],
     ids=["two writers", "held pieces", "readers", "streams go on"],
 )

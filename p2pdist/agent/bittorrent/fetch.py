@@ -1,21 +1,18 @@
 """One blob's pull as a member of a BitTorrent swarm: its torrent, its peers, the transfer while
-there is one, and what it brings from the origin.
+there is one, and the pieces that this host brings from the origin into the swarm.
 
 Theory. A pull that may come to need a swarm looks for the torrent document while a tracker answers.
-When its turn comes (`begin`) a TorrentTransfer fetches what the blob lacks into the store's own
-file, and an OriginFeed brings what no peer has, where this host may read that. Peers are the hosts
-of the tracker's plans, those that were discovered, and whoever a tracker's /announce names.
+When core/pull.py commands BeginSwarm a TorrentTransfer fetches what the blob lacks into the store's
+own file. Peers are the hosts of the tracker's plans, discovered agents, and the peers that a
+tracker's /announce names.
 
-Invariants: between begin() and its StreamClosed, which carries SWARM, the blob is libtorrent's to
-write; one transfer at a time.
-
-Brings pieces from central storage into a BitTorrent swarm, at the hosts that may read it, as
-core/origin_seeding.py decides.
-
-Pieces are given to libtorrent as if they had just come (`TorrentTransfer.give_piece`), and it tells
+An OriginFeed brings what no peer has, where core/origin_seeding.py lets this host read it. It gives
+pieces to libtorrent as if they had just come (`TorrentTransfer.give_piece`), and libtorrent tells
 its peers of them. A web seed (BEP 19) would do the same with less control: libtorrent asks it for
-any piece, and every such host would read the whole blob. None is given that has not verified by the
-piece list.
+any piece, and every such host would read the whole blob.
+
+Invariants: between `begin` and its StreamClosed, which carries SWARM, the blob is libtorrent's to
+write; one transfer at a time; no piece is given to the swarm that the piece list does not verify.
 """
 
 from __future__ import annotations
@@ -23,14 +20,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
-from p2pdist.agent.bittorrent.service import Swarming
+from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.tasks import Tasks
-from p2pdist.core.origin_seeding import LOOK_S, Feed, Readers
-from p2pdist.core.transport import Way
+from p2pdist.core.origin_seeding import LOOK_S, OriginSeeding, Readers
+from p2pdist.core.pull import SWARM
+from p2pdist.core.transport import Transport
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
 from p2pdist.model.messages import Reason
 from p2pdist.model.plan import Plan
@@ -40,83 +39,95 @@ from p2pdist.transfer.stream.events import StreamClosed, StreamEvent
 from p2pdist.transfer.torrent.swarm import Address, Swarm
 from p2pdist.transfer.torrent.transfer import TorrentTransfer
 
+logger = logging.getLogger(__name__)
+
 ANSWER_S = 2.0
+"""How long libtorrent may take to say how many peers have each piece."""
+
+LOOK_UP_S = (0.3, 2.0)
+"""When a pull by trees asks for its torrent, which it may never need: thousands begin at once, and
+many are over sooner."""
+
+LOOK_UP_AGAIN_S = 2.0
+ADDRESSES_MAX = 256
 
 
 class Receiver(Protocol):
-    """What is needed of a TorrentTransfer."""
+    """What an OriginFeed needs of a TorrentTransfer."""
 
     def give_piece(self, piece: int, data: bytes) -> None: ...
     def look_around(self, tell: Callable[[list[int]], object]) -> None: ...
 
 
-class FeedSide(Protocol):
-    """What is needed of the pull."""
+@dataclass(frozen=True, slots=True)
+class OriginAccess:
+    """How a swarm's pull reads the origin."""
 
-    def readers(self) -> Readers:
-        """Who may read what."""
-
-    async def read_origin(self, piece: int) -> bytes:
-        """A piece, once it may be read."""
-
-    def complain_of_origin(self, stripe: int, reason: Reason, error: P2PDistError) -> None: ...
+    readers: Callable[[], Readers]
+    """Which hosts may read which pieces at the moment."""
+    read: Callable[[int], Awaitable[bytes]]
+    """Reads a piece once this host's children and the fleet's share allow it. Raises
+    P2PDistError."""
+    complain: Callable[[int, Reason, P2PDistError], None]
+    """Tells the tracker that a stripe could not be read, and why."""
 
 
 class OriginFeed:
-    """See the module's text. `host` is this host's name. Lives on the event loop."""
+    """Brings the pieces from the origin into the swarm that no peer has. `host` is this host's
+    name. Lives on the event loop."""
 
-    def __init__(self, blob: Blob, host: str, receiver: Receiver, pull: FeedSide) -> None:
-        self._blob, self._receiver, self._pull = blob, receiver, pull
+    def __init__(self, blob: Blob, host: str, receiver: Receiver, origin: OriginAccess) -> None:
+        self._blob, self._receiver, self._origin = blob, receiver, origin
         self._stripes = blob.layout.stripes
-        self._core = Feed(blob.digest, host, blob.have, asyncio.get_running_loop().time())
+        self._core = OriginSeeding(blob.digest, host, blob.have, asyncio.get_running_loop().time())
         self._reading: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._run(), name=f"origin-feed-{blob.digest}")
 
     def stop(self) -> None:
-        """End; what is being read is dropped."""
+        """End; drop what is being read."""
         for task in (self._task, *self._reading):
             task.cancel()
 
     def held(self, piece: int) -> None:
-        """A piece has been stored."""
+        """Take in that a piece has been stored."""
         if self._core.held(piece):
             self._read_more()
 
     @property
     def given(self) -> set[int]:
-        """All pieces that came this way."""
+        """All pieces that this host brought."""
         return self._core.given
 
     @property
     def stripes(self) -> set[int]:
         """The stripes that this host alone reads."""
-        return set() if self._pull.readers().dealt else {piece % self._stripes for piece in self._core.under_way}
+        return set() if self._origin.readers().shared else {piece % self._stripes for piece in self._core.under_way}
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._blob.have.complete:
-            readers = self._pull.readers()
+            readers = self._origin.readers()
             if readers.any:
                 self._core.look(readers, await self._availability(), now=loop.time())
                 self._read_more()
             await asyncio.sleep(LOOK_S)
 
     async def _availability(self) -> Sequence[int]:
-        """How many peers have each piece; what was known before while libtorrent has no time to
-        say, or the swarm has been left."""
+        """How many peers have each piece; the last answer while libtorrent gives none within
+        ANSWER_S, or the swarm has been left."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[int]] = loop.create_future()
 
-        def told(counts: list[int]) -> None:
+        def answered(counts: list[int]) -> None:
             if not answer.done():
                 answer.set_result(counts)
 
-        self._receiver.look_around(lambda counts: loop.call_soon_threadsafe(told, counts))
+        self._receiver.look_around(lambda counts: loop.call_soon_threadsafe(answered, counts))
         await asyncio.wait([answer], timeout=ANSWER_S)
         return answer.result() if answer.done() else self._core.seen
 
     def _read_more(self) -> None:
-        now, readers = asyncio.get_running_loop().time(), self._pull.readers()
+        now, readers = asyncio.get_running_loop().time(), self._origin.readers()
         while (piece := self._core.next(readers, now=now)) is not None:
             task = asyncio.create_task(self._bring(piece))
             self._reading.add(task)
@@ -130,7 +141,7 @@ class OriginFeed:
     async def _bring(self, piece: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            data = await self._pull.read_origin(piece)
+            data = await self._origin.read(piece)
             if piece in self._blob.have:
                 return
             if not await asyncio.to_thread(self._blob.pieces.verify, piece, data):
@@ -140,49 +151,32 @@ class OriginFeed:
         except P2PDistError as error:
             self._core.failed(piece, now=loop.time())
             reason: Reason = "corrupt" if isinstance(error, Corrupt) else "unavailable"
-            self._pull.complain_of_origin(piece % self._stripes, reason, error)
+            self._origin.complain(piece % self._stripes, reason, error)
         finally:
             self._core.dropped(piece)
 
 
-SWARM = -1
-"""The number of a transfer in its events, which no stream has."""
-
-LOOK_UP_S = (0.3, 2.0)
-"""When a pull by trees asks for its torrent, which it may never need: thousands begin at once, and
-many are over sooner."""
-
-LOOK_UP_AGAIN_S = 2.0
-ADDRESSES_MAX = 256
-
-_logger = logging.getLogger(__name__)
-
-
-class Pull(FeedSide, Protocol):
-    """What is needed of a blob's pull."""
-
-    blob: Blob
-
-
 class SwarmFetch:
-    """See the module's text. `post` hears the transfer's events."""
+    """Takes part in the swarm of one blob for its pull. `post` hears the transfer's events. Lives
+    on the event loop."""
 
-    def __init__(self, pull: Pull, host: str, swarming: Swarming, post: Callable[[StreamEvent], None]) -> None:
-        self._pull, self._blob = pull, pull.blob
-        self._host, self._swarming, self._post = host, swarming, post
+    def __init__(
+        self, blob: Blob, host: str, swarming: SwarmService, origin: OriginAccess, post: Callable[[StreamEvent], None]
+    ) -> None:
+        self._blob, self._host, self._swarming = blob, host, swarming
+        self._origin, self._post = origin, post
         self._torrent: Torrent | None = None
-        self._addresses: dict[str, None] = {}
+        self._addresses: dict[str, None] = {}  # where the hosts of plans answer, the last ADDRESSES_MAX
         self._transfer: TorrentTransfer | None = None
         self._feed: OriginFeed | None = None
-        self._from_origin: set[int] = set()
-        self._peers: dict[Address, None] = {}
-        self._closing = False
-        self.running = False
-        """From begin() until StreamClosed has come."""
-        self._tasks = Tasks(_logger, f"the swarm of {self._blob.digest} fails")
+        self._from_origin: set[int] = set()  # pieces that earlier feeds brought
+        self._peers: dict[Address, None] = {}  # all that a transfer was told of
+        self._closing = False  # between close() and the next begin()
+        self._tasks = Tasks(logger, f"the swarm of {self._blob.digest} fails")
 
     async def find(self, *, at_once: bool) -> bool:
-        """Whether the blob has a torrent; waits until somebody can say."""
+        """Whether the blob has a torrent; waits until a tracker or the origin can say. `at_once`:
+        the pull is to begin with the swarm."""
         if not at_once:
             await asyncio.sleep(random.uniform(*LOOK_UP_S))
         while True:
@@ -192,7 +186,7 @@ class SwarmFetch:
             except Unavailable:
                 await asyncio.sleep(LOOK_UP_AGAIN_S * random.uniform(0.5, 1.0))
             except P2PDistError as error:
-                _logger.warning("%s comes by trees only: %s", self._blob.digest, error)
+                logger.warning("%s comes by trees only: %s", self._blob.digest, error)
                 return False
 
     async def peers_v1(self) -> bool:
@@ -200,7 +194,7 @@ class SwarmFetch:
         return self._torrent is not None and await self._swarming.torrents.count_peers(self._torrent.v1_only()) > 0
 
     def planned(self, plan: Plan) -> None:
-        """Hosts that a plan names are peers."""
+        """Take the hosts that a plan names for peers."""
         sources = [*plan.keepers]
         for stripe in plan.stripes:
             sources += [stripe.parent, *stripe.alternates] if stripe.parent is not None else stripe.alternates
@@ -211,10 +205,10 @@ class SwarmFetch:
         if new and self._transfer is not None:
             self._tasks.spawn(self._meet(self._transfer, list(new)))
 
-    def begin(self, way: Way) -> None:
+    def begin(self, transport: Transport) -> None:
         """Take part. StreamClosed follows in any case."""
-        self._closing, self.running = False, True
-        self._tasks.spawn(self._begin(way))
+        self._closing = False
+        self._tasks.spawn(self._begin(transport))
 
     def close(self) -> None:
         """End soon: StreamClosed follows when libtorrent has let go of the file."""
@@ -226,20 +220,21 @@ class SwarmFetch:
         if self._transfer is not None:
             self._transfer.close()
 
-    def closed(self, *, done: bool) -> None:
-        """StreamClosed came; `done`: the blob is complete, and its torrent stays."""
+    def closed(self, closed: StreamClosed) -> None:
+        """Take in that the transfer has let go of the file. A torrent of another blob is forgotten;
+        that of a complete blob stays with libtorrent as a seed."""
         self.close()
-        transfer, self._transfer, self.running = self._transfer, None, False
+        transfer, self._transfer = self._transfer, None
         peers = tuple(self._peers)[:ADDRESSES_MAX]
-        self._swarming.left(self._blob, peers, transfer if done else None)
-
-    def lying(self) -> None:
-        """The torrent is not one of this blob."""
-        self._torrent = None
-        self._swarming.torrents.forget(self._blob.digest)
+        self._swarming.left(self._blob, peers, transfer if closed.reason == "done" else None)
+        if closed.reason in ("failed", "corrupt"):
+            logger.warning("blob=%s no longer comes by BitTorrent: %s", self._blob.digest, closed.detail)
+        if closed.reason == "corrupt":
+            self._torrent = None
+            self._swarming.torrents.forget(self._blob.digest)
 
     def held(self, piece: int) -> None:
-        """A piece has been stored."""
+        """Take in that a piece has been stored."""
         if self._feed is not None:
             self._feed.held(piece)
 
@@ -253,10 +248,10 @@ class SwarmFetch:
         return self._feed.stripes if self._feed is not None else set()
 
     def stop(self) -> None:
-        """The pull has ended, and no transfer runs."""
+        """Drop what is under way: the pull has ended, and no transfer runs."""
         self._tasks.cancel()
 
-    async def _begin(self, way: Way) -> None:
+    async def _begin(self, transport: Transport) -> None:
         blob = self._blob
         try:
             session = await self._swarming.open()
@@ -267,21 +262,21 @@ class SwarmFetch:
             if self._closing or self._torrent is None:
                 self._post(StreamClosed(SWARM, "closed"))
                 return
-            torrent = self._torrent.v1_only() if way == "swarm-v1" else self._torrent
+            torrent = self._torrent.v1_only() if transport == "swarm-v1" else self._torrent
             transfer = TorrentTransfer(session, blob, torrent, swarm, self._post, number=SWARM, stay=True)
             transfer.start()
         except P2PDistError as error:
             self._post(StreamClosed(SWARM, "failed", error.what, error))
             return
         except Exception as error:
-            _logger.exception("%s cannot come by BitTorrent", blob.digest)
+            logger.exception("%s cannot come by BitTorrent", blob.digest)
             self._post(StreamClosed(SWARM, "failed", repr(error), P2PDistError(f"BitTorrent failed: {error!r}")))
             return
         self._transfer = transfer
-        self._feed = OriginFeed(blob, self._host, transfer, self._pull)
+        self._feed = OriginFeed(blob, self._host, transfer, self._origin)
 
     async def _meet(self, transfer: TorrentTransfer, addresses: list[str]) -> None:
-        with suppress(P2PDistError):  # an address that nobody could have
+        with suppress(P2PDistError):  # no host has such an address
             peers = await self._swarming.peers(addresses)
             self._peers.update(dict.fromkeys(peers))
             transfer.add_peers(peers)

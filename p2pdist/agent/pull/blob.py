@@ -1,10 +1,10 @@
-"""One blob on its way into the store: runs the download core's commands on real streams, or takes
-part in a BitTorrent swarm.
+"""One blob on its way into the store: carries out what core/pull.py commands, on real streams and
+in a BitTorrent swarm.
 
 Receiver threads write into the blob and post what happened; everything else is on the event loop. A
-verified piece goes to the uplink at once, so this host's children get it while the rest is still
-arriving, whichever way it came (ways.py tells which is taken, and how one is left for the other).
-The pull ends only after a transfer has let go of the file.
+verified piece goes to the uplink at once, whichever transport brought it, so this host's children
+receive it while the rest is still arriving. The pull ends only after a swarm's transfer has let go
+of the file.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from p2pdist.agent.bittorrent.fetch import SWARM
-from p2pdist.agent.bittorrent.service import Swarming
-from p2pdist.agent.bittorrent.ways import Ways
+from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
+from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader
+from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.download import (
     CloseStream,
     Complain,
     Completed,
     Download,
-    Event,
     GaveUp,
     OpenStream,
-    Paused,
     PieceStored,
     Planned,
     Rejected,
@@ -38,9 +36,24 @@ from p2pdist.core.download import (
     Tick,
     TrackerChanged,
 )
-from p2pdist.core.origin_seeding import Readers
+from p2pdist.core.pull import (
+    SWARM,
+    BeginSwarm,
+    EndSwarm,
+    Event,
+    FindPeers,
+    PeersKnown,
+    PriorityChanged,
+    PullCore,
+    SwarmClosed,
+    Switched,
+    TellTracker,
+    TorrentKnown,
+    WriterGone,
+)
 from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
+from p2pdist.core.transport import CutShort
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority, Reason, StreamRequest
@@ -56,20 +69,22 @@ from p2pdist.transfer.stream.connect import KeptConnections
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 
+logger = logging.getLogger(__name__)
+
 TICK_S = 0.25
-_logger = logging.getLogger(__name__)
 
 
-class Surroundings(Protocol):
-    """What a blob's pull needs of the agent around it."""
+class PullContext(Protocol):
+    """What a blob pull needs from its agent. `writers` counts the streams and swarms that write
+    into each blob, those of pulls that have ended included."""
 
     host: str
     turns: Uplink
     sources: Sources
     tls: Tls | None
-    origin_share: Bucket
+    origin_share: TokenBucket
     kept: KeptConnections
-    swarming: Swarming | None
+    swarming: SwarmService | None
     writers: Counter[Digest]
 
     def origin(self) -> Origin: ...
@@ -80,13 +95,13 @@ class Surroundings(Protocol):
 
 
 class BlobPull:
-    """See the module's text. `selection`: what of which blob at the origin this is. `done` gets
-    None, or the failure, at the end."""
+    """Fetches one blob. `selection`: the part of another blob at the origin that this blob is.
+    Lives on the event loop."""
 
     def __init__(
         self,
         blob: Blob,
-        agent: Surroundings,
+        context: PullContext,
         *,
         tracker_present: bool,
         priority: Priority = "start",
@@ -95,74 +110,89 @@ class BlobPull:
         self._loop = loop = asyncio.get_running_loop()
         self.blob, self.priority, self._selection = blob, priority, selection
         self.done: asyncio.Future[None] = loop.create_future()
-        self.note = ""  # what it waits for before its first piece, for people
+        """Gets None, or the failure, at the end."""
+        self.note = ""
+        """What the pull waits for before its first piece, in words for the user."""
         self.bytes_by_source = {"origin": 0, "peer": 0}
+        """Bytes of the pieces received, each piece once."""
         self.unreached: dict[str, str] = {}
         """Hosts that have some of the blob and could not be reached, and how that ended."""
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
+        """Bytes that the store held before this pull."""
         self._counted = PieceSet(blob.layout.count, blob.have.bits)
-        self._agent = agent
+        self._context = context
         self._stripes = blob.layout.stripes
-        self._core = Download(
-            blob.digest, blob.layout, self._stripes, blob.have, agent.sources, loop.time(), host=agent.host
+        self._download = Download(
+            blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
         )
         self._streams: dict[int, IncomingStream | OriginReader] = {}
-        self._sources: dict[int, tuple[Source, int]] = {}
+        self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
-        self._reported: tuple[int, ...] = tuple(self._core.counts)
+        self._reported: tuple[int, ...] = tuple(self._download.counts)
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._untold: set[int] = set()
-        self._hurried = asyncio.Event()
+        self._unreported: set[int] = set()  # pieces on the disk at the last tick that no stream reported
+        self._escalated = asyncio.Event()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
+        self._lookups = Tasks(logger, f"{blob.digest} finds no swarm")
         # A selection has no torrent of its own, and an empty blob needs none.
-        swarming = agent.swarming if selection is None and blob.size else None
-        self._ways = Ways(self, agent.host, swarming, agent.writers, self._mail.post)
-        agent.turns.held(blob.digest, blob.layout, self._stripes, self._core.have)
+        swarming = context.swarming if selection is None and blob.size else None
+        policy = swarming.policy_of(blob.digest) if swarming is not None else "trees"
+        self._swarm: SwarmFetch | None = None
+        if swarming is not None and policy != "trees":
+            origin = OriginAccess(self._download.readers, self._read_origin, self._complain_of_origin)
+            self._swarm = SwarmFetch(blob, context.host, swarming, origin, self._mail.post)
+        self._other_writers = context.writers[blob.digest]  # of pulls that have ended, as the core knows
+        self._core = PullCore(self._download, policy, priority=priority, other_writers=self._other_writers)
+        self._begins_with_swarm = policy == "swarm"
+        context.turns.held(blob.digest, blob.layout, self._stripes, self._download.have)
         if not tracker_present:
             self.tracker_changed(False)
 
     def start(self) -> None:
         """Begin; a blob that lacks nothing is done at once."""
-        self._ways.start()
+        if self._swarm is not None and not self.blob.have.complete:
+            self._lookups.spawn(self._find_torrent(self._swarm))
         self._tick()
 
     def holding(self) -> Holding:
         """What a tracker must know to take this pull into its swarm."""
         layout = self.blob.layout
-        counts = self._reported = tuple(self._core.counts)
-        read = self._ways.reading
-        parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._core.parents()))
-        return Holding(
-            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, self._ways.tell()
-        )
+        counts = self._reported = tuple(self._download.counts)
+        read = self._swarm.reading if self._swarm is not None else ()
+        parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._download.parents()))
+        by_swarm = self._core.report_swarm()
+        return Holding(self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm)
 
     def advance(self) -> Advance | None:
         """Progress since the last report, None when there is none."""
-        counts = tuple(self._core.counts)
+        counts = tuple(self._download.counts)
         if counts == self._reported:
             return None
         self._reported = counts
         return Advance(self.blob.digest, counts)
 
     def trouble(self) -> str:
-        """What it waits for, in words for the user; empty while pieces come."""
-        return self._core.trouble(self._loop.time())
+        """What the pull waits for, in words for the user; empty while pieces come."""
+        return self._download.trouble(self._loop.time())
 
     def planned(self, plan: Plan) -> None:
-        self._ways.planned(plan)
+        """A tracker, or this agent itself, has planned."""
+        if self._swarm is not None:
+            self._swarm.planned(plan)
         self._mail.context.run(self._submit, Planned(plan))
 
     def tracker_changed(self, present: bool) -> None:
-        self._ways.tracker_changed(present)
+        """A tracker answers from now on, or none does."""
         self._mail.context.run(self._submit, TrackerChanged(present))
 
-    def hurry(self) -> None:
-        """Somebody waits for this preseed from now on. Its streams end after the pieces under way
-        and are opened again, at the priority that it has now."""
+    def escalate(self) -> None:
+        """A start waits for this preseed from now on. Its streams end after the pieces under way
+        and are opened again, at the new priority."""
         self.priority = "start"
-        self._hurried.set()
+        self._escalated.set()
+        self._submit(PriorityChanged("start"))
         for stream in self._streams.values():
             if isinstance(stream, IncomingStream):
                 stream.finish_piece_and_close()
@@ -173,7 +203,7 @@ class BlobPull:
 
     async def piece(self, piece: int) -> None:
         """Wait until a piece is there; raises the pull's failure."""
-        if piece in self._core.have:
+        if piece in self._download.have:
             return
         if self.done.done():
             self.done.result()
@@ -181,7 +211,7 @@ class BlobPull:
         waiter = self._waiting.get(piece)
         if waiter is None:
             waiter = self._waiting[piece] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(waiter)  # others may be waiting for the same piece when this one goes away
+        await asyncio.shield(waiter)  # several callers may wait for the same piece, and one may be cancelled
 
     def stop(self) -> None:
         """End without a result, as when the agent stops: streams are closed, what has arrived
@@ -198,49 +228,90 @@ class BlobPull:
                 case CloseStream(stream, after_piece):
                     self._close(stream, after_piece)
                 case Complain(stripe, source, reason, piece):
-                    _logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
+                    logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
                     nameless = self._is_unreached(stripe, source, reason) and NAMES.silent and by_name(source.address)
-                    self._agent.tell_tracker(Complaint(self.blob.digest, stripe, source.host, reason, piece, nameless))
+                    complaint = Complaint(self.blob.digest, stripe, source.host, reason, piece, nameless)
+                    self._context.tell_tracker(complaint)
                 case Completed():
                     self._end(None)
                 case GaveUp(error):
                     self._end(error)
+                case TellTracker():
+                    self._context.tell_tracker(self.holding())
+                case Switched(before, after):
+                    logger.info("blob=%s comes by %s from now on, by %s before", self.blob.digest, after, before)
+                case CutShort():
+                    for incoming in self._streams.values():
+                        incoming.close()
+                case BeginSwarm() | EndSwarm() | FindPeers():
+                    self._run_swarm(command)
+
+    def _run_swarm(self, command: BeginSwarm | EndSwarm | FindPeers) -> None:
+        assert self._swarm is not None
+        match command:
+            case BeginSwarm(transport):
+                self._writers_changed(1)
+                self._swarm.begin(transport)
+            case EndSwarm():
+                self._swarm.close()
+            case FindPeers():
+                self._lookups.spawn(self._find_peers(self._swarm))
+
+    async def _find_torrent(self, swarm: SwarmFetch) -> None:
+        exists = await swarm.find(at_once=self._begins_with_swarm)
+        if not exists:
+            logger.info("blob=%s has no torrent: it comes by trees", self.blob.digest)
+        self._submit(TorrentKnown(exists))
+
+    async def _find_peers(self, swarm: SwarmFetch) -> None:
+        self._submit(PeersKnown(await swarm.peers_v1()))
+
+    def _writers_changed(self, by: int) -> None:
+        writers, digest = self._context.writers, self.blob.digest
+        writers[digest] += by
+        if not writers[digest]:
+            del writers[digest]
 
     def _is_unreached(self, stripe: int, source: Source, reason: Reason) -> bool:
-        """Whether a source that failed could not be reached at all; notes it."""
+        """Whether a source that failed could not be reached at all; `unreached` notes it."""
         if reason == "stalled":
-            of = (number for number, where in self._sources.items() if where == (source, stripe))
-            streams = [self._streams.get(number) for number in of]
+            numbers = (number for number, origin in self._sources.items() if origin == (source, stripe))
+            streams = [self._streams.get(number) for number in numbers]
             if any(isinstance(stream, IncomingStream) and not stream.answered for stream in streams):
                 self.unreached.setdefault(source.host, f"{source} at {source.address} does not answer")
         return source.host in self.unreached
 
     def _tick(self) -> None:
-        self._find_untold()
-        self._ways.steer()
-        if self._ways.changed:
-            self._agent.tell_tracker(self.holding())
+        self._find_unreported()
+        own = len(self._download.writing) + self._core.swarm_writes
+        for _ in range(self._other_writers - (self._context.writers[self.blob.digest] - own)):
+            self._other_writers -= 1
+            self._submit(WriterGone())
         self._submit(Tick())
-        if not self._core.finished:
-            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        if not self._download.finished:
+            self._ticker = self._loop.call_later(TICK_S, self._tick)
 
-    def _find_untold(self) -> None:
-        """Take in stored pieces of which no stream of this pull has told for a whole tick: one of
-        an earlier pull may have been writing."""
-        if len(self.blob.have) <= len(self._core.have):
-            self._untold.clear()
+    def _find_unreported(self) -> None:
+        """Take in stored pieces that no stream of this pull has reported for a whole tick: a stream
+        of an earlier pull may have written them."""
+        if len(self.blob.have) <= len(self._download.have):
+            self._unreported.clear()
             return
-        unknown = self.blob.have.beyond(self._core.have)
-        for piece in sorted(unknown & self._untold):
+        unknown = self.blob.have.beyond(self._download.have)
+        for piece in sorted(unknown & self._unreported):
             self._stored(0, piece)
-        self._untold = unknown
+        self._unreported = unknown
 
     def _end(self, error: P2PDistError | None) -> None:
-        """The core has ended; so does the pull, once a transfer, if there is one, has let go of the
+        """The core has ended; so does the pull, once a swarm that still writes has let go of the
         file."""
         self._outcome = (error,)
-        if not self._ways.end():
+        self._lookups.cancel()
+        if self._swarm is not None and self._core.swarm_writes:
+            self._swarm.close()
             return
+        if self._swarm is not None:
+            self._swarm.stop()
         if error is None:
             self._completing = asyncio.create_task(self._complete())
         else:
@@ -252,10 +323,10 @@ class BlobPull:
         except P2PDistError as error:
             self._finish(error)
         except Exception as error:
-            _logger.exception("%s cannot be completed", self.blob.digest)
-            known = foreseen(error) if isinstance(error, OSError) else None
+            logger.exception("%s cannot be completed", self.blob.digest)
+            expected = foreseen(error) if isinstance(error, OSError) else None
             failure = P2PDistError(f"{self.blob.digest} stays incomplete: {error!r}", remedy="See the agent's log")
-            self._finish(known or failure)
+            self._finish(expected or failure)
         else:
             self._finish(None)
 
@@ -268,49 +339,34 @@ class BlobPull:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
-            self.done.exception()  # marks it as seen: nobody may be waiting
+            self.done.exception()  # marks it as seen: there may be no waiter
         for piece in list(self._waiting):
             self._wake(piece, error)
 
-    # -- the other way (ways.py)
+    # -- the origin, for the swarm
 
-    def pause(self, paused: bool) -> None:
-        """See Pull in ways.py; so are those that follow."""
-        self._submit(Paused(paused))
-
-    def close_streams(self) -> None:
-        for stream in self._streams.values():
-            stream.close()
-
-    def fed(self) -> bool:
-        parents = enumerate(self._core.parents())
-        return all(host is not None or not self.blob.have.missing(stripe, self._stripes) for stripe, host in parents)
-
-    def readers(self) -> Readers:
-        return self._core.readers()
-
-    async def read_origin(self, piece: int) -> bytes:
+    async def _read_origin(self, piece: int) -> bytes:
         layout = self.blob.layout
         async with self._reading(piece % self._stripes, layout.length(piece)):
-            data = await self._agent.origin().read_range(self.blob.digest, layout.offset(piece), layout.length(piece))
+            data = await self._context.origin().read_range(self.blob.digest, layout.offset(piece), layout.length(piece))
         await self._pause(len(data))
         return data
 
-    def complain_of_origin(self, stripe: int, reason: Reason, error: P2PDistError) -> None:
-        _logger.warning("source=origin stripe=%d blob=%s: %s", stripe, self.blob.digest, error)
+    def _complain_of_origin(self, stripe: int, reason: Reason, error: P2PDistError) -> None:
+        logger.warning("source=origin stripe=%d blob=%s: %s", stripe, self.blob.digest, error)
         if reason == "corrupt":
-            self._agent.count_rejected("corrupt")
-        self._agent.tell_tracker(Complaint(self.blob.digest, stripe, ORIGIN.host, reason))
+            self._context.count_rejected("corrupt")
+        self._context.tell_tracker(Complaint(self.blob.digest, stripe, ORIGIN.host, reason))
 
     # -- streams
 
     def _open(self, number: int, source: Source, stripe: int) -> None:
         self._sources[number] = (source, stripe)
-        self._ways.begin_write()
+        self._writers_changed(1)
         stream: IncomingStream | OriginReader
         if source.is_origin:
             try:
-                origin = self._agent.origin()
+                origin = self._context.origin()
             except P2PDistError as error:
                 self._mail.post(StreamClosed(number, "failed", error.what, error))
                 return
@@ -331,7 +387,7 @@ class BlobPull:
                 if other.receiving is not None:
                     have.add(other.receiving)
             request = StreamRequest(
-                self.blob.digest, stripe, self._stripes, have.to_bytes(), self._agent.host, self.priority
+                self.blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, self.priority
             )
             stream = IncomingStream(
                 source,
@@ -340,9 +396,9 @@ class BlobPull:
                 self.blob.write,
                 self._mail.post,
                 number=number,
-                tls=self._agent.tls,
-                pacer=self._agent.pacer_of(self.blob.digest),
-                kept=self._agent.kept if self._stripes == 1 else None,
+                tls=self._context.tls,
+                pacer=self._context.pacer_of(self.blob.digest),
+                kept=self._context.kept if self._stripes == 1 else None,
                 attended=self._mail if self.blob.in_memory else None,  # a disk may hang, and the loop with it
             )
         self._streams[number] = stream
@@ -350,16 +406,16 @@ class BlobPull:
 
     @asynccontextmanager
     async def _reading(self, stripe: int, length: int) -> AsyncIterator[None]:
-        """Read a piece from the origin within: begins when this host's children and what all hosts
-        together may read allow it."""
-        async with self._agent.turns.reading(self.blob.digest, stripe):
-            await asyncio.sleep(self._agent.origin_share.take(length, time.monotonic()))
+        """Within it a piece may be read from the origin: it begins when this host's children and
+        the fleet's share of the origin allow that."""
+        async with self._context.turns.reading(self.blob.digest, stripe):
+            await asyncio.sleep(self._context.origin_share.take(length, time.monotonic()))
             yield
 
     async def _pause(self, length: int) -> None:
-        """After a piece from the origin: hold back as streams do."""
-        pacer, priority = self._agent.pacer_of(self.blob.digest), self.priority
-        woken = self._hurried if priority == "preseed" else asyncio.Event()
+        """Keep to the limits after a piece from the origin, as streams do."""
+        pacer, priority = self._context.pacer_of(self.blob.digest), self.priority
+        woken = self._escalated if priority == "preseed" else asyncio.Event()
         await pacer.sleep(priority, pacer.received(priority, length), woken)
 
     def _close(self, number: int, after_piece: bool) -> None:
@@ -375,54 +431,61 @@ class BlobPull:
             match event:
                 case PieceReceived(number, piece, ok):
                     self._received(number, piece, ok)
-                case StreamClosed(number, reason, detail, error):
-                    self._ways.end_write()
+                case StreamClosed(number):
+                    self._writers_changed(-1)
                     if number == SWARM:
                         self._swarm_closed(event)
-                        continue
-                    stream = self._streams.pop(number, None)
-                    source, stripe = self._sources.pop(number)
-                    if reason == "refused" and isinstance(stream, IncomingStream) and not stream.answered and not error:
-                        self.unreached[source.host] = detail
-                    if reason not in ("done", "closed"):
-                        _logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, detail)
-                    if source.is_origin and reason == "busy":
-                        self._submit(StreamEnded(number, "unavailable", error=error))
                     else:
-                        self._submit(StreamEnded(number, reason, error=error))
-                    self._ways.steer()
+                        self._stream_closed(event)
+
+    def _stream_closed(self, closed: StreamClosed) -> None:
+        number, reason, error = closed.stream, closed.reason, closed.error
+        stream = self._streams.pop(number, None)
+        source, stripe = self._sources.pop(number)
+        if reason == "refused" and isinstance(stream, IncomingStream) and not stream.answered and not error:
+            self.unreached[source.host] = closed.detail
+        if reason not in ("done", "closed"):
+            logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, closed.detail)
+        busy = source.is_origin and reason == "busy"
+        self._submit(StreamEnded(number, "unavailable" if busy else reason, error=error))
 
     def _swarm_closed(self, closed: StreamClosed) -> None:
-        self._ways.swarm_closed(closed)
+        assert self._swarm is not None
+        self._swarm.closed(closed)
+        self._submit(SwarmClosed(closed.reason))
         if self._outcome is not None:
             self._end(self._outcome[0])
-        self._ways.steer()
 
     def _received(self, number: int, piece: int, ok: bool) -> None:
         source, _ = self._sources[number] if number != SWARM else (None, 0)
         if not ok:
-            _logger.warning("source=%s sent wrong bytes for piece %d of %s", source, piece, self.blob.digest)
-            self._agent.count_rejected("corrupt")
+            logger.warning("source=%s sent wrong bytes for piece %d of %s", source, piece, self.blob.digest)
+            self._context.count_rejected("corrupt")
             return
-        from_origin = source.is_origin if source is not None else self._ways.read_here(piece)
+        from_origin = (
+            source.is_origin if source is not None else self._swarm is not None and self._swarm.read_here(piece)
+        )
         length = self.blob.layout.length(piece)
         if self._counted.add(piece):  # what two sources had under way is received twice, and counts once here
             self.bytes_by_source["origin" if from_origin else "peer"] += length
-        self._agent.count_received("origin" if from_origin else "peer" if source is not None else "bittorrent", length)
+        self._context.count_received(
+            "origin" if from_origin else "peer" if source is not None else "bittorrent", length
+        )
         self._stored(number, piece)
 
     def _stored(self, number: int, piece: int) -> None:
-        self._agent.turns.verified(self.blob.digest, piece)
-        self._ways.progressed(piece)
+        self._context.turns.verified(self.blob.digest, piece)
+        if self._swarm is not None:
+            self._swarm.held(piece)
         self._submit(PieceStored(number, piece))
         self._wake(piece, None)
 
     def _wake(self, piece: int, error: P2PDistError | None) -> None:
-        """Tell those who wait for a piece that it is there, or why it will not come."""
+        """Tell the callers of `piece` that it is there, or why it will not come."""
         if (waiter := self._waiting.pop(piece, None)) is None:
             return
         if error is None:
             waiter.set_result(None)
         else:
             waiter.set_exception(error)
-            waiter.exception()  # marks it as seen: those who waited may have gone away
+            waiter.exception()  # marks it as seen: the callers may have been cancelled

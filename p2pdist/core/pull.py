@@ -1,0 +1,229 @@
+"""One blob's pull at one host: the sources of its stripes, its transport, and what the tracker
+knows of that.
+
+Theory. A pull has two halves. `Download` (download.py) receives the stripes by streams down the
+tracker's trees and counts the pieces, whichever transport brings them. `TransportChoice` and
+`TransportSwitch` (transport.py) say when a BitTorrent swarm takes over, and when the trees do
+again; the download is paused while a swarm brings the pieces. The agent and the simulated host
+carry out commands and report what became of them.
+
+A tracker plans other parents for hosts that receive by a swarm, so it is told when that changes:
+each Holding carries `report_swarm`, and TellTracker asks for another one.
+
+Invariants: a swarm begins only when no stream writes into the blob, and a stream is opened only
+when no swarm does; writers of an earlier pull count. Between BeginSwarm and SwarmClosed the blob is
+the swarm's to write. After Completed or GaveUp nothing is commanded; the shell ends a swarm that
+still writes, and waits for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from p2pdist.core import download as dl
+from p2pdist.core.download import Download
+from p2pdist.core.transport import Begin, CutShort, Leave, Policy, Transport, TransportChoice, TransportSwitch
+from p2pdist.model.messages import Priority
+
+SWARM = -1
+"""The number that stands for the swarm where events name a stream; no stream has it."""
+
+PEERS_V1_S = 2.0
+"""A swarm that has given nothing for so long is a reason to ask whether version 1 has peers, and
+how long after an answer that is asked again."""
+
+# -- events: those of Download, and these
+
+
+@dataclass(frozen=True, slots=True)
+class TorrentKnown:
+    """The blob has a torrent, or none."""
+
+    exists: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeersKnown:
+    """Answers FindPeers: whether the swarm of version 1 has peers."""
+
+    exist: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmClosed:
+    """The swarm has let go of the file: the blob is "done", the swarm was "closed" as commanded, it
+    "failed", or its torrent is "corrupt" and not one of this blob."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterGone:
+    """A writer of an earlier pull of the blob has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityChanged:
+    """A start waits for this preseed, or does so no more."""
+
+    priority: Priority
+
+
+Event = dl.Event | TorrentKnown | PeersKnown | SwarmClosed | WriterGone | PriorityChanged
+
+# -- commands: those of Download, CutShort, and these
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSwarm:
+    """Take part in the swarm; SwarmClosed follows in any case."""
+
+    transport: Literal["swarm", "swarm-v1"]
+
+
+@dataclass(frozen=True, slots=True)
+class EndSwarm:
+    """Leave the swarm; SwarmClosed follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindPeers:
+    """Ask whether the swarm of version 1 has peers; PeersKnown answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """The pull leaves one transport for another; the commands beside this one do it."""
+
+    before: Transport
+    after: Transport
+
+
+@dataclass(frozen=True, slots=True)
+class TellTracker:
+    """Send the Holding again: the tracker was told otherwise about the swarm."""
+
+
+Command = dl.Command | BeginSwarm | EndSwarm | CutShort | FindPeers | Switched | TellTracker
+
+
+class PullCore:
+    """Decides for one pull. `other_writers` counts the writers of earlier pulls of the blob."""
+
+    __slots__ = (
+        "_choice",
+        "_other_writers",
+        "_peers_due",
+        "_priority",
+        "_reported",
+        "_switch",
+        "download",
+        "swarm_writes",
+    )
+
+    def __init__(
+        self, download: Download, policy: Policy = "trees", *, priority: Priority = "start", other_writers: int = 0
+    ) -> None:
+        self.download = download
+        self.swarm_writes = False
+        """Whether a swarm writes into the blob: from BeginSwarm to SwarmClosed."""
+        self._choice = TransportChoice(policy, download.host, download.blob, download.started_at)
+        self._switch = TransportSwitch()
+        self._priority: Priority = priority
+        self._other_writers = other_writers
+        self._reported = False  # what the tracker was told last
+        self._peers_due = 0.0  # when FindPeers may be commanded; never while an answer is to come
+        began = self._steer(download.started_at)
+        assert not began, "nothing has been opened yet"
+
+    @property
+    def by_swarm(self) -> bool:
+        """Whether the blob comes by a swarm, or is to."""
+        choice = self._choice
+        waits = choice.transport is None and choice.policy == "swarm" and choice.torrent is not False
+        return waits or self._switch.target in ("swarm", "swarm-v1")
+
+    def report_swarm(self) -> bool:
+        """What a Holding that is sent now tells the tracker: whether the blob comes by a swarm."""
+        self._reported = self.by_swarm
+        return self._reported
+
+    def handle(self, event: Event, *, now: float) -> Sequence[Command]:
+        """What to do about an event, in this order."""
+        if self.download.finished:
+            self.swarm_writes = self.swarm_writes and not isinstance(event, SwarmClosed)
+            return []
+        match event:
+            case dl.PieceStored():
+                self._choice.progressed(now=now)
+            case dl.StreamEnded():
+                return [*self.download.handle(event, now=now), *self._steer(now)]
+            case dl.Tick():
+                return [*self._steer(now), *self._questions(now), *self.download.handle(event, now=now)]
+            case TorrentKnown(exists):
+                self._choice.torrent = exists
+                return self._steer(now)
+            case SwarmClosed(reason):
+                self.swarm_writes = False
+                if reason in ("failed", "corrupt"):
+                    self._choice.torrent = False
+                return self._steer(now)
+            case WriterGone():
+                self._other_writers -= 1
+                return self._steer(now)
+            case PeersKnown(exist):
+                self._choice.peers_v1, self._peers_due = exist, now + PEERS_V1_S
+                return []
+            case PriorityChanged(priority):
+                self._priority = priority
+                return []
+            case dl.Planned():
+                self._choice.planned()
+            case dl.TrackerChanged(present):
+                self._choice.tracker_changed(present, now=now)
+        return self.download.handle(event, now=now)
+
+    def _steer(self, now: float) -> list[Command]:
+        """Leave the present transport when it is time for another, and begin that one once nothing
+        else writes into the blob."""
+        download, out = self.download, list[Command]()
+        if download.finished or self._choice.policy == "trees":
+            return out
+        steps = self._switch.steer(
+            self._choice,
+            writers=len(download.writing) + self.swarm_writes + self._other_writers,
+            fed=download.fed,
+            priority=self._priority,
+            now=now,
+        )
+        for step in steps:
+            match step:
+                case Leave(before, after):
+                    if after is not None:
+                        out.append(Switched(before, after))
+                    if before == "trees":
+                        out += download.handle(dl.Paused(True), now=now)
+                    elif self.swarm_writes:  # it may have failed
+                        out.append(EndSwarm())
+                case CutShort():
+                    out.append(step)
+                case Begin("trees"):
+                    out += download.handle(dl.Paused(False), now=now)
+                case Begin("swarm" | "swarm-v1" as transport):
+                    self.swarm_writes = True
+                    out.append(BeginSwarm(transport))
+        return out
+
+    def _questions(self, now: float) -> list[Command]:
+        out: list[Command] = []
+        if self.by_swarm != self._reported:
+            self.report_swarm()
+            out.append(TellTracker())
+        still = self._switch.transport == "swarm" and self._choice.still_s(now=now) > PEERS_V1_S
+        if still and now >= self._peers_due:
+            self._peers_due = inf
+            out.append(FindPeers())
+        return out

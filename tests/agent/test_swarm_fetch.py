@@ -1,0 +1,232 @@
+"""A pull that takes part in a swarm: when it begins, what follows when BitTorrent fails, and how it
+ends."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pdist.agent.pull import blob as blob_pull
+from p2pdist.agent.pull.blob import TICK_S, BlobPull
+from p2pdist.agent.uplink import Uplink
+from p2pdist.core.pull import SWARM
+from p2pdist.core.sources import Sources
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Unavailable
+from p2pdist.model.messages import Holding
+from p2pdist.model.pieces import PieceLayout, PieceList
+from p2pdist.model.plan import Plan, Source, StripePlan
+from p2pdist.model.torrent import Torrent, decode_torrent, torrent_info
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+from p2pdist.transfer.stream.events import StreamClosed
+
+DATA = random.Random(1).randbytes(20 * 65536)
+
+
+class Torrents:
+    """Finds the torrent of the blob as soon as the test lets it."""
+
+    def __init__(self) -> None:
+        self.answering = asyncio.Event()
+        self.torrent: Torrent | None = decode_torrent(torrent_info(io.BytesIO(DATA), len(DATA), "x"))
+        self.forgotten: list[Digest] = []
+
+    async def find(self, digest: Digest, layout: PieceLayout) -> Torrent | None:
+        await self.answering.wait()
+        return self.torrent
+
+    async def count_peers(self, torrent: Torrent) -> int:
+        return 0
+
+    def forget(self, digest: Digest) -> None:
+        self.forgotten.append(digest)
+
+
+class Swarming:
+    """An agent whose BitTorrent does not start."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.torrents = Torrents()
+        self.opened = 0
+        self.answering = asyncio.Event()
+        self.answering.set()
+
+    def policy_of(self, blob: Digest) -> str:
+        return self.policy
+
+    async def open(self) -> Any:
+        self.opened += 1
+        await self.answering.wait()
+        raise Unavailable("it does not listen")
+
+    def left(self, blob: Blob, peers: object, done: object) -> None: ...
+
+
+class Stream:
+    """An open stream that gives nothing."""
+
+    receiving: int | None = None
+    answered = True
+
+    def __init__(self, context: Context, source: Source, post: Callable[[Any], None], number: int) -> None:
+        self.source, self._post, self._number = source, post, number
+        self._context = context
+
+    def start(self) -> None:
+        self._context.story.append(f"stream from {self.source.host}")
+
+    def close(self) -> None:
+        self._context.story.append("closed")
+        self._post(StreamClosed(self._number, "closed"))
+
+    finish_piece_and_close = close
+
+
+class Context:
+    """An agent that notes what its pull does."""
+
+    host, tls, kept = "h1", None, None
+
+    def __init__(self, policy: str) -> None:
+        self.turns, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
+        self.swarming = Swarming(policy)
+        self.story: list[str] = []
+        self.holdings: list[bool] = []
+
+    def pacer_of(self, blob: Digest) -> None:
+        return None
+
+    def tell_tracker(self, message: object) -> None:
+        if isinstance(message, Holding):
+            self.holdings.append(message.swarm)
+
+
+class Rig:
+    """A pull of a blob, and its agent."""
+
+    def __init__(self, store: BlobStore, policy: str) -> None:
+        pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
+        self.context: Any = Context(policy)
+        self.blob = store.begin(digest_of(DATA), pieces)
+        self.plan = Plan(self.blob.digest, (StripePlan(0, Source("h2", "h2:1")),))
+
+    @property
+    def swarming(self) -> Swarming:
+        swarming: Swarming = self.context.swarming
+        return swarming
+
+    def begin(self) -> BlobPull:
+        pull = BlobPull(self.blob, self.context, tracker_present=True)
+        pull.start()
+        return pull
+
+
+@pytest.fixture
+async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[str], Rig]]:
+    store = BlobStore(tmp_path)
+    made: list[Rig] = []
+    pulls: list[BlobPull] = []
+
+    def rig(policy: str) -> Rig:
+        made.append(Rig(store, policy))
+        context = made[-1].context
+
+        def stream(source: Source, request: object, layout: object, write: object, post: Any, **rest: Any) -> Stream:
+            return Stream(context, source, post, rest["number"])
+
+        monkeypatch.setattr(blob_pull, "IncomingStream", stream)
+        begin = made[-1].begin
+        made[-1].begin = lambda: pulls.append(begin()) or pulls[-1]  # type: ignore[method-assign, func-returns-value]
+        return made[-1]
+
+    yield rig
+    for pull in pulls:
+        pull.stop()
+    await asyncio.sleep(0.01)
+    store.close()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_swarm_waits_for_a_writer_of_an_earlier_pull(make: Callable[[str], Rig]) -> None:
+    rig = make("swarm")
+    rig.context.writers[rig.blob.digest] = 1
+    rig.swarming.torrents.answering.set()
+    pull = rig.begin()
+    await asyncio.sleep(2 * TICK_S)
+    assert rig.swarming.opened == 0
+    rig.context.writers[rig.blob.digest] -= 1
+    await until(lambda: rig.swarming.opened == 1)
+    assert not pull.done.done()
+
+
+async def test_where_bittorrent_fails_the_trees_go_on(make: Callable[[str], Rig]) -> None:
+    """And stay: it is not tried again for this blob."""
+    rig = make("swarm")
+    pull = rig.begin()
+    pull.planned(rig.plan)
+    assert rig.context.story == []
+    rig.swarming.torrents.answering.set()
+    await until(lambda: rig.context.story == ["stream from h2"])
+    assert rig.swarming.opened == 1
+    assert rig.context.writers == {rig.blob.digest: 1}
+    await asyncio.sleep(2 * TICK_S)
+    assert rig.swarming.opened == 1
+
+
+async def test_the_tracker_learns_that_no_swarm_brings_the_blob(make: Callable[[str], Rig]) -> None:
+    rig = make("swarm")
+    pull = rig.begin()
+    assert pull.holding().swarm
+    rig.swarming.torrents.torrent = None
+    rig.swarming.torrents.answering.set()
+    await until(lambda: rig.context.holdings[-1:] == [False])
+    assert not pull.holding().swarm
+
+
+async def test_without_a_torrent_nothing_is_broken_off(make: Callable[[str], Rig]) -> None:
+    rig = make("auto")
+    rig.swarming.torrents.torrent = None
+    rig.swarming.torrents.answering.set()
+    pull = rig.begin()
+    pull.planned(rig.plan)
+    pull.tracker_changed(False)
+    await asyncio.sleep(2 * TICK_S)
+    assert rig.context.story == ["stream from h2"]
+
+
+async def test_a_torrent_of_another_blob_is_forgotten(make: Callable[[str], Rig]) -> None:
+    rig = make("auto")
+    pull = rig.begin()
+    rig.context.writers[rig.blob.digest] += 1
+    pull._mail.post(StreamClosed(SWARM, "corrupt", "another blob"))
+    await until(lambda: rig.swarming.torrents.forgotten == [rig.blob.digest])
+
+
+async def test_a_pull_that_ends_waits_for_its_transfer(make: Callable[[str], Rig]) -> None:
+    rig = make("swarm")
+    rig.swarming.torrents.answering.set()
+    rig.swarming.answering.clear()
+    pull = rig.begin()
+    await until(lambda: rig.swarming.opened == 1)
+    pull.stop()
+    await asyncio.sleep(0.05)
+    assert not pull.done.done()
+    assert rig.context.writers == {rig.blob.digest: 1}
+    rig.swarming.answering.set()
+    with pytest.raises(Unavailable, match="the agent stops"):
+        await asyncio.wait_for(pull.done, 10)
+    assert not rig.context.writers, "nothing is begun any more"
