@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.agent.bittorrent.service import BitTorrentContext, SeededFiles, Swarming, SwarmSettings, open_bell
+from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmService, SwarmSettings, open_listener
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
@@ -98,8 +98,8 @@ class Agent:
         self.host = settings.host
         # What can be wrong with the settings is found before the store is opened, which may take
         # long after a crash.
-        bell = open_bell(settings.swarm)
-        hello = _hello(settings, bell.port if bell is not None else 0)
+        listener = open_listener(settings.swarm)
+        hello = _hello(settings, listener.port if listener is not None else 0)
         self.session = session = TrackerSession(
             settings.trackers,
             hello,
@@ -124,12 +124,12 @@ class Agent:
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
         self.policies = Policies(store, downlink, Pacer(downlink), self.uplink.limit)
         received_bytes = Counter[str]()
-        self.swarming: Swarming | None = None
-        if bell is not None and settings.swarm is not None:
-            context = BitTorrentContext(
+        self.swarming: SwarmService | None = None
+        if listener is not None and settings.swarm is not None:
+            context = ServiceContext(
                 settings, store, session, own_origin, self.neighbourhood, self.uplink, received_bytes
             )
-            self.swarming = Swarming(settings.swarm, context, bell, files, self.policies.transport)
+            self.swarming = SwarmService(settings.swarm, context, listener, files, self.policies.transport)
         self.resources = PullResources(
             settings.host, session, self.policies, self._origins, self.uplink, self.tls, self.swarming, received_bytes
         )

@@ -16,7 +16,7 @@ from math import inf
 
 from p2pdist.agent.maintenance import Maintenance
 from p2pdist.agent.tracker.policies import Policies
-from p2pdist.core.eviction import Stored, due, goes_first, lasts_s
+from p2pdist.core.eviction import StoredPackage, due, goes_first, lasts_s
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
@@ -135,7 +135,7 @@ class Retention:
             self._manifests[manifest] = tuple(blob.digest for blob in decode_manifest(data).blobs) if data else ()
         return self._manifests[manifest]
 
-    def _stored(self, policies: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[Stored]:
+    def _stored(self, policies: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[StoredPackage]:
         """The packages in the store, and when each was used last; a package without a policy
         stays."""
         records = {record.reference: record for record in self._store.packages.list()}
@@ -143,7 +143,7 @@ class Retention:
         self._manifests = {manifest: blobs for manifest, blobs in self._manifests.items() if manifest in here}
         trees = {tree.root: tree for tree in self._store.trees.list()}
         stored = [
-            Stored(record.reference, NO_POLICY, self._blobs_of(record.manifest_digest), None)
+            StoredPackage(record.reference, NO_POLICY, self._blobs_of(record.manifest_digest), None)
             for record in records.values()
             if record.reference not in policies
         ]
@@ -157,5 +157,5 @@ class Retention:
                 busy = busy or bool(self._store.pins.owners(digest))
                 used += [content.last_used for content in (blob, tree) if content is not None]
             if used:
-                stored.append(Stored(reference, policy, blobs, None if busy else max(used)))
+                stored.append(StoredPackage(reference, policy, blobs, None if busy else max(used)))
         return stored

@@ -15,7 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.uplink import (
     BlockSent,
     Closed,
@@ -176,7 +176,7 @@ class Uplink:
         """Serve the pieces of a blob that are in `have`, and later pieces as they are verified."""
         self.submit(Held(blob, layout, stripes, have))
 
-    def limit(self, blob: Digest, bucket: Bucket | None) -> None:
+    def limit(self, blob: Digest, bucket: TokenBucket | None) -> None:
         """The streams of a held blob share `bucket` from now on, which other blobs may share as well;
         None for no limit but those of the host."""
         self.submit(Limited(blob, bucket))

@@ -145,11 +145,11 @@ async def test_two_hundred_small_blobs_share_connections_and_messages(site: Site
     await push(site.origin, TAGS[1], contents[1::2])
     first, second = await site.agent("h1"), await site.agent("h2")
     await site.pull(first)
-    assert site.streams == 0 and first.received_bytes["origin"] == sum(map(len, contents))
-    share = first.origin_share
+    assert site.streams == 0 and first.resources.received_bytes["origin"] == sum(map(len, contents))
+    share = first.resources.origin_share
     assert share.limit_bytes_s == ORIGIN_BYTES_S and share.free_at > 0, "it alone reads, and pays for what it reads"
     await site.pull(second)
-    assert second.received_bytes == {"peer": sum(map(len, contents))}
+    assert second.resources.received_bytes == {"peer": sum(map(len, contents))}
     for content in contents:
         blob = second.store.get(digest_of(content))
         assert blob is not None and blob.complete and blob.path.read_bytes() == content

@@ -30,7 +30,7 @@ from zeroconf import DNSQuestionType, Error, NonUniqueNameException, ServiceInfo
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from p2pdist.agent.discovery.links import DiscoverySettings, Link, addresses_of, check_interfaces, find_links
-from p2pdist.core.trackerless import Announcement, Kind, Neighbours, address_on, label_of, read_text, text_of
+from p2pdist.core.trackerless import Announcement, Kind, LinkPeers, address_on, label_of, read_text, text_of
 from p2pdist.model.errors import UsageError
 
 TYPES: dict[Kind, str] = {"tracker": "_p2pdist-tracker._tcp.local.", "agent": "_p2pdist-agent._tcp.local."}
@@ -79,7 +79,7 @@ class Discovery:
         check_interfaces(settings.interfaces)
         self.kind, self.own, self.settings = kind, own, settings
         self.browse = tuple(browse)
-        self.neighbours = Neighbours(own)
+        self.neighbours = LinkPeers(own)
         self._on_change = on_change
         self._responders: dict[Link, _Responder] = {}
         self._reporting: asyncio.TimerHandle | None = None

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
-from p2pdist.agent.bittorrent.service import Swarming
+from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader
 from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.uplink import Uplink
@@ -52,7 +52,7 @@ from p2pdist.core.pull import (
     WriterGone,
 )
 from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.transport import CutShort
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
@@ -82,9 +82,9 @@ class PullContext(Protocol):
     turns: Uplink
     sources: Sources
     tls: Tls | None
-    origin_share: Bucket
+    origin_share: TokenBucket
     connections: ConnectionPool
-    swarming: Swarming | None
+    swarming: SwarmService | None
     writers: Counter[Digest]
 
     def origin(self) -> Origin: ...

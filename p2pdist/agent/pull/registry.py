@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 
-from p2pdist.agent.bittorrent.service import Swarming
+from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.discovery.trackerless import Neighbourhood
 from p2pdist.agent.drain import Drain
 from p2pdist.agent.pull.blob import BlobPull
@@ -24,7 +24,7 @@ from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.agent.uplink import Flow, Uplink
 from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError
@@ -65,13 +65,13 @@ class PullResources:
     origins: Origins
     turns: Uplink
     tls: Tls | None
-    swarming: Swarming | None
+    swarming: SwarmService | None
     received_bytes: Counter[str]
     """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Pieces that were not stored, by reason."""
     sources: Sources = field(default_factory=Sources)
-    origin_share: Bucket = field(default_factory=lambda: Bucket(None))
+    origin_share: TokenBucket = field(default_factory=lambda: TokenBucket(None))
     """This host's share of the rate at which all hosts together may read the origin."""
     connections: ConnectionPool = field(default_factory=ConnectionPool)
     """Idle connections to other agents."""

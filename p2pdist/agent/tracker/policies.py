@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from p2pdist.core.downlink import BURST_S, Downlink, Lane
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, Corrupt
 from p2pdist.model.manifest import Manifest, decode_manifest
@@ -49,14 +49,14 @@ class Policies:
     bucket that it shares with other blobs. On the event loop."""
 
     def __init__(
-        self, store: BlobStore, downlink: Downlink, pacer: Pacer, limit: Callable[[Digest, Bucket | None], None]
+        self, store: BlobStore, downlink: Downlink, pacer: Pacer, limit: Callable[[Digest, TokenBucket | None], None]
     ) -> None:
         self._store, self._downlink, self._pacer, self._limit = store, downlink, pacer, limit
         self._file = store.root / "policies.json"
         self._writing = asyncio.Lock()
-        self._uploads: dict[str, Bucket] = {}
+        self._uploads: dict[str, TokenBucket] = {}
         """What all blobs of a policy share of the uplink, by the policy's pattern."""
-        self._lanes: dict[str, tuple[Bucket, Pacer]] = {}
+        self._lanes: dict[str, tuple[TokenBucket, Pacer]] = {}
         """What all blobs of a policy share of the downlink, by the policy's pattern."""
         self._by_blob: dict[Digest, PackagePolicy] = {}
         self._selections: dict[Digest, Digest] = {}
@@ -113,7 +113,7 @@ class Policies:
     def _apply(self, policy: PackagePolicy, blobs: Iterable[Digest]) -> None:
         """Apply a policy to blobs."""
         if policy.upload_bytes_s is not None:
-            self._uploads.setdefault(policy.match, Bucket(None)).limit_bytes_s = policy.upload_bytes_s
+            self._uploads.setdefault(policy.match, TokenBucket(None)).limit_bytes_s = policy.upload_bytes_s
         if policy.download_bytes_s is not None:
             self._lane(policy.match)[0].limit_bytes_s = policy.download_bytes_s
         for blob in blobs:
@@ -123,10 +123,10 @@ class Policies:
                 self._by_blob[blob] = policy
             self._limit(blob, self.upload_limit(blob))
 
-    def _lane(self, match: str) -> tuple[Bucket, Pacer]:
+    def _lane(self, match: str) -> tuple[TokenBucket, Pacer]:
         lane = self._lanes.get(match)
         if lane is None:
-            bucket = Bucket(None, BURST_S)
+            bucket = TokenBucket(None, BURST_S)
             lane = self._lanes[match] = bucket, self._pacer.beside(Lane(self._downlink, bucket))
         return lane
 
@@ -150,7 +150,7 @@ class Policies:
         """The priority of a pull of a blob that was requested with `asked`."""
         return self.of(blob).priority or asked
 
-    def upload_limit(self, blob: Digest) -> Bucket | None:
+    def upload_limit(self, blob: Digest) -> TokenBucket | None:
         """The share of the uplink of all blobs with the policy of `blob`; None for no limit."""
         policy = self.of(blob)
         return self._uploads[policy.match] if policy.upload_bytes_s is not None else None
