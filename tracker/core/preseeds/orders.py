@@ -345,14 +345,8 @@ class Preseeds:
         """Do what is due for one preseed; returns how many hosts were looked at."""
         members, others = preseed.members(self.hosts), dict(preseed.others())
         record = preseed.record
-        preseed.wake_at = min(
-            (
-                time
-                for time in (record.deadline_at, record.expires_at, self._settled_at)
-                if time is not None and time > now
-            ),
-            default=inf,
-        )
+        times = (record.deadline_at, record.expires_at, self._settled_at)
+        preseed.wake_at = min((time for time in times if time is not None and time > now), default=inf)
         self._send(preseed, members, now, out)
         states = {name: preseed.state_of(name, self.hosts, others) for name in members}
         preseed.tally = preseed.count(states, settled=self._settled(preseed, now))
