@@ -6,7 +6,7 @@ into one; what a digest names is kept, verified, up to CACHE_BYTES_MAX; what a t
 again after TAG_FRESH_S. While the origin does not answer, the last known meaning of a tag is given,
 and a manifest that is here is not asked for: a reference by digest needs no origin then. With a
 state directory tags and layers are known after a restart, too. A bundle depends on the manifest
-alone, so it is encoded once, whoever asks, and kept up to BUNDLES_BYTES_MAX; a torrent is checked
+alone, so it is encoded once, for all agents, and kept up to BUNDLES_BYTES_MAX; a torrent is checked
 once (p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
 """
 
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class Content:
-    """See the module's text."""
+    """Small content by reference and digest, read from the origin once."""
 
     def __init__(self, origin: Origin | None, documents: Documents | None = None) -> None:
         self._origin = origin
@@ -259,7 +259,7 @@ class Content:
     def _read_ended(self, key: str, task: asyncio.Task[Any]) -> None:
         del self._reads[key]
         if not task.cancelled():
-            task.exception()  # marks it as seen: whoever asked may have gone away
+            task.exception()  # marks it as seen: the callers may have gone away
 
 
 Document = TypeVar("Document", bound=Sized)

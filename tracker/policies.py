@@ -90,7 +90,7 @@ class PolicyFile:
                 logger.exception("the policies in %s are not watched", self._path)
 
     async def _woken(self) -> bool:
-        """Wait for the time to look; whether somebody asked for it."""
+        """Wait for the time to look; whether `reload` asked for it."""
         try:
             await asyncio.wait_for(self._asked.wait(), POLL_S)
         except TimeoutError:

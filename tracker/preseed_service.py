@@ -1,8 +1,8 @@
-"""Preseeds and rankings at work: joins the core of preseeds, its database, the sessions and what
-packages consist of.
+"""The service of preseeds and rankings: joins their core with the database, the sessions and the
+content of packages.
 
-Everything that the core is told goes through `submit` on the event loop; what it says goes to
-sessions and to the database. The database is waited for in threads.
+All events of the core go through `submit` on the event loop; its commands go to sessions and to the
+database, for which threads wait.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PURGE_S = 600.0
 PACKAGES_REMEMBERED_MAX = 1000
 
 logger = logging.getLogger(__name__)
-_said_decoder = msgspec.json.Decoder(dict[str, HostReport])
+_reports_decoder = msgspec.json.Decoder(dict[str, HostReport])
 
 
 class _Clock:
@@ -91,7 +91,7 @@ class PreseedSummary(msgspec.Struct, frozen=True):
 
 
 class Sessions(Protocol):
-    """What is needed of the tracker's service."""
+    """What preseeds need of the tracker's service."""
 
     fleet: Fleet
     content: Content
@@ -101,7 +101,8 @@ class Sessions(Protocol):
 
 
 class PreseedService:
-    """See the module's text. `grace_s` is how long after the start hosts may take to return."""
+    """Takes orders of preseeds and answers rankings. `grace_s` is how long after the start hosts may
+    take to return."""
 
     def __init__(self, sessions: Sessions, database: PreseedDatabase, *, grace_s: float = GRACE_S) -> None:
         fleet = sessions.fleet
@@ -143,12 +144,12 @@ class PreseedService:
                 logger.exception("preseeds: a tick failed")
 
     async def stop(self) -> None:
-        """Let what is being written be written, and leave the database."""
+        """Wait until the changes under way are written, and leave the database."""
         await asyncio.gather(*self._saving, return_exceptions=True)
         await asyncio.to_thread(self._database.close)
 
     def submit(self, event: Event) -> None:
-        """Tell the core, and do what it says."""
+        """Hand an event to the core and carry out its commands."""
         for command in self.core.handle(event, now=self._clock.now()):
             if isinstance(command, Send):
                 self._sessions.send(command.host, command.message)
@@ -157,7 +158,7 @@ class PreseedService:
                 self._saving.add(task)
                 task.add_done_callback(self._saving.discard)
 
-    # -- what sessions say (see Listener in service.py)
+    # -- events of sessions (Listener in service.py)
 
     def opened(self, host: str) -> None:
         self._redundant.forget(host)
@@ -180,27 +181,27 @@ class PreseedService:
 
     async def _save(self, record: PreseedRecord) -> None:
         try:
-            found = await asyncio.to_thread(self._database.replace, record)
+            present = await asyncio.to_thread(self._database.replace, record)
         except P2PDistError as error:
             logger.warning("preseed %s: %s", record.id, error)
             await asyncio.sleep(EXCHANGE_S)
-            found = None
-        self.submit(Loaded((found,)) if found is not None else SaveFailed(record.id))
+            present = None
+        self.submit(Loaded((present,)) if present is not None else SaveFailed(record.id))
 
     async def _exchange(self) -> None:
-        known = self.core.by_id
-        local_reports = self.core.local_reports(now=self._clock.now()) if self.core.shared else {}
-        ours = {identifier: msgspec.json.encode(said).decode() for identifier, said in local_reports.items()}
-        versions = {identifier: preseed.record.version for identifier, preseed in known.items()}
-        found = await asyncio.to_thread(self._database.exchange, versions, ours)
-        self.submit(Loaded(found.records))
-        said = {
-            tracker: {identifier: _said_decoder.decode(text) for identifier, text in of.items()}
-            for tracker, of in found.said.items()
+        preseeds = self.core.by_id
+        reports = self.core.local_reports(now=self._clock.now()) if self.core.shared else {}
+        ours = {identifier: msgspec.json.encode(hosts).decode() for identifier, hosts in reports.items()}
+        versions = {identifier: preseed.record.version for identifier, preseed in preseeds.items()}
+        exchange = await asyncio.to_thread(self._database.exchange, versions, ours)
+        self.submit(Loaded(exchange.records))
+        theirs = {
+            tracker: {identifier: _reports_decoder.decode(text) for identifier, text in texts.items()}
+            for tracker, texts in exchange.reports.items()
         }
-        # What was made here meanwhile is there, too.
-        fresh = frozenset(known) - versions.keys()
-        self.submit(Synced(found.ids | fresh, said))
+        # Orders that were taken here meanwhile are in the database, too.
+        fresh = frozenset(preseeds) - versions.keys()
+        self.submit(Synced(exchange.ids | fresh, theirs))
 
     # -- what schedulers ask
 
@@ -241,9 +242,9 @@ class PreseedService:
 
     async def cancel(self, identifier: str) -> None:
         """Release all hosts. Raises NotFound, Conflict, Unavailable."""
-        known = self.core.by_id.get(identifier)
-        if known is not None and known.record.state in ("cancelled", "expired"):
-            return  # every node of a job may say so
+        preseed = self.core.by_id.get(identifier)
+        if preseed is not None and preseed.record.state in ("cancelled", "expired"):
+            return  # every node of a job may cancel it
 
         def cancelled(record: PreseedRecord) -> PreseedRecord:
             if record.state in ("cancelled", "expired"):
@@ -281,19 +282,19 @@ class PreseedService:
                 raise UsageError("roles have their own counts, and are not placed rack by rack")
             if len({role.name for role in request.roles}) < len(request.roles):
                 raise UsageError("two roles have the same name")
-            wanted = [RoleNeed(role.name, await self._needed(role.packages), role.count) for role in request.roles]
+            needs = [RoleNeed(role.name, await self._needed(role.packages), role.count) for role in request.roles]
             present = [name for name in self._names(request) if self._present(name)]
-            assigned = self.affinity.assign(wanted, present)
+            assigned = self.affinity.assign(needs, present)
             return Assignment(
-                [RoleHosts(role.name, assigned[role.name]) for role in wanted],
+                [RoleHosts(role.name, assigned[role.name]) for role in needs],
                 sum(host.bytes_missing for hosts in assigned.values() for host in hosts),
             )
         parts = await self._needed(request.packages or ())
         ranked = self.affinity.rank(parts, self._names(request))
         if request.hosts is None:
-            ranked = [each for each in ranked if each.present]
+            ranked = [host for host in ranked if host.present]
         if request.coherent is not None:
-            return self.affinity.coherent([each for each in ranked if each.present], request.count or len(ranked))
+            return self.affinity.coherent([host for host in ranked if host.present], request.count or len(ranked))
         return ranked[: request.count]
 
     def _names(self, request: RankRequest) -> Sequence[str]:

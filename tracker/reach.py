@@ -1,14 +1,14 @@
 """Whether agents can be reached at the addresses that they give out, as this tracker finds by
 connecting to them.
 
-An agent whose address means nothing to others, or behind a firewall, works all the same: it reads
-central storage, and so does everybody who would have received from it. So each agent asks after its
+An agent behind a firewall, or whose address means nothing to others, works all the same: it reads
+central storage, and so do the hosts that would have received from it. So each agent asks after its
 start, and now and then, whether it can be reached. The tracker connects to the address and looks
 who answers there; a host that several others could not connect to counts as unreachable, too. What
 is found changes no plan: others may be able to reach what the tracker cannot, and what they meet
 they complain of.
 
-Whoever opens a session names an address. So the tracker goes to no other one, and repeats nothing
+Any process may open a session and name an address. So the tracker goes to no other one, and repeats nothing
 of what a stranger says.
 """
 
@@ -34,7 +34,7 @@ CONNECT_S = 2.0
 
 LOOKS_MAX = 64
 AGAIN_S = 1.0
-"""A look is not older than this when it is given to another who asks."""
+"""The age up to which a look answers further questions."""
 
 ANSWER_BYTES_MAX = 1 << 12
 
@@ -47,7 +47,7 @@ class _Look:
 
 
 class Reach:
-    """See the module's text. `hosts` are those of the fleet."""
+    """Looks whether hosts of the fleet can be reached, and remembers the last look at each."""
 
     def __init__(self, hosts: Mapping[str, Host]) -> None:
         self._hosts = hosts

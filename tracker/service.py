@@ -87,7 +87,7 @@ class Listener(Protocol):
 
 
 class Service:
-    """See the module's text. `observe_plan` hears the seconds that each planning step took.
+    """The single writer around the fleet. `observe_plan` hears the seconds that each planning step took.
     `web_origin` is the address of an OCI image layout that any BitTorrent client may read over HTTP
     (a cache or a limited server, not the bare origin); empty for none."""
 
@@ -154,7 +154,7 @@ class Service:
         return number, outbox
 
     def close_session(self, number: int) -> None:
-        """End a session, whoever ended it first."""
+        """End a session, on either side's initiative."""
         outbox = self._outboxes.pop(number, None)
         if outbox is not None:
             outbox.put(None)
@@ -198,7 +198,7 @@ class Service:
                 outbox.put(Pace(interval_s))
 
     def _adjust_to_load(self, now: float) -> None:
-        """Let agents report less often while this process is busy; those who had an older pace had
+        """Let agents report less often while this process is busy; agents with an older rate had
         time to hear of the new one."""
         if now >= self._patient_until:
             self.fleet.patience_s = 0.0

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class WarmTags:
-    """See the module's text."""
+    """Keeps the tags of policies warm, while `run` runs."""
 
     def __init__(self, book: PolicyBook, content: Content, preseeds: PreseedService) -> None:
         self._book, self._content, self._preseeds = book, content, preseeds

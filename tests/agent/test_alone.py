@@ -163,9 +163,9 @@ async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
     layer = package.manifest.layers[0].digest
     for digest in (one, two, three):
         assert (await pulled(agent, blob=digest)).error is None
-    listed = {each["reference"]: each for each in await agent.inventory.packages()}
+    listed = {each.reference: each for each in await agent.inventory.packages()}
     assert list(listed) == [str(TAG), *sorted(f"blob:{each.replace(':', '-')}" for each in digests)]
-    assert all(each["complete"] and not each["pinned"] for each in listed.values())
+    assert all(each.complete and not each.pinned for each in listed.values())
 
     kept = await tidy.pin(two)
     assert kept.layers == (two,) and kept.owner == f"pin:blob:{two.replace(':', '-')}"
@@ -190,7 +190,7 @@ async def test_a_blob_by_itself_is_listed_pinned_verified_and_removed(
     assert agent.store.get(three) is None and agent.store.get(layer) is not None and agent.store.get(two) is not None
     await tidy.unpin(two)
     await tidy.remove(two)
-    assert [each["reference"] for each in await agent.inventory.packages()] == [str(TAG)]
+    assert [each.reference for each in await agent.inventory.packages()] == [str(TAG)]
 
 
 async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Start, origin: LocalLayout) -> None:
@@ -203,7 +203,7 @@ async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Sta
     after = (await pulled(agent, package=str(TAG))).package
     assert before is not None and after is not None
     old, new = before.manifest.layers[0].digest, after.manifest.layers[0].digest
-    assert [each["digest"] for each in await agent.inventory.packages()] == [after.digest, old]
+    assert [each.digest for each in await agent.inventory.packages()] == [after.digest, old]
     with agent.store.get(old).held():  # type: ignore[union-attr]
         await agent.maintenance.collect()
         assert agent.store.get(old) is not None

@@ -124,7 +124,7 @@ def test_ended_ones_are_removed_after_a_while(where: str) -> None:
     database.purge(now=1000.0 + ENDED_KEPT_S + 1)
     assert [record.id for record in database.read_all()] == ["p1"]
     found = database.exchange({"p1": 1, "p2": 1}, {})
-    assert (found.records, found.ids, found.said) == ((), {"p1"}, {})
+    assert (found.records, found.ids, found.reports) == ((), {"p1"}, {})
     database.close()
 
 
@@ -132,27 +132,27 @@ def test_trackers_hear_of_each_other(postgresql: str) -> None:
     one, two = PreseedDatabase(postgresql), PreseedDatabase(postgresql)
     one.insert(RECORD)
     found = two.exchange({}, {"p1": '{"h2":["done",1,"",""]}'})
-    assert (found.records, found.ids, found.said) == ((RECORD,), {"p1"}, {})
-    [said] = one.exchange({"p1": 1}, {"p1": "{}"}).said.values()
+    assert (found.records, found.ids, found.reports) == ((RECORD,), {"p1"}, {})
+    [said] = one.exchange({"p1": 1}, {"p1": "{}"}).reports.values()
     assert said == {"p1": '{"h2":["done",1,"",""]}'}
     two.exchange({"p1": 1}, {"p1": '{"h3":["done",1,"",""]}'})
-    [said] = one.exchange({"p1": 1}, {"p1": "{}"}).said.values()
+    [said] = one.exchange({"p1": 1}, {"p1": "{}"}).reports.values()
     assert said == {"p1": '{"h3":["done",1,"",""]}'}
     two.exchange({"p1": 1}, {})
-    assert list(one.exchange({"p1": 1}, {"p1": "{}"}).said.values()) == [{}]
+    assert list(one.exchange({"p1": 1}, {"p1": "{}"}).reports.values()) == [{}]
     two.exchange({"p1": 1}, {"p1": "{}"})
     two.close()
-    assert one.exchange({"p1": 1}, {}).said == {}, "who stops takes back what it said"
+    assert one.exchange({"p1": 1}, {}).reports == {}, "who stops takes back what it said"
     one.close()
 
 
 def test_a_tracker_that_beats_no_more_is_taken_for_gone_and_may_return(postgresql: str) -> None:
     one, two = PreseedDatabase(postgresql), PreseedDatabase(postgresql)
     two.exchange({}, {"p1": "{}"})
-    heard = [len(one.exchange({}, {}).said) for _ in range(STALE_BEATS + 2)]
+    heard = [len(one.exchange({}, {}).reports) for _ in range(STALE_BEATS + 2)]
     assert heard == [1] * STALE_BEATS + [0, 0]
     two.exchange({}, {"p1": "{}"})
-    assert list(one.exchange({}, {}).said.values()) == [{"p1": "{}"}], "it says everything again"
+    assert list(one.exchange({}, {}).reports.values()) == [{"p1": "{}"}], "it says everything again"
     one.close()
     two.close()
 

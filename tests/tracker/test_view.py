@@ -8,7 +8,7 @@ from fleet_rig import BLOB, PIECE, PIECES, Hosts, fleet_of, join_all
 
 from p2pdist.model.digest import Digest, digest_of
 from tracker.core.views.rates import STALLED_S, VISITS_MAX, SwarmRates
-from tracker.core.views.tree_view import ABSENT, NOBODY, ORIGIN
+from tracker.core.views.tree_view import ABSENT, NO_PARENT, ORIGIN
 from tracker.core.views.view import AWAY, BLAMED, GONE_S, RECEIVING, SHUNNED, SLOW, STORY_PER_UPDATE_MAX, Change, View
 
 HALF = PIECES // 4
@@ -40,7 +40,7 @@ class Watcher:
         for number in change.forgotten:
             del self.states[self.names.pop(number)]
         self.states.update({self.names[number]: (done, flags) for number, done, flags in change.states})
-        special = {ORIGIN: "origin", NOBODY: "nobody"}
+        special = {ORIGIN: "origin", NO_PARENT: "nobody"}
         self.parents.update(
             {
                 self.names[number]: (done, special.get(parent) or self.names[parent])

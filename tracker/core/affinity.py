@@ -1,27 +1,20 @@
 """Affinity: which hosts lack the fewest bytes of what a job needs.
 
-Theory. Swarms know who holds what: every agent says all its complete blobs when it connects
-(`Holding`) and how far it is with the others (`Report`). So the bytes that a host lacks of some
-packages are the sizes of their blobs, each counted once however many packages share it, less what
-it said last that it holds; a host that lost content while it was away says so when it connects. A
-partial blob counts by its pieces (`Swarm.bytes_held`).
+Theory. Swarms know what each host holds: an agent reports all its complete blobs when it connects
+(`Holding`) and its progress with the others (`Report`). The bytes that a host lacks of some packages
+are the sizes of their blobs, each counted once however many packages share it, less what the host
+last reported of them. A partial blob counts by its pieces (`Swarm.bytes_held`).
 
-Packs are means to make trees. Once a tree is here whole its packs may go, and are not fetched again
-for a later version either, which takes what it needs of them from the objects here. Hosts say which
-packs these are (`spares`, see spares.py); they count as held.
+Packs are means to make trees. Once a tree is in a store whole its packs are redundant: they may go,
+and are not fetched for a later version either, which takes their contents from the objects in the
+store. Each host reports its redundant packs when it connects and when they change (`Spares`); they
+count as held until its session ends.
 
 The time that the missing bytes take is estimated from the rate that the host has shown
 (capacity.py), or a typical one where it has shown none, or RATE_ASSUMED_BYTES_S while no host has.
 
 Invariant: 0 <= bytes missing <= bytes in all, and 0 exactly when every blob that is not empty is
-complete.
-
-Blobs that hosts hold no more and need not fetch: packs whose contents stand in trees that are
-there whole.
-
-Each host says which they are when it connects, and again when they change (`Spares`). What it said
-ends with its session.
-"""
+complete or redundant."""
 
 from __future__ import annotations
 
@@ -43,17 +36,21 @@ from tracker.core.host import Host
 from tracker.core.swarm import Swarm
 
 PER_HOST_MAX = 4000
+"""Redundant packs that are noted of one host."""
 
 
 @dataclass(slots=True)
 class RedundantPacks:
-    """`hosts`: for each blob, the hosts that need not fetch it; none stands there without one."""
+    """Packs that hosts need not fetch, as they reported."""
 
     hosts: dict[Digest, dict[str, None]] = field(default_factory=dict)
+    """The hosts by pack, each with at least one."""
+
     _blobs: dict[str, dict[Digest, None]] = field(default_factory=dict)
+    """The packs by host, up to PER_HOST_MAX."""
 
     def note(self, host: str, spares: Spares) -> None:
-        """Take a host's word; what exceeds PER_HOST_MAX is not noted, and counts as missing."""
+        """Note a host's report; packs over PER_HOST_MAX are not noted, and count as missing."""
         if not spares.more:
             self.forget(host)
         blobs = self._blobs.setdefault(host, {})
@@ -62,7 +59,7 @@ class RedundantPacks:
             self.hosts.setdefault(blob, {})[host] = None
 
     def forget(self, host: str) -> None:
-        """The host has gone, or is about to say everything anew."""
+        """Drop the packs of a host that has gone, or reports all of them anew."""
         for blob in self._blobs.pop(host, {}):
             hosts = self.hosts[blob]
             del hosts[host]
@@ -113,8 +110,8 @@ class RoleNeed:
 
 @dataclass(slots=True)
 class Affinity:
-    """Shares the fleet's hosts, swarms and capacities, and changes none of them. `spares`: hosts
-    that need not fetch a blob, by blob."""
+    """Ranks the fleet's hosts; shares its hosts, swarms and capacities, and changes none of them.
+    `redundant`: the hosts that need not fetch a pack, by pack."""
 
     hosts: Mapping[str, Host]
     swarms: Mapping[Digest, Swarm]
@@ -132,8 +129,7 @@ class Affinity:
         return dict(zip(names, map(sub, repeat(total), map(sum, rows)), strict=False))
 
     def _held(self, digest: Digest, size: int) -> Mapping[str, int] | None:
-        """What each host holds of a blob, or need not fetch of it; None when there is none that
-        does."""
+        """The bytes of a blob that each host holds or need not fetch; None where no host does."""
         swarm, hosts = self.swarms.get(digest), self.redundant.get(digest)
         # Agents may be wrong about a size, the manifest that named the blob is not.
         held = swarm.bytes_held if swarm is not None and swarm.layout.size == size else None
@@ -142,8 +138,8 @@ class Affinity:
         return {**(held or {}), **dict.fromkeys(hosts, size)}
 
     def rank(self, parts: Parts, names: Collection[str]) -> list[Ranked]:
-        """The hosts, best first: those that are present, that lack the fewest bytes, that will have
-        them soonest; then by name."""
+        """The hosts in order: present hosts first, then by bytes missing, by the time that these
+        take, and by name."""
         missing, total = self.missing(parts, names), sum(parts.values())
         usual = self.capacities.typical() or RATE_ASSUMED_BYTES_S
         rate, hosts = self.capacities.rate, self.hosts
@@ -162,13 +158,12 @@ class Affinity:
 
     def coherent(self, ranked: Sequence[Ranked], count: int) -> list[Ranked]:
         """`count` of the hosts in as few racks as that many need and, among the choices of so few
-        racks, with few bytes missing: whole racks, those with the fewest bytes missing per host
-        first as long as the rest still fits the racks that are left, then the best hosts of the one
-        that needs the fewest."""
+        racks, with few bytes missing: first whole racks, in the order of their bytes missing per
+        host, as long as the rest still fits the racks that are left; then the best hosts of the
+        rack that needs the fewest."""
         racks: dict[tuple[str, str], list[Ranked]] = {}
-        for each in ranked:
-            host = self.hosts.get(each.host)
-            racks.setdefault((host.zone, host.rack) if host is not None else ("", ""), []).append(each)
+        for entry in ranked:
+            racks.setdefault(self._rack(entry.host), []).append(entry)
         order = sorted(racks, key=lambda rack: (_mean(racks[rack]), rack))
         sizes = sorted(map(len, racks.values()))
         count = min(count, len(ranked))
@@ -193,18 +188,18 @@ class Affinity:
         return chosen
 
     def assign(self, roles: Sequence[RoleNeed], names: Collection[str]) -> dict[str, list[Ranked]]:
-        """Distinct hosts for each role, those with the fewest bytes missing first, and of equal
-        ones those that would be worse in the other roles. Greedy: it may miss the least sum. Raises
+        """Distinct hosts for each role, in the order of their bytes missing; of equal hosts first the
+        one that would be worse in the other roles. Greedy: it may miss the least sum. Raises
         Conflict when there are too few hosts."""
-        wanted = sum(role.count for role in roles)
-        if wanted > len(names):
+        needed = sum(role.count for role in roles)
+        if needed > len(names):
             raise Conflict(
-                f"{wanted} hosts are asked for and {len(names)} may be chosen",
+                f"{needed} hosts are asked for and {len(names)} may be chosen",
                 remedy="Ask for fewer, or select more hosts",
             )
         missing = [self.missing(role.parts, names) for role in roles]
         pairs: list[tuple[int, int, str, int]] = []
-        for name, lacking in zip(names, zip(*(each.values() for each in missing), strict=True), strict=True):
+        for name, lacking in zip(names, zip(*(row.values() for row in missing), strict=True), strict=True):
             lowest = sorted(lacking)[:2]
             for role, bytes_missing in enumerate(lacking):
                 other = lowest[-1] if bytes_missing == lowest[0] else lowest[0]
@@ -217,13 +212,13 @@ class Affinity:
                 open_slots[role] -= 1
                 taken[name] = role
         return {
-            role.name: self.rank(role.parts, [name for name, place in taken.items() if place == number])
+            role.name: self.rank(role.parts, [name for name, role_number in taken.items() if role_number == number])
             for number, role in enumerate(roles)
         }
 
     def pick(self, parts: Parts, names: Iterable[str], count: int, taken: Iterable[str] = ()) -> list[str]:
-        """Up to `count` hosts: the fewest bytes missing first; of those that lack the same, one
-        from each rack in turn, beginning with the racks where the fewest of `taken` stand."""
+        """Up to `count` hosts, in the order of their bytes missing; of equal hosts one from each rack
+        in turn, beginning with the racks that have the fewest of `taken`."""
         if count <= 0:
             return []
         missing = self.missing(parts, list(names))
@@ -236,16 +231,16 @@ class Affinity:
             racks: dict[tuple[str, str], list[str]] = {}
             for name in reversed(group):
                 racks.setdefault(self._rack(name), []).append(name)
-            turns = [(load[rack], rack) for rack in racks]
-            heapq.heapify(turns)
-            while turns:
+            queue = [(load[rack], rack) for rack in racks]
+            heapq.heapify(queue)
+            while queue:
                 if len(chosen) == count:
                     return chosen
-                _, rack = heapq.heappop(turns)
+                _, rack = heapq.heappop(queue)
                 chosen.append(racks[rack].pop())
                 load[rack] += 1
                 if racks[rack]:
-                    heapq.heappush(turns, (load[rack], rack))
+                    heapq.heappush(queue, (load[rack], rack))
         return chosen
 
     def _rack(self, name: str) -> tuple[str, str]:
@@ -254,7 +249,7 @@ class Affinity:
 
 
 def _mean(hosts: Sequence[Ranked]) -> float:
-    return sum(each.bytes_missing for each in hosts) / max(1, len(hosts))
+    return sum(host.bytes_missing for host in hosts) / max(1, len(hosts))
 
 
 def _racks_needed(sizes: Sequence[int], count: int) -> int:

@@ -4,14 +4,14 @@ reason` with HTTP 200.
 Info hashes and peer ids are arbitrary bytes, percent-encoded, so the query is taken apart here and
 not by aiohttp, which would read it as text. Where a peer is, its connection says: a client could
 name any address in `ip`, and have others send to it. Only a client on the tracker's own machine may
-name an address there, as nobody else reaches it at the loopback address: a private one.
+name an address there, as no other reaches it at the loopback address: a private one.
 
 Torrents of blobs and packages, for any BitTorrent client: `.torrent` files, or magnet links in
 JSON (`?format=magnet`).
 
 The tracker's own address in them is the one under which it was asked. It says what the torrent is
 about (`/announce?blob=<digest>`, or `?package=` with the manifest's digest), so that a tracker that
-was started again can look it up when somebody announces himself; clients keep a query in that
+was started again can look it up when a peer announces itself; clients keep a query in that
 address as it is. `?version=1` leaves out version 2 of the protocol, see p2pdist/model/torrent.py.
 
 Agents that hold the whole blob are its web seeds (BEP 19), the nearest ones first, and so is
@@ -65,7 +65,8 @@ async def register_blob(service: Service, digest: Digest) -> Torrent:
 
 
 async def register_package(service: Service, digest: Digest) -> Torrent:
-    """The same for the package with this manifest."""
+    """Let the torrent of the package with this manifest be tracked from now on. Raises NotFound,
+    Corrupt, Unavailable."""
     torrent, manifest = await service.content.package_torrent(digest)
     _register_torrent(service, torrent, tuple(blob.digest for blob in manifest.blobs))
     return torrent
@@ -179,8 +180,7 @@ async def scrape(request: web.Request) -> web.Response:
 
 
 async def _register(service: Service, fields: Fields) -> None:
-    """A tracker that was started again learns from the announce itself what torrent it is about;
-    see torrents.py."""
+    """Learn from an announce, after a restart, what its torrent is about."""
     for name, register in (("blob", register_blob), ("package", register_package)):
         named = _one(fields, name)
         if named:

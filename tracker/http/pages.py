@@ -1,8 +1,8 @@
 """The page of swarm health at `/`, and the events that it lives on (`/v1/events`, server-sent
 events of the HTML standard, 9.2).
 
-One task updates the view of the fleet, every second while somebody watches. Each watcher is told
-what changed since it was told last; who reads slowly is told less often and misses nothing.
+One task updates the view of the fleet, every second while there are watchers. Each watcher gets
+what changed since its last report; a slow reader gets reports less often and misses nothing.
 Watchers that ask for the same thing get the same bytes, which are made once.
 
 The page is one document, a few modules of script and one style sheet, all of them from here; its
@@ -65,7 +65,7 @@ class _Watched:
 
 
 class Watch:
-    """Those who watch the fleet, and what they see. Everything is called on the event loop."""
+    """The watchers of the fleet, and what they see. All methods are called on the event loop."""
 
     def __init__(self, service: Service, preseeds: PreseedService | None = None) -> None:
         self.view = View(service.fleet)
@@ -145,7 +145,7 @@ class Watch:
         self._trees[tree].watchers += 1
 
     def _document(self, version: int, tree: Tree | None) -> bytes:
-        """What changed after `version`, encoded once for all who ask."""
+        """What changed after `version`, encoded once for all watchers."""
         found = self._encoded.get((version, tree))
         if found is None:
             watched = self._trees[tree].view if tree is not None else None

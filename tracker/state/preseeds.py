@@ -1,13 +1,13 @@
 """Preseeds in a database: SQLite for one tracker, PostgreSQL for several.
 
-What was asked for must outlive trackers, so a record is in the database before anybody is told of
-it. Several trackers change records without locks: each names the version that it read, and a change
+Orders must outlive trackers, so a record is in the database before a host or caller hears of it.
+Several trackers change records without locks: each names the version that it read, and a change
 whose version is no longer there is not made (optimistic concurrency control, Kung and Robinson,
 1981); the caller gets what is there instead.
 
-Beside the records stands what is soft: each tracker counts its beats, and says how far the hosts
-are that are connected to it. A tracker that does not beat for STALE_BEATS exchanges of another is
-taken for gone by that one, whatever the clocks of the two say.
+The database also holds soft state: each tracker counts its beats, and reports how far its own hosts
+are. A tracker that does not beat for STALE_BEATS exchanges of another is taken for gone by that one,
+whatever the clocks of the two say.
 
 All methods wait for the database and may be called from any thread; they raise Unavailable when it
 does not answer.
@@ -68,7 +68,7 @@ _trackers = sql.Table(
     sql.Column("tracker", sql.String(64), primary_key=True),
     sql.Column("beat", sql.BigInteger, nullable=False),
 )
-_said = sql.Table(
+_reports = sql.Table(
     "preseed_hosts",
     _metadata,
     sql.Column("tracker", sql.String(64), primary_key=True),
@@ -80,17 +80,17 @@ _said = sql.Table(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What was found in the database: records that differ from those known, the ids of all, and
-    what the other trackers that live say (JSON), by tracker and preseed."""
+    """News of the database: records that differ from the known ones, the ids of all, and the reports
+    (JSON) of the other trackers that live, by tracker and preseed."""
 
     records: tuple[PreseedRecord, ...]
     ids: frozenset[str]
-    said: Mapping[str, Mapping[str, str]]
+    reports: Mapping[str, Mapping[str, str]]
 
 
 class PreseedDatabase:
-    """See the module's text. `where` is a PostgreSQL URL, a directory for SQLite, or nothing: then
-    it lasts as long as the object."""
+    """Records of preseeds and reports of trackers. `where` is a PostgreSQL URL, a directory for
+    SQLite, or empty: then the database lasts as long as the object."""
 
     def __init__(self, where: str) -> None:
         self.shared = is_postgresql(where)
@@ -106,11 +106,11 @@ class PreseedDatabase:
             _create_tables(connection)
 
     def close(self) -> None:
-        """Take back what this tracker said, and disconnect."""
+        """Remove the reports of this tracker, and disconnect."""
         try:
             if self.shared:
                 with self._transaction() as connection:
-                    connection.execute(sql.delete(_said).where(_said.c.tracker == self._tracker))
+                    connection.execute(sql.delete(_reports).where(_reports.c.tracker == self._tracker))
                     connection.execute(sql.delete(_trackers).where(_trackers.c.tracker == self._tracker))
         finally:
             self._engine.dispose()
@@ -139,7 +139,7 @@ class PreseedDatabase:
 
     def replace(self, record: PreseedRecord) -> PreseedRecord | None:
         """Write a record over the version that it was made from. Returns what is there then: the
-        record with its new version, or the one of whoever was faster; None when it was removed."""
+        record with its new version, or that of a faster tracker; None when it was removed."""
         written = replace(record, version=record.version + 1)
         change = sql.update(_preseeds).where(_preseeds.c.id == record.id, _preseeds.c.version == record.version)
         with self._transaction() as connection:
@@ -164,15 +164,15 @@ class PreseedDatabase:
         raise Conflict(f"the preseed {identifier} is being changed all the time", remedy="Try again")
 
     def purge(self, *, now: float) -> None:
-        """Remove those that ended long ago."""
+        """Remove records of preseeds that ended ENDED_KEPT_S ago."""
         with self._transaction() as connection:
             connection.execute(sql.delete(_preseeds).where(_preseeds.c.ended_at < now - ENDED_KEPT_S))
 
     # -- several trackers
 
     def exchange(self, versions: Mapping[str, int], ours: Mapping[str, str]) -> Exchange:
-        """Say how far our hosts are (JSON by preseed), and find out what is new. `versions` are
-        those of the records that are known."""
+        """Report how far our hosts are (JSON by preseed), and find out what is new. `versions` are
+        those of the known records."""
         try:
             return self._exchange(versions, ours)
         except Unavailable:
@@ -182,7 +182,7 @@ class PreseedDatabase:
     def _exchange(self, versions: Mapping[str, int], ours: Mapping[str, str]) -> Exchange:
         with self._transaction() as connection:
             if self.shared:
-                self._say(connection, ours)
+                self._report(connection, ours)
             present = {
                 row.id: row.version for row in connection.execute(sql.select(_preseeds.c.id, _preseeds.c.version))
             }
@@ -191,21 +191,21 @@ class PreseedDatabase:
             for start in range(0, len(fresh), FETCHED_AT_ONCE):
                 wanted = _preseeds.c.id.in_(fresh[start : start + FETCHED_AT_ONCE])
                 records += map(_record, connection.execute(sql.select(_preseeds).where(wanted)))
-            said = self._hear(connection) if self.shared else {}
-        return Exchange(tuple(records), frozenset(present), said)
+            reports = self._read_reports(connection) if self.shared else {}
+        return Exchange(tuple(records), frozenset(present), reports)
 
-    def _say(self, connection: sql.Connection, ours: Mapping[str, str]) -> None:
+    def _report(self, connection: sql.Connection, ours: Mapping[str, str]) -> None:
         self._beat += 1
         values = {"tracker": self._tracker, "beat": self._beat}
         if not self._put(connection, _trackers, ("tracker",), values):
-            self._ours = {}  # another tracker took this one for gone, and what it said with it
+            self._ours = {}  # another tracker took this one for gone, and removed its reports
         for identifier, hosts in ours.items():
             if self._ours.get(identifier) != hosts:
                 values = {"tracker": self._tracker, "id": identifier, "revision": time.time_ns(), "hosts": hosts}
-                self._put(connection, _said, ("tracker", "id"), values)
-        mine = _said.c.tracker == self._tracker
+                self._put(connection, _reports, ("tracker", "id"), values)
+        mine = _reports.c.tracker == self._tracker
         for identifier in self._ours.keys() - ours.keys():
-            connection.execute(sql.delete(_said).where(mine, _said.c.id == identifier))
+            connection.execute(sql.delete(_reports).where(mine, _reports.c.id == identifier))
         self._ours = dict(ours)
 
     @staticmethod
@@ -217,7 +217,7 @@ class PreseedDatabase:
         connection.execute(sql.insert(table).values(values))
         return False
 
-    def _hear(self, connection: sql.Connection) -> dict[str, dict[str, str]]:
+    def _read_reports(self, connection: sql.Connection) -> dict[str, dict[str, str]]:
         self._exchanges += 1
         beats = {
             row.tracker: row.beat for row in connection.execute(sql.select(_trackers)) if row.tracker != self._tracker
@@ -227,12 +227,14 @@ class PreseedDatabase:
             if known is None or known[0] != beat:
                 self._heard[tracker] = beat, self._exchanges
         self._heard = {tracker: heard for tracker, heard in self._heard.items() if tracker in beats}
-        stale = [each for each, (_, at) in self._heard.items() if self._exchanges - at >= STALE_BEATS]
+        stale = [name for name, (_, beat_at) in self._heard.items() if self._exchanges - beat_at >= STALE_BEATS]
         for tracker in stale:
-            connection.execute(sql.delete(_said).where(_said.c.tracker == tracker))
+            connection.execute(sql.delete(_reports).where(_reports.c.tracker == tracker))
             connection.execute(sql.delete(_trackers).where(_trackers.c.tracker == tracker))
             del self._heard[tracker]
-        revisions = sql.select(_said.c.tracker, _said.c.id, _said.c.revision).where(_said.c.tracker != self._tracker)
+        revisions = sql.select(_reports.c.tracker, _reports.c.id, _reports.c.revision).where(
+            _reports.c.tracker != self._tracker
+        )
         theirs: dict[tuple[str, str], tuple[int, str]] = {}
         for row in connection.execute(revisions).all():
             key = row.tracker, row.id
@@ -240,18 +242,18 @@ class PreseedDatabase:
                 continue
             known_text = self._theirs.get(key)
             if known_text is None or known_text[0] != row.revision:
-                wanted = sql.select(_said.c.revision, _said.c.hosts).where(
-                    _said.c.tracker == key[0], _said.c.id == key[1]
+                wanted = sql.select(_reports.c.revision, _reports.c.hosts).where(
+                    _reports.c.tracker == key[0], _reports.c.id == key[1]
                 )
                 found = connection.execute(wanted).one_or_none()
                 known_text = (found.revision, found.hosts) if found is not None else None
             if known_text is not None:
                 theirs[key] = known_text
         self._theirs = theirs
-        said: dict[str, dict[str, str]] = {tracker: {} for tracker in self._heard}
+        reports: dict[str, dict[str, str]] = {tracker: {} for tracker in self._heard}
         for (tracker, identifier), (_, hosts) in theirs.items():
-            said[tracker][identifier] = hosts
-        return said
+            reports[tracker][identifier] = hosts
+        return reports
 
     @contextmanager
     def _transaction(self) -> Iterator[sql.Connection]:

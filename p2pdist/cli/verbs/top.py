@@ -254,13 +254,13 @@ def _style(host: HostState) -> str:
 def _tree(state: FleetState) -> Iterator[str]:
     """The first TREE_SHOWN hosts from the top, each once: parents of hosts that have everything are
     those of before, and there may be circles."""
-    from tracker.core.views.tree_view import NOBODY, ORIGIN
+    from tracker.core.views.tree_view import NO_PARENT, ORIGIN
 
     children: dict[int, list[int]] = {}
     for number, (_, parent) in state.tree.items():
         known = parent == ORIGIN or parent in state.tree
-        children.setdefault(parent if known else NOBODY, []).append(number)
-    tops = [*children.get(ORIGIN, ()), *children.get(NOBODY, ())]
+        children.setdefault(parent if known else NO_PARENT, []).append(number)
+    tops = [*children.get(ORIGIN, ()), *children.get(NO_PARENT, ())]
     open_ends = [(number, 1) for number in reversed(tops)]
     shown: set[int] = set()
     yield "  origin"

@@ -1,9 +1,7 @@
-"""Where an address is: the zone and rack of our agents there, looked up by what connects.
+"""An index of addresses: the zone and rack of the agents at each.
 
-Clients say nothing of zones and racks, but a client on a host with an agent stands where the agent
-stands. Names of hosts are not looked up: an agent that gives a name as its address is found by
-nobody here.
-"""
+BitTorrent clients name no zone and rack, but a client on a host with an agent has those of the
+agent. The index does not look names up: an agent that gives a name as its address is not in it."""
 
 from __future__ import annotations
 
@@ -15,35 +13,34 @@ from math import inf
 from tracker.core.host import Host
 
 REFRESH_S = 5.0
-"""How long a view of the hosts is good for. Making it takes about a millisecond for 10,000
-hosts."""
+"""How long the index is good for. Making it takes about a millisecond for 10,000 hosts."""
 
 
 @dataclass(slots=True)
 class AddressIndex:
-    """Shares the fleet's hosts and changes nothing."""
+    """Zones and racks by packed address, read from the fleet's hosts every REFRESH_S."""
 
     hosts: dict[str, Host]
-    _known: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+    _places: dict[bytes, tuple[str, str]] = field(default_factory=dict)
     _fresh_until: float = -inf
 
     def find(self, ip: bytes, *, now: float) -> tuple[str, str]:
         """Zone and rack of the agents at a packed address; empty where there are none, or where
         they differ."""
         if now >= self._fresh_until:
-            self._known, self._fresh_until = self._look(), now + REFRESH_S
-        return self._known.get(ip, ("", ""))
+            self._places, self._fresh_until = self._look(), now + REFRESH_S
+        return self._places.get(ip, ("", ""))
 
     def _look(self) -> dict[bytes, tuple[str, str]]:
-        found: dict[bytes, tuple[str, str]] = {}
+        places: dict[bytes, tuple[str, str]] = {}
         for host in self.hosts.values():
             ip = ip_of(host.address)
             if ip is None:
                 continue
-            zone, rack = found.setdefault(ip, (host.zone, host.rack))
+            zone, rack = places.setdefault(ip, (host.zone, host.rack))
             if (zone, rack) != (host.zone, host.rack):
-                found[ip] = (zone, "") if zone == host.zone else ("", "")
-        return found
+                places[ip] = (zone, "") if zone == host.zone else ("", "")
+        return places
 
 
 @lru_cache(maxsize=1 << 16)

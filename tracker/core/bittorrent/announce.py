@@ -1,24 +1,22 @@
-"""The tracker as a BitTorrent tracker: who takes part in which torrent, and who is told of whom
+"""The tracker as a BitTorrent tracker: it notes the peers of each torrent and tells them of each other
 (BEP 3, 7, 23, 48, 52).
 
 Theory. A torrent is registered under its info hashes (SHA-1, and the first 20 bytes of SHA-256),
-which lead to one swarm; what was not registered is refused, or this would be a tracker for
-anything. A peer is told of those that announced themselves under the same hash, as others could not
-talk to it, and counts are those of the hash, too; agents of ours answer to both. A peer is known by
-its id and key, so that who moves to another address or has two of them stays one peer; without a
-key, by its id and address, so that nobody can speak for another. It is forgotten when it has not
+which lead to one swarm; the tracker refuses what was not registered, or it would be a tracker for
+anything. A peer hears of peers that announced themselves under the same hash, as others could not
+talk to it, and counts are those of the hash, too; our agents answer to both. A peer is known by its
+id and key, so a peer that moves to another address, or has two, stays one peer; without a key it is
+known by its id and address, so that none can speak for another. It is forgotten when it has not
 announced itself for two intervals.
 
-Agents of ours that run a BitTorrent port are peers of the torrents of what they hold, announced or
-not: what they hold is read from the fleet. Where an agent announces itself as well, its announce
-counts.
+Agents with a BitTorrent port are peers of the torrents of what they hold, announced or not: what
+they hold is read from the fleet. Where an agent announces itself as well, its announce counts.
 
 The interval grows with the number of peers, so that announces stay below ANNOUNCES_PER_S.
 
 Invariants: what is kept is limited (torrents, peers in all, of a torrent and of an address), and so
 is the work for one announce. All of it is soft: peers announce themselves again, and torrents are
-registered again by whoever asks for them.
-"""
+registered again when a client asks for them."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ AnnounceEvent = Literal["", "started", "stopped", "completed", "paused"]
 @dataclass(frozen=True, slots=True)
 class Announce:
     """What a peer says of itself. `ip` is packed; `numwant` is None where it is left to the
-    tracker; zone and rack where it is known."""
+    tracker; zone and rack are set where they are known."""
 
     info_hash: bytes
     peer_id: bytes
@@ -102,7 +100,7 @@ class Contact:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceAnswer:
-    """What a peer is told. `complete` and `incomplete` count seeds and others; `warning` is for its
+    """The answer to an announce. `complete` and `incomplete` count seeds and others; `warning` is for its
     user."""
 
     interval_s: int
@@ -125,7 +123,7 @@ class Scraped:
 
 @dataclass(slots=True)
 class Announces:
-    """See the module's text. Shares the fleet's hosts and swarms, and changes nothing of theirs."""
+    """Torrents and their peers. Shares the fleet's hosts and swarms, and changes nothing of them."""
 
     hosts: dict[str, Host]
     swarms: dict[Digest, Swarm]
@@ -175,7 +173,7 @@ class Announces:
     # -- peers
 
     def announce(self, event: Announce, *, now: float, chance: int) -> AnnounceAnswer:
-        """Take a peer's word and tell it of others; `chance` are 64 random bits. Raises NotFound
+        """Note a peer and tell it of others; `chance` are 64 random bits. Raises NotFound
         for a torrent that is not registered, and TooLarge where its address has too many peers."""
         self.expire(now=now)
         torrent = self._by_hash.get(event.info_hash)
@@ -201,7 +199,7 @@ class Announces:
         return self._answer(torrent, event.info_hash, tuple(contacts), warning)
 
     def scrape(self, hashes: Sequence[bytes], *, now: float) -> list[Scraped]:
-        """The state of those torrents among `hashes` that are registered."""
+        """The state of the torrents among `hashes` that are registered."""
         self.expire(now=now)
         found = []
         for info_hash in hashes:
@@ -240,7 +238,7 @@ class Announces:
                 found.append((-near, member.load, host.address))
         turn = chance % len(found) if found else 0
         found = found[turn:] + found[:turn]
-        found.sort(key=lambda each: each[:2])
+        found.sort(key=lambda seed: seed[:2])
         return [address for _, _, address in found[:WEB_SEEDS_MAX]]
 
     def _answer(
@@ -254,13 +252,13 @@ class Announces:
         return torrent.announced.get((event.peer_id, _identity(event)))
 
     def _record(self, torrent: TorrentSwarm, event: Announce, now: float) -> tuple[Peer, str]:
-        """The peer as it is now, taken in unless there is no room; then the warning says so."""
+        """The peer as it is now, noted unless there is no room; then the warning says so."""
         known = self._known(torrent, event)
         zone, rack = (event.zone, event.rack) if event.zone else self.addresses.find(event.ip, now=now)
         ips = dict(known.ips) if known is not None and known.port == event.port else {}
         ips[len(event.ip)] = event.ip
         until = now + MISSED_MAX * self.interval_s() + GRACE_S
-        heard = {each: time for each, time in known.heard.items() if time > now} if known is not None else {}
+        heard = {info_hash: time for info_hash, time in known.heard.items() if time > now} if known is not None else {}
         heard[event.info_hash] = until
         peer = Peer(event.peer_id, event.port, ips, heard, zone, rack, event.left == 0, _identity(event))
         peer.expires_at = until
@@ -285,8 +283,8 @@ class Announces:
         return peer, ""
 
     def _remind(self, torrent: TorrentSwarm, peer: Peer) -> None:
-        """Look for the peer when it is to expire; if it announced itself again, or stopped, it is
-        not the one that is known then. What is left of such ones is cleared away now and then."""
+        """Expire the peer when its time is up. A peer that announced itself again, or stopped, is then
+        another object or gone; its old entries are removed now and then."""
         self._serial += 1
         heappush(self._expiry, (peer.expires_at, self._serial, torrent, peer))
         if len(self._expiry) > 2 * self.peers + 1024:
@@ -370,6 +368,6 @@ def _is_known(torrent: TorrentSwarm, peer: Peer) -> bool:
 
 
 def _same(peer: Peer, host: Host, *, seed: bool) -> bool:
-    """Whether nothing has changed of an agent that decides on its place."""
+    """Whether the agent still has the port, zone, rack, state and address of its peer."""
     here = (host.bt_port, host.zone, host.rack, seed) == (peer.port, peer.zone, peer.rack, peer.seed)
     return here and ip_of(host.address) in peer.ips.values()

@@ -1,22 +1,21 @@
-"""The peers of one torrent, and which of them a peer is told of.
+"""The peers of one torrent, and which of them a peer hears of.
 
-Theory. Who asks is told of peers in his rack first, then in his zone, then of any; of seeds before
-others, as they have what he lacks; of those first who were handed out least. An eighth of the
-answer is kept for each wider circle as long as it has peers: a swarm of which everybody knew only
-his own rack would fall apart into islands (Bindal et al., "Improving Traffic Locality in BitTorrent
-via Biased Neighbor Selection", ICDCS 2006). Seeds are not told of seeds.
+Theory. A peer hears of peers in its rack first, then in its zone, then of any; of seeds before
+others, as they have what it lacks; of the least handed out first. An eighth of the answer is kept
+for each wider circle as long as it has peers: a swarm whose peers know only their own racks would
+fall apart into islands (Bindal et al., "Improving Traffic Locality in BitTorrent via Biased Neighbor
+Selection", ICDCS 2006). Seeds do not hear of seeds.
 
-A hybrid torrent has two info hashes (BEP 52), and a connection begins with one of them: who does
-not know that one hangs up. So who announces himself under one hash is told only of those who did so
-under the same; clients of both versions announce themselves under both.
+A hybrid torrent has two info hashes (BEP 52), and a connection begins with one of them: a client
+that does not know it hangs up. So a peer that announces itself under one hash hears only of peers of
+the same hash; clients of both versions announce themselves under both.
 
-A swarm may have tens of thousands of peers, so nobody looks at all of them: peers stand in pools
-(by rack, by zone, all; seeds and others, and each info hash, apart), and of a pool a bounded sample
-is looked at, which begins and strides as a random number says that is passed in.
+A swarm may have tens of thousands of peers, so no call looks at all of them: peers are in pools (by
+rack, by zone, all; seeds and others, and each info hash, apart), and a call looks at a bounded
+sample of a pool, which begins and strides as a random number says that is passed in.
 
 Invariants: a peer is in exactly the pools of its rack, zone, state and info hashes; an endpoint
-(address and port) belongs to one peer.
-"""
+(address and port) belongs to one peer."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ even (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEE
 class Peer:
     """One client. `ips` are its packed addresses (4 or 16 bytes) by their length, one of each
     family at most. `heard` are the info hashes that it answers to, each with the time until which
-    its announce holds. `load` is how often it was handed out lately; `host` names an agent of ours
-    that did not announce itself, and whose `peer_id` nobody knows (empty)."""
+    its announce holds. `load` is how often it was handed out lately; `host` names an agent
+    that did not announce itself, whose `peer_id` is unknown (empty)."""
 
     peer_id: bytes
     port: int
@@ -102,9 +101,9 @@ class Pool:
 
 @dataclass(slots=True, eq=False)
 class TorrentSwarm:
-    """The peers of a torrent. `blobs` are what it consists of, where agents of ours take part;
-    `members` are those agents that did not announce themselves; `completed` counts the downloads
-    that ended."""
+    """The peers of a torrent. `blobs` are what it consists of, where agents take part; `members` are
+    the agents that did not announce themselves; `announced` are all other peers; `completed` counts
+    the downloads that ended."""
 
     hashes: tuple[bytes, ...]
     blobs: tuple[Digest, ...] = ()
@@ -116,7 +115,7 @@ class TorrentSwarm:
     _pools: dict[tuple[tuple[str, ...], bool, bytes], Pool] = field(default_factory=dict)
 
     def count(self, info_hash: bytes, *, seeds: bool) -> int:
-        """Peers under this info hash that have everything, or those that have not."""
+        """The number of seeds, or of other peers, under this info hash."""
         pool = self._pools.get(((), seeds, info_hash))
         return len(pool) if pool is not None else 0
 
@@ -146,7 +145,7 @@ class TorrentSwarm:
                 del self._pools[place]
 
     def choose(self, asker: Peer, info_hash: bytes, count: int, chance: int) -> list[Peer]:
-        """Up to `count` peers for `asker`, who asked under `info_hash`, nearest first; never the
+        """Up to `count` peers for `asker`, which asked under `info_hash`, nearest first; never the
         asker itself, and no seeds for a seed."""
         chosen: dict[Peer, None] = {}
         circles, far = asker.circles(), count // FAR_SHARE
@@ -167,8 +166,7 @@ class TorrentSwarm:
             room = limit - len(chosen)
             if pool is None or room <= 0:
                 continue
-            # As many more as may be in the sample and not be wanted: those chosen before, and the
-            # asker.
+            # The sample may hold peers that were chosen before, and the asker.
             found = [
                 peer
                 for peer in pool.sample(room * LOOK_TIMES + len(chosen) + 1, chance)

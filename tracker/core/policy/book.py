@@ -3,7 +3,7 @@
 Theory. Policies are for packages, by reference; swarms and leases are of blobs. So the book notes
 what tags turned out to mean and which blobs manifests name, as the tracker reads them for agents.
 All of this is soft and bounded: what is forgotten, or was never read here, goes by no policy until
-somebody asks for the package again.
+an agent asks for the package again.
 
 A manifest has the names of the tags that lead, or led, to it. A blob may be of several packages:
 hosts of a zone may have it when they may have one of these, and of the limits on readers the one
@@ -31,8 +31,8 @@ NAMES_MAX = 64
 
 @dataclass(slots=True)
 class PolicyBook:
-    """See the module's text. `problem`: why the policies that were written last are not those that
-    hold, "" when they are."""
+    """The policies in force, and what packages consist of. `problem`: why the policies that were
+    written last are not in force, "" when they are."""
 
     table: PolicyTable = field(default_factory=PolicyTable)
     problem: str = ""
@@ -92,7 +92,7 @@ class PolicyBook:
 
     def admit(self, zone: str, holding: Holding) -> None:
         """Raises Refused for a host in `zone` that wants a blob of which it may have no package.
-        Who holds it all may give it."""
+        A host that holds all of it may give it."""
         packages = self._packages.get(holding.blob)
         if not self.table.policies or packages is None or len(packages) >= NAMES_MAX:
             return  # of a blob that so many packages have not all are remembered

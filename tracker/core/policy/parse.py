@@ -1,7 +1,7 @@
 """One table of a policy file while it is read: typed values, and every mistake by table, key and
 remedy.
 
-Reading never stops at a mistake: whoever wrote the file is told of all of them at once. What a
+Reading never stops at a mistake: the author of the file sees all of them at once. What a
 mistaken value would have been does not matter then, since a file with a mistake is not used.
 """
 
@@ -35,7 +35,7 @@ class Mistake:
 
 
 class Section:
-    """See the module's text. `mistakes` is shared with the tables around it; at most MISTAKES_MAX
+    """A table of the file. `mistakes` is shared with the tables around it; at most MISTAKES_MAX
     are noted."""
 
     def __init__(self, name: str, values: Mapping[str, Any], mistakes: list[Mistake]) -> None:

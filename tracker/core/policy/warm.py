@@ -1,13 +1,13 @@
-"""Keep-warm: hosts always hold what a tag means, whoever asked for it or not.
+"""Keep-warm: hosts always hold what a tag means, asked for or not.
 
 Theory. For each meaning of a tag there is one preseed, an order. Its name follows from what is kept
 warm, for whom, and the manifest that the tag means, so that a tracker that was started again, and
 each of several trackers of one fleet with the same policies, arrive at the same order. When the tag
 moves the new order is given and the old one cancelled at once: what it held stays in the stores
-until room is needed, and both need not fit. An order that somebody else ended is given anew under
+until room is needed, and both need not fit. An order that another process ended is given anew under
 the next number, after a rest that is longer each time: it may have been another tracker, which
 asked later what the tag means or has other policies, and the two must not undo each other's orders
-without end. While nobody can say what a tag means, its order stays.
+without end. While the meaning of a tag cannot be found out, its order stays.
 
 Invariant: only preseeds with names such as these are touched: PREFIX, 16 hexadecimal digits for
 what is kept warm and for whom, 16 of the manifest's digest, and a number from 2 on.
@@ -102,7 +102,7 @@ def stem(warm: Warm, tag: str) -> str:
 
 
 def stem_of(name: str) -> str:
-    """The stem of an order's name, "" for a preseed of somebody else."""
+    """The stem of an order's name, "" for any other preseed."""
     found = _ours.fullmatch(name)
     return found[1] if found else ""
 

@@ -1,20 +1,18 @@
-"""All preseeds of a fleet: whom to ask to hold what, whom to release, whom to pick and to replace.
+"""All preseeds of a fleet: which hosts to ask, to release, to pick and to replace; and how far each
+preseed is.
 
 Events in, commands out. `Save` is the only way in which a record changes: the shell writes it if
-the database still has the version that it was made from, and brings back (`Loaded`) whatever the
-database has then. Until that has come nothing else is changed, and a host is asked only for what
-was saved. So several trackers can act on one database, each for the hosts that are connected to it,
-and none undoes what another did.
+the database still has the version that it was made from, and brings back (`Loaded`) what the
+database has then. Until then the core changes nothing else of the preseed, and it asks a host only
+for what is saved. So several trackers act on one database, each for the hosts that are connected to
+it, and none undoes what another did.
 
 Times are in seconds since the epoch, because deadlines outlive a tracker. For GRACE_S after the
-start nobody is given up: hosts are on their way back. What is looked at in one call is bounded
-(VISITS_MAX); the rest waits for the next.
+start no host is given up: hosts are on their way back. One call looks at VISITS_MAX hosts; the rest
+waits for the next.
 
 Invariants: a host is told to keep only what a saved record says; a host that keeps something no
-record asks of it is told to release it; a preseed picks no more hosts than it needs.
-
-How far a preseed is, for whoever asked for it.
-"""
+record asks of it is told to release it; a preseed picks no more hosts than it needs."""
 
 from __future__ import annotations
 
@@ -53,10 +51,10 @@ FAILURES_SHOWN_MAX = 1000
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a preseed is. While it is not `settled` hosts may be on their way back to a tracker
-    that was started again, and are not in `hosts_total`. `hosts_absent` are those that it is for
-    and that are connected nowhere: members, and lost hosts that its selector means. Bytes count
-    layers, over all its hosts. `failures` stand by reason, at most FAILURES_SHOWN_MAX of them.
-    `notes` say, for people, for what it waits that may never come."""
+    that was started again, and are not in `hosts_total`. `hosts_absent` counts members, and lost
+    hosts that the selector matches, that are connected nowhere. Bytes count layers, over all hosts.
+    `failures` are in the order of their reasons, at most FAILURES_SHOWN_MAX. `notes` tell people
+    what the preseed waits for that may never come."""
 
     id: str
     state: ShownState
@@ -80,17 +78,17 @@ class Progress:
 
 
 def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, settled: bool, now: float) -> Progress:
-    """How far a preseed is. `settled`: who its hosts are is known; `lost`: hosts that ended without
-    a word."""
+    """How far a preseed is. `settled`: all its members are known; `lost`: hosts whose sessions broke
+    in the last hour."""
     record, request, hosts = preseed.record, preseed.request, affinity.hosts
     members, others = preseed.members(hosts), dict(preseed.others())
     ended = record.state in ("cancelled", "expired")
     states = {name: preseed.state_of(name, hosts, others) for name in members}
     done = [name for name, state in states.items() if state == "done" and not ended]
     asked = [name for name in members if name not in preseed.lost] if not ended else []
-    found = [preseed.failure(name, hosts, others) for name in asked]
-    failures = [*(each for each in found if each is not None), *preseed.lost.values()]
-    failures.sort(key=lambda each: (each.reason, each.host))
+    failures = [failure for name in asked if (failure := preseed.failure(name, hosts, others)) is not None]
+    failures += preseed.lost.values()
+    failures.sort(key=lambda failure: (failure.reason, failure.host))
     tally = preseed.count(states, settled=settled)
     bytes_total = preseed.size * tally.hosts_total
     bytes_done = _bytes_done(preseed, affinity, states, others)
@@ -107,7 +105,7 @@ def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, 
         bytes_done,
         preseed.seconds_left(bytes_done, bytes_total, now=now) if not ended else None,
         failures[:FAILURES_SHOWN_MAX],
-        dict(Counter(each.reason for each in failures)),
+        dict(Counter(failure.reason for failure in failures)),
         dict(Counter(preseed.zone_of(name, hosts, others) for name in done)),
         record.picked,
         record.created_at,
@@ -154,8 +152,8 @@ def _notes(
 def _bytes_done(
     preseed: Preseed, affinity: Affinity, states: Mapping[str, KeptState | None], others: Mapping[str, HostReport]
 ) -> int:
-    """What the members say, or what swarms know of them if that is more; who is connected nowhere
-    counts for nothing."""
+    """The bytes that members report, or that swarms count for them if that is more. A member that is
+    connected nowhere counts for nothing."""
     size = preseed.size
     missing = affinity.missing(dict(preseed.record.blobs), states)
     bytes_done = 0
@@ -164,8 +162,8 @@ def _bytes_done(
             bytes_done += size
         elif state is not None:
             holder, other = preseed.holders.get(name), others.get(name)
-            said = max(holder.bytes_done if holder else 0, other.bytes_done if other else 0)
-            bytes_done += min(size, max(said, size - missing[name]))
+            reported = max(holder.bytes_done if holder else 0, other.bytes_done if other else 0)
+            bytes_done += min(size, max(reported, size - missing[name]))
     return bytes_done
 
 
@@ -186,19 +184,31 @@ LEFT_MAX = 200_000
 
 @dataclass(slots=True)
 class Preseeds:
-    """See the module's text. `affinity` brings the fleet's hosts and who holds what, `lost` the
-    hosts that ended without a word; `shared`: other trackers use the database, too."""
+    """The core of preseeds: decides for all of them, and answers how far they are."""
 
     affinity: Affinity
+    """The fleet's hosts and what they hold."""
+
     started_at: float
     shared: bool = False
+    """Other trackers use the database, too."""
+
     grace_s: float = GRACE_S
     lost: Mapping[str, Host] = field(default_factory=dict)
+    """Hosts whose sessions broke in the last hour; the fleet's."""
+
     by_id: dict[str, Preseed] = field(default_factory=dict)
     _dirty: dict[str, None] = field(default_factory=dict)
+    """Ids of the preseeds that the next tick looks at."""
+
     _left_at: dict[str, float] = field(default_factory=dict)
+    """When hosts left, or reported that they were about to."""
+
     _unknown: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """Hosts with ids that they keep and the database may have; whether it was read since."""
+
     _trackers: frozenset[str] = frozenset()
+    """The other trackers on the database that were alive at the last exchange."""
 
     @property
     def hosts(self) -> Mapping[str, Host]:
@@ -211,8 +221,8 @@ class Preseeds:
                 for record in records:
                     self._take(record)
                     self._look(self.by_id[record.id], now, out)
-            case Synced(ids, said):
-                self._synced(ids, said, out)
+            case Synced(ids, reports):
+                self._synced(ids, reports, out)
             case SaveFailed(identifier):
                 if (preseed := self.by_id.get(identifier)) is not None:
                     preseed.saving = False
@@ -222,7 +232,7 @@ class Preseeds:
             case Gone(host):
                 self._gone(host, now)
             case Reported(host, kept):
-                self._said(host, kept, now, out)
+                self._reported(host, kept, now, out)
             case Tick():
                 self._tick(now, out)
         return out
@@ -249,20 +259,18 @@ class Preseeds:
         preseed = self.by_id.get(record.id)
         if preseed is None or preseed.record.created_at != record.created_at:
             self.by_id[record.id] = Preseed(record)
-        elif (
-            record.version > preseed.record.version
-        ):  # what is being saved will come back with another version, whoever made it
+        elif record.version > preseed.record.version:  # a save comes back with another version in any case
             preseed.take(record)
 
     def _synced(
-        self, ids: frozenset[str], said: Mapping[str, Mapping[str, dict[str, HostReport]]], out: list[Command]
+        self, ids: frozenset[str], reports: Mapping[str, Mapping[str, dict[str, HostReport]]], out: list[Command]
     ) -> None:
-        for identifier in [each for each in self.by_id if each not in ids]:
+        for identifier in [identifier for identifier in self.by_id if identifier not in ids]:
             preseed = self.by_id.pop(identifier)
             out += [Send(name, Release(identifier)) for name in preseed.holders if self._session(name) is not None]
-        news, self._trackers = self._trackers != said.keys(), frozenset(said)
+        news, self._trackers = self._trackers != reports.keys(), frozenset(reports)
         for identifier, preseed in self.by_id.items():
-            elsewhere = {tracker: of[identifier] for tracker, of in said.items() if identifier in of}
+            elsewhere = {tracker: hosts[identifier] for tracker, hosts in reports.items() if identifier in hosts}
             if elsewhere != preseed.elsewhere or (news and preseed.open):
                 preseed.elsewhere = elsewhere
                 self._dirty[identifier] = None
@@ -282,21 +290,21 @@ class Preseeds:
             if preseed.record.state not in ENDED:
                 preseed.lost.pop(name, None)
             if name in preseed.holders:
-                preseed.holders[name] = Holder()  # what it said before it went may not be so any more
+                preseed.holders[name] = Holder()  # what it reported in its last session may not hold any more
             if preseed.record.state in ENDED and name not in preseed.holders:
-                continue  # if it keeps something it says so
+                continue  # a host reports what it keeps
             if preseed.picks or preseed.is_member(name, host) or name in preseed.holders:
                 self._dirty[identifier] = None
 
     def _gone(self, name: str, now: float) -> None:
-        self._left_at[name] = self._left_at.pop(name, now)  # since it began to leave, if it said so
+        self._left_at[name] = self._left_at.pop(name, now)  # since it began to leave, if it reported that
         if len(self._left_at) > LEFT_MAX:
             del self._left_at[next(iter(self._left_at))]
         for identifier, preseed in self.by_id.items():
             if name in preseed.holders:
                 self._dirty[identifier] = None
 
-    def _said(self, name: str, kept: Kept, now: float, out: list[Command]) -> None:
+    def _reported(self, name: str, kept: Kept, now: float, out: list[Command]) -> None:
         preseed, host = self.by_id.get(kept.id), self.hosts.get(name)
         if host is None or host.session is None:
             return
@@ -337,11 +345,9 @@ class Preseeds:
         """Do what is due for one preseed; returns how many hosts were looked at."""
         members, others = preseed.members(self.hosts), dict(preseed.others())
         record = preseed.record
-        preseed.wake_at = min(
-            (at for at in (record.deadline_at, record.expires_at, self._settled_at) if at is not None and at > now),
-            default=inf,
-        )
-        self._tell(preseed, members, now, out)
+        times = (record.deadline_at, record.expires_at, self._settled_at)
+        preseed.wake_at = min((time for time in times if time is not None and time > now), default=inf)
+        self._send(preseed, members, now, out)
         states = {name: preseed.state_of(name, self.hosts, others) for name in members}
         preseed.tally = preseed.count(states, settled=self._settled(preseed, now))
         if not preseed.saving:
@@ -351,7 +357,7 @@ class Preseeds:
                 out.append(Save(changed))
         return len(members) + (len(self.hosts) if preseed.picks else 0)
 
-    def _tell(self, preseed: Preseed, members: Iterable[str], now: float, out: list[Command]) -> None:
+    def _send(self, preseed: Preseed, members: Iterable[str], now: float, out: list[Command]) -> None:
         record, hosts = preseed.record, self.hosts
         for name, holder in list(preseed.holders.items()):
             if not preseed.stays(name, hosts.get(name), holder.state):
@@ -366,16 +372,10 @@ class Preseeds:
             session = self._session(name)
             if session is None:
                 continue
-            known = preseed.holders.get(name)
-            if known is None:
-                known = preseed.holders[name] = Holder()
-            if known.session != session:
-                known.session, known.tries = session, 0
-            elif known.state != "failed" or now < known.retry_at:
-                preseed.wake_at = min(preseed.wake_at, known.retry_at)
+            holder = preseed.holders.setdefault(name, Holder())
+            if not holder.ask(session, now=now):
+                preseed.wake_at = min(preseed.wake_at, holder.retry_at)
                 continue
-            if known.state == "failed":
-                known.state, known.retry_at = "waiting", inf
             out.append(Send(name, keep))
 
     def _changed(
@@ -401,11 +401,11 @@ class Preseeds:
     def _picks(
         self, preseed: Preseed, members: Iterable[str], others: Mapping[str, HostReport], now: float
     ) -> tuple[str, ...]:
-        """The hosts that should be picked now: those that were and can be counted on, then what is
-        lacking of them, in each zone and in all."""
+        """The hosts that should be picked now: picked hosts that can be counted on, then as many
+        others as are missing, in each zone and in all."""
         record, request = preseed.record, preseed.request
         if not preseed.picks or (now < self._settled_at and record.picked):
-            return record.picked  # in the beginning those that were picked may be on their way back
+            return record.picked  # picked hosts may be on their way back
         sound = {name for name in members if self._counts(preseed, name, others, now)}
         picked = [name for name in record.picked if name in sound]
         for name in record.picked:
@@ -423,10 +423,10 @@ class Preseeds:
                     candidates.append(host.name)
         parts = dict(record.blobs)
         copies = Counter(preseed.zone_of(name, self.hosts, others) for name in sound)
-        # Another tracker may have picked hosts a moment ago of which it has not said anything yet;
-        # they stand somewhere.
-        known = all(name in self.hosts or name in others for name in sound)
-        for zone in sorted(free) if known else ():
+        # Another tracker may have picked hosts a moment ago and not reported them yet: their zones
+        # are unknown.
+        located = all(name in self.hosts or name in others for name in sound)
+        for zone in sorted(free) if located else ():
             lacking = (request.replicas or 0) - copies[zone]
             fresh = self.affinity.pick(parts, free[zone], lacking, sound)
             picked += fresh
@@ -454,8 +454,8 @@ class Preseeds:
         return self.started_at + self.grace_s
 
     def _settled(self, preseed: Preseed, now: float) -> bool:
-        """Whether it is known who the members are: hosts have had time to return, and each other
-        tracker has said which are its own."""
+        """Whether all members are known: hosts have had time to return, and each other tracker has
+        reported its own."""
         return not preseed.open or (now >= self._settled_at and self._trackers <= preseed.elsewhere.keys())
 
     def _session(self, name: str) -> int | None:
@@ -470,8 +470,8 @@ class Preseeds:
         return progress(preseed, self.affinity, self.lost, settled=self._settled(preseed, now), now=now)
 
     def local_reports(self, *, now: float) -> dict[str, dict[str, HostReport]]:
-        """What this tracker tells the others: its own hosts of each preseed that goes on, once they
-        have had time to return."""
+        """What this tracker reports to the others: its own hosts of each preseed that goes on, once
+        they have had time to return."""
         if now < self._settled_at:
             return {}
         return {

@@ -1,20 +1,14 @@
-"""One preseed, as a tracker knows it: what was asked for, which hosts that is now, and how far they
-are.
+"""One preseed, as a tracker knows it: the order, the hosts that it means now, and how far they are;
+and the events and commands of the core of preseeds (orders.py).
 
-What outlives the tracker is the record (p2pdist/model/preseed.py): what was asked for and which
-hosts were picked. All else is soft: hosts that keep something for a preseed say so when they
-connect (`Kept`).
+The record (p2pdist/model/preseed.py) outlives the tracker: the order and the hosts that were
+picked. All else is soft: hosts report what they keep for a preseed when they connect (`Kept`).
 
-Theory. A preseed's members are those hosts that are named or match its selector, unless only some
-of them are wanted (`count`), and those that were picked. A member holds the package when it says
-that it is done. One that failed is asked again, TRIES_MAX times in all in one session; then it is
-given up until it connects anew. A pick that was given up, or has been away for REPLACE_S, is given
-up for another host.
-
-`elsewhere` are the members that are connected to other trackers of the same fleet, by tracker.
-
-What goes into the core of preseeds and what comes out.
-"""
+Theory. A preseed's members are the hosts that are named or match its selector, unless only `count`
+of them are wanted, and the hosts that were picked. A member holds the package when it reports that
+it is done. One that failed is asked again, TRIES_MAX times in all in one session; then it is given
+up until it connects anew. A pick that was given up, or has been away for REPLACE_S, is replaced by
+another host."""
 
 from __future__ import annotations
 
@@ -42,11 +36,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All that is in the database has been loaded. Ids that are not in `ids` are gone. `said` is
-    what the other trackers that live say of their hosts, by tracker and preseed."""
+    """All that is in the database has been loaded. Ids that are not in `ids` are gone. `reports` are
+    those of the other trackers that live, by tracker, preseed and host."""
 
     ids: frozenset[str]
-    said: Mapping[str, Mapping[str, dict[str, HostReport]]] = field(default_factory=dict)
+    reports: Mapping[str, Mapping[str, dict[str, HostReport]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +52,22 @@ class SaveFailed:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
+    """A host opened a session."""
+
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
+    """A host's session ended, or the host reported that it is about to leave."""
+
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
+    """A host reported how far it is with a preseed."""
+
     host: str
     kept: Kept
 
@@ -84,6 +84,8 @@ Event = Loaded | Synced | SaveFailed | Joined | Gone | Reported | Tick
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send a message to a host."""
+
     host: str
     message: Keep | Release
 
@@ -120,7 +122,7 @@ class Tally:
 
 
 class HostReport(msgspec.Struct, frozen=True, array_like=True):
-    """What one tracker tells the others of a member that is connected to it."""
+    """What one tracker reports to the others of a member that is connected to it."""
 
     state: KeptState
     bytes_done: int = 0
@@ -130,23 +132,36 @@ class HostReport(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Holder:
-    """A host that was asked to hold the package, or says that it does. `session`: that in which it
-    was asked, None if not in this tracker's life; `retry_at`: when it is asked again."""
+    """A host that was asked to hold the package, or reports that it does."""
 
     session: int | None = None
+    """The session in which it was asked; None if this tracker has not asked it."""
+
     state: KeptState = "waiting"
     bytes_done: int = 0
     reason: str = ""
     tries: int = 0
     retry_at: float = inf
+    """When it is asked again."""
 
     @property
     def given_up(self) -> bool:
         return self.state == "failed" and self.tries >= TRIES_MAX
 
     def failure(self, name: str) -> Failure:
-        """Why it does not hold the package, if it said so."""
+        """Why it does not hold the package, as it reported."""
         return _failure(name, self.reason)
+
+    def ask(self, session: int, *, now: float) -> bool:
+        """Whether the host is to be asked now: for the first time in this session, or again after a
+        failure. Then this is noted."""
+        if self.session != session:
+            self.session, self.tries = session, 0
+        elif self.state != "failed" or now < self.retry_at:
+            return False
+        if self.state == "failed":
+            self.state, self.retry_at = "waiting", inf
+        return True
 
     def fail(self, reason: str, *, now: float) -> None:
         """Note a failure, and when to try again."""
@@ -157,23 +172,35 @@ class Holder:
 
 @dataclass(slots=True)
 class Preseed:
-    """See the module's text. `lost`: why hosts were given up that are asked no longer, by name;
-    `saving`: a change is on its way to the database, and no other is made before it has arrived;
-    `wake_at`: when to look at it though nothing happens; `tally`: how far it was when it was looked
-    at last."""
+    """A preseed's record and the soft state around it."""
 
     record: PreseedRecord
+    """As the database has it; written by `take`."""
+
     request: PreseedRequest = field(init=False)
     selector: Selector | None = field(init=False)
     named: frozenset[str] = field(init=False)
     picked: frozenset[str] = field(init=False)
     holders: dict[str, Holder] = field(default_factory=dict)
+    """Hosts of this tracker, by name."""
+
     lost: dict[str, Failure] = field(default_factory=dict)
+    """Why hosts were given up that are asked no longer, by name."""
+
     elsewhere: dict[str, dict[str, HostReport]] = field(default_factory=dict)
+    """Members that are connected to other trackers of the fleet, by tracker and name."""
+
     saving: bool = False
+    """A change is on its way to the database; no other is made before it has arrived."""
+
     wake_at: float = inf
+    """When to look at the preseed though nothing happens."""
+
     tally: Tally = field(default_factory=lambda: Tally("pending", 0, 0))
+    """How far it was at the last look."""
+
     _samples: list[tuple[float, int]] = field(default_factory=list)
+    """Times and bytes done, at most two; written by `seconds_left`."""
 
     def __post_init__(self) -> None:
         self.request = self.record.request
@@ -193,8 +220,8 @@ class Preseed:
 
     @property
     def open(self) -> bool:
-        """Whether its members follow from which hosts there are, which a tracker knows only after a
-        while."""
+        """Whether its members depend on the hosts that are connected, which a tracker knows only
+        after a while."""
         return self.request.selector is not None or self.request.replicas is not None
 
     @property
@@ -202,41 +229,39 @@ class Preseed:
         """Whether a tracker picks hosts for it."""
         return self.request.count is not None or self.request.replicas is not None
 
-    # -- who
+    # -- members
 
     def is_member(self, name: str, host: Host | None) -> bool:
-        """Whether the host is one of those that shall hold the package."""
+        """Whether the host shall hold the package."""
         return name in self.picked or (self.request.count is None and self._meant(name, host))
 
     def in_pool(self, host: Host) -> bool:
-        """Whether the host may be picked: beside hosts that are named and all wanted, any host
-        may."""
+        """Whether the host may be picked. Where all named hosts are wanted, any other host may."""
         if self.selector is not None:
             return self.selector.matches(host)
         return not self.named or self.request.count is None or host.name in self.named
 
     def members(self, hosts: Mapping[str, Host]) -> dict[str, None]:
         """The hosts that shall hold the package, whether they are here or not."""
-        found = dict.fromkeys(self.record.picked)
+        members = dict.fromkeys(self.record.picked)
         if self.request.count is None:
-            found.update(dict.fromkeys(self.request.hosts or ()))
+            members.update(dict.fromkeys(self.request.hosts or ()))
             if self.selector is not None:
-                found.update({name: None for name, host in hosts.items() if self.selector.matches(host)})
-                for name, _ in self.others():
-                    found[name] = None
-        return found
+                members.update({name: None for name, host in hosts.items() if self.selector.matches(host)})
+                members.update((name, None) for name, _ in self.others())
+        return members
 
     def stays(self, name: str, host: Host | None, state: KeptState) -> bool:
-        """Whether a host that is in this state is to keep what it has: after the deadline only
-        those that were done."""
+        """Whether a host in this state is to keep what it has: after the deadline only a host that
+        was done."""
         if self.record.state in ("cancelled", "expired"):
             return False
         return self.is_member(name, host) and (self.record.state != "failed" or state == "done")
 
     def others(self) -> Iterator[tuple[str, HostReport]]:
         """Members at other trackers."""
-        for said in self.elsewhere.values():
-            yield from said.items()
+        for hosts in self.elsewhere.values():
+            yield from hosts.items()
 
     def _meant(self, name: str, host: Host | None) -> bool:
         if self.selector is not None:
@@ -254,8 +279,7 @@ class Preseed:
         return others[name].state if name in others else None
 
     def finished(self, states: Mapping[str, KeptState | None], *, settled: bool) -> bool:
-        """Whether all members, whose states these are, hold the package, as far as can be known by
-        now."""
+        """Whether all members hold the package, as far as their `states` are known."""
         if not states or len(states) < (self.request.count or 0):
             return False
         if not settled:
@@ -263,8 +287,8 @@ class Preseed:
         return all(state == "done" for state in states.values())
 
     def count(self, states: Mapping[str, KeptState | None], *, settled: bool) -> Tally:
-        """How far the members are whose states these are. Failed is also a preseed of which every
-        host is done or given up."""
+        """How far the members with these states are. A preseed whose hosts are all done or given up
+        has failed, too."""
         total = max(len(states), self.request.count or 0)
         ended = self.record.state in ("cancelled", "expired")
         done = sum(state == "done" for state in states.values()) if not ended else 0
@@ -284,11 +308,11 @@ class Preseed:
         return "failed" if given_up and done + len(given_up) == len(states) else "running"
 
     def _given_up(self, name: str) -> bool:
-        """Other trackers say that a host failed only when they gave it up."""
+        """Whether no tracker asks the host any more: others report a failure only then."""
         return name not in self.holders or self.holders[name].given_up
 
     def zone_of(self, name: str, hosts: Mapping[str, Host], others: Mapping[str, HostReport]) -> str:
-        """Where a member stands, as far as that is known."""
+        """The zone of a member, empty while it is not known."""
         host = hosts.get(name)
         return host.zone if host is not None else others[name].zone if name in others else ""
 
@@ -306,7 +330,7 @@ class Preseed:
         return Failure(name, "deadline") if self.record.state == "failed" else None
 
     def local_reports(self, hosts: Mapping[str, Host]) -> dict[str, HostReport]:
-        """What this tracker tells others of the members that are connected to it."""
+        """What this tracker reports to others of the members that are connected to it."""
         return {
             name: HostReport(
                 "waiting" if holder.state == "failed" and not holder.given_up else holder.state,
@@ -319,7 +343,7 @@ class Preseed:
         }
 
     def seconds_left(self, bytes_done: int, bytes_total: int, *, now: float) -> float | None:
-        """An estimate from how fast bytes came of late; None while none have."""
+        """The time left at the rate of the last RATE_WINDOW_S; None while no bytes came."""
         if bytes_done >= bytes_total:
             return 0.0
         samples = self._samples

@@ -1,4 +1,4 @@
-"""Selectors: hosts by where they stand. `zone=a,rack=r1` means both; a key that is named twice
+"""Selectors of hosts by zone, rack and name. `zone=a,rack=r1` means both; a key that is named twice
 means either value."""
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ KEYS = ("zone", "rack", "host")
 TERMS_MAX = 64
 NAMES_SHOWN_MAX = 12
 NAMES_COMPARED_MAX = 2000
-"""So many names are compared with one that nobody has; more would keep the tracker from its
-sessions."""
+"""Names that are compared with an unknown one; more would keep the tracker from its sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +28,10 @@ class Selector:
 
     def __str__(self) -> str:
         values = zip(KEYS, (self.zones, self.racks, self.hosts), strict=True)
-        return ",".join(f"{key}={value}" for key, found in values for value in sorted(found)[:NAMES_SHOWN_MAX])
+        return ",".join(f"{key}={value}" for key, allowed in values for value in sorted(allowed)[:NAMES_SHOWN_MAX])
 
     def matches(self, host: Host) -> bool:
-        """Whether the host stands where the selector says."""
+        """Whether the host has one of the values of each key."""
         return (
             (not self.zones or host.zone in self.zones)
             and (not self.racks or host.rack in self.racks)
@@ -41,28 +40,28 @@ class Selector:
 
 
 def no_match(selector: Selector, hosts: Iterable[Host]) -> str:
-    """Says that no host stands where the selector says, and which value nobody has."""
-    known = list(hosts)
-    told = [f"no host has {selector}"]
-    for key, wanted, there in (
-        ("zone", selector.zones, {host.zone for host in known}),
-        ("rack", selector.racks, {host.rack for host in known}),
-        ("host", selector.hosts, {host.name for host in known}),
+    """A sentence for people: no host matches the selector, and which of its values no host has."""
+    connected = list(hosts)
+    parts = [f"no host has {selector}"]
+    for key, selected, present in (
+        ("zone", selector.zones, {host.zone for host in connected}),
+        ("rack", selector.racks, {host.rack for host in connected}),
+        ("host", selector.hosts, {host.name for host in connected}),
     ):
-        if wanted and wanted.isdisjoint(there):
-            found = sorted(there - {""})
-            what = ", ".join(found[:NAMES_SHOWN_MAX]) + (" and others" if len(found) > NAMES_SHOWN_MAX else "")
-            guess = near(min(wanted), there)
-            told += [f"{key}s here: {what or 'none'}"] if key != "host" else []
-            told += [f"did you mean {guess}?"] if guess else []
-    return "; ".join(told)
+        if selected and selected.isdisjoint(present):
+            values = sorted(present - {""})
+            what = ", ".join(values[:NAMES_SHOWN_MAX]) + (" and others" if len(values) > NAMES_SHOWN_MAX else "")
+            guess = near(min(selected), present)
+            parts += [f"{key}s here: {what or 'none'}"] if key != "host" else []
+            parts += [f"did you mean {guess}?"] if guess else []
+    return "; ".join(parts)
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by `name`, which is not known; empty where nothing is like it."""
-    alike = (each for each in known if abs(len(each) - len(name)) <= 2)
-    found = get_close_matches(name, islice(alike, NAMES_COMPARED_MAX), n=1, cutoff=0.75)
-    return found[0] if found else ""
+def near(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that is most like an unknown `name`; empty where none is like it."""
+    alike = (candidate for candidate in names if abs(len(candidate) - len(name)) <= 2)
+    matches = get_close_matches(name, islice(alike, NAMES_COMPARED_MAX), n=1, cutoff=0.75)
+    return matches[0] if matches else ""
 
 
 def parse_selector(text: str | Mapping[str, str]) -> Selector:
@@ -71,15 +70,15 @@ def parse_selector(text: str | Mapping[str, str]) -> Selector:
     terms = list(_terms(text) if isinstance(text, str) else text.items())
     if not 0 < len(terms) <= TERMS_MAX:
         raise UsageError(f"a selector has from 1 to {TERMS_MAX} terms, not {len(terms)}")
-    found: dict[str, set[str]] = {key: set() for key in KEYS}
+    values: dict[str, set[str]] = {key: set() for key in KEYS}
     for key, value in terms:
-        if key not in found or not value or any(mark.isspace() for mark in value):
+        if key not in values or not value or any(mark.isspace() for mark in value):
             raise UsageError(
                 f"{f'{key}={value}'[:200]!r} selects nothing",
                 remedy=f"Write key=value with commas between; keys are {', '.join(KEYS)}",
             )
-        found[key].add(value)
-    return Selector(*(frozenset(found[key]) for key in KEYS))
+        values[key].add(value)
+    return Selector(*(frozenset(values[key]) for key in KEYS))
 
 
 def _terms(text: str) -> Iterable[tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""What people and programs are shown of the plan."""
+"""Views of the fleet for watchers: they read it and change nothing."""

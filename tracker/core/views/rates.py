@@ -1,4 +1,4 @@
-"""How fast swarms advance: bytes a second, the time left, and which of them stand still.
+"""The rates of swarms: bytes a second, the time left, and which of them are stalled.
 
 Theory. What a swarm holds is the sum of its members' piece counts; two looks at it give a rate, and
 what is missing over the rate is the time left. A look costs time in proportion to the members, so
@@ -18,14 +18,13 @@ from tracker.core.swarm import Swarm
 
 VISITS_MAX = 20_000
 STALLED_S = 30.0
-"""A swarm in which connected hosts lack pieces and none of them got one for so long stands
-still."""
+"""A swarm is stalled in which connected hosts lack pieces and none of them got one for so long."""
 
 LOOK_S = 0.5
 """Looks that are closer together than this say little: agents report every 0.25 s or less often."""
 
 WEIGHT = 0.4
-"""Of the newest rate in the one that is told."""
+"""Of the newest rate in the one that is reported."""
 
 SwarmState = Literal["running", "stalled", "seeded"]
 
@@ -45,13 +44,13 @@ class Rate:
 
 @dataclass(slots=True)
 class SwarmRates:
-    """Shares the fleet's swarms; changes nothing of them."""
+    """The rates of the fleet's swarms, which it reads and does not change."""
 
     swarms: Mapping[Digest, Swarm]
     _rates: dict[Digest, Rate] = field(default_factory=dict)
 
     def look(self, *, now: float) -> None:
-        """Look at swarms with receivers, those first that were not looked at for longest."""
+        """Look at swarms with receivers, beginning with the oldest looks."""
         for gone in [blob for blob in self._rates if blob not in self.swarms]:
             del self._rates[gone]
         running = [swarm for swarm in self.swarms.values() if swarm.receivers]
@@ -85,8 +84,8 @@ class SwarmRates:
         rate.looked_at, rate.members, rate.pieces, rate.waiting = now, len(swarm.members), pieces, waiting
 
     def state(self, swarm: Swarm) -> SwarmState:
-        """`running` while somebody lacks pieces and gets some, `stalled` while nobody does,
-        `seeded` when all have everything."""
+        """`running` while members lack pieces and get some, `stalled` while they get none, `seeded`
+        when all have everything."""
         if not swarm.receivers:
             return "seeded"
         rate = self._rates.get(swarm.key)

@@ -1,5 +1,4 @@
-"""The tree of one stripe, for those who watch it: how much each host has of it, and from whom it
-has it.
+"""A view of the tree of one stripe: how much each host has of it, and its parent.
 
 A host that has the whole stripe has no parent any more. The one that it had last is shown all the
 same, so that the tree is still there when the stripe has arrived. Costs time in proportion to the
@@ -15,11 +14,11 @@ from tracker.core.member import FROM_ORIGIN
 from tracker.core.swarm import Swarm
 
 ORIGIN = -1
-NOBODY = -2
-"""What stands in a row where a parent's number is expected."""
+NO_PARENT = -2
+"""In place of a parent's number."""
 
 ABSENT = -1
-"""What stands in a row for the share of a host that is in the swarm no more."""
+"""In place of the share of a host that is in the swarm no more."""
 
 Row = tuple[int, int, int]
 """A host's number, how much it has of the stripe in thousandths, and its parent's number."""
@@ -35,7 +34,7 @@ class TreeView:
     _rows: dict[str, tuple[int, Row]] = field(default_factory=dict)
 
     def update(self, swarm: Swarm | None, version: int) -> None:
-        """Take in how things are now; no swarm is one without members, and so is one that is cut
+        """Read the swarm. None counts as a swarm without members, and so does one that is cut
         otherwise since and lacks this stripe."""
         if swarm is not None and self.stripe >= swarm.stripes:
             swarm = None
@@ -48,26 +47,25 @@ class TreeView:
             return
         stripe, total = self.stripe, swarm.totals[self.stripe]
         for host, member in members.items():
-            known = self._rows.get(host)
-            number = known[1][0] if known is not None else self.number(host)
+            before = self._rows.get(host)
+            number = before[1][0] if before is not None else self.number(host)
             if number is None:
                 continue
             parent = member.parents[stripe]
             if parent == FROM_ORIGIN:
                 above = ORIGIN
             elif parent is not None:
-                found = self._rows[parent][1][0] if parent in self._rows else self.number(parent)
-                above = found if found is not None else NOBODY
+                parent_number = self._rows[parent][1][0] if parent in self._rows else self.number(parent)
+                above = parent_number if parent_number is not None else NO_PARENT
             else:
                 whole = member.counts[stripe] >= total
-                above = known[1][2] if known is not None and whole else NOBODY
+                above = before[1][2] if before is not None and whole else NO_PARENT
             row = (number, _thousandths(member.counts[stripe], total), above)
-            if known is None or known[1] != row:
+            if before is None or before[1] != row:
                 self._rows[host] = (version, row)
 
     def since(self, version: int) -> list[Row]:
-        """Rows that changed after a version; those of hosts that are gone only if they were told
-        before."""
+        """Rows that changed after a version. Rows of hosts that are gone are left out at first."""
         return [row for changed, row in self._rows.values() if changed > version and (version or row[1] != ABSENT)]
 
 

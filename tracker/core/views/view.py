@@ -1,14 +1,14 @@
-"""What the operators of a fleet look at: its hosts, its swarms, who is in trouble and why, and what
-happened of late.
+"""A view of the fleet for its operators: hosts, swarms, hosts in trouble and why, and the latest
+events.
 
-Theory. Whoever watches wants to hear only of what changed. So each row carries the version in which
-it changed last, and a watcher that knows a version is told the rows with later ones: watchers need
-no state here, and a slow one simply skips versions. An update goes over all hosts once, a
-microsecond or so each; swarms are looked at in turn (swarm_rates.py).
+Theory. Watchers want to hear only of what changed. So each row carries the version in which it
+changed last, and a watcher that knows a version gets the rows with later ones: the view keeps no
+state of watchers, and a slow one skips versions. An update goes over all hosts once, a microsecond
+or so each; swarms are looked at in turn (rates.py).
 
-The fleet forgets a host some seconds after its session ended. Here it stays, as somebody may want
-to know where it is: one that is lost as long as the fleet remembers it (Fleet.lost), one that said
-that it leaves for LEFT_S.
+The fleet forgets a host some seconds after its session ended. The view keeps it, so that operators
+can find it: a lost host as long as the fleet remembers it (Fleet.lost), one that reported that it
+leaves for LEFT_S.
 
 The view reads the fleet and changes nothing of it.
 """
@@ -58,7 +58,7 @@ class HostRow:
     done: int = 1000
     flags: int = 0
     gone_at: float | None = None
-    left: bool = False  # it said that it was about to end
+    left: bool = False  # it reported that it was about to leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class StoryLine:
 class Change:
     """What changed after the version that a watcher knew; when that is 0, everything. `hosts`:
     number, name, zone, rack; `states`: number, thousandths, flags; `forgotten`: numbers;
-    `troubled`: number, why; `tree`: see stripe_view.py."""
+    `troubled`: number, why; `tree`: rows of tree_view.py."""
 
     version: int
     whole: bool
@@ -126,7 +126,7 @@ class Change:
 
 @dataclass(slots=True)
 class View:
-    """See the module's text."""
+    """The rows of hosts and swarms by version, and the changes since a version."""
 
     fleet: Fleet
     rates: SwarmRates = field(init=False)
@@ -135,7 +135,7 @@ class View:
     _numbers: int = 0
     _forgotten: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=FORGOTTEN_MAX))
     _story: deque[tuple[int, int, float, str, str]] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
-    _told: int = 0
+    _lines: int = 0
     _read_until: float = float("-inf")
     _totals: Totals = field(init=False)
     _swarms: list[SwarmRow] = field(default_factory=list)
@@ -146,7 +146,7 @@ class View:
         self._totals = self._count([])
 
     def update(self, *, now: float) -> None:
-        """Take in how things are now."""
+        """Read the fleet; begins a new version."""
         self.version += 1
         self.rates.look(now=now)
         slow = set(self.fleet.capacities.slow_hosts())
@@ -159,7 +159,7 @@ class View:
             self._refresh(row, host, host.name in slow, now)
         for host in self.fleet.lost.values():
             if host.name not in self._rows and len(self._rows) < HOSTS_SHOWN_MAX:
-                self._take_in(host)  # it came and went between two looks
+                self._take_in(host)  # it came and went between two updates
         for name in [row.name for row in self._rows.values() if row.name not in self.fleet.hosts]:
             self._gone(self._rows[name], now)
         self._read_stories(now)
@@ -173,12 +173,12 @@ class View:
         ]
 
     def tree(self, stripe: int) -> TreeView:
-        """A view of a stripe that speaks of hosts by the same numbers."""
+        """A view of a stripe's tree with the numbers that hosts have here."""
         return TreeView(stripe, lambda name: self._rows[name].number if name in self._rows else None)
 
     def since(self, version: int, *, now: float, tree: TreeView | None = None) -> Change:
-        """What changed after a version; everything when so much was forgotten since that it is not
-        known any more."""
+        """What changed after a version; everything when more hosts were forgotten since than are
+        remembered."""
         if version and len(self._forgotten) == FORGOTTEN_MAX and self._forgotten[0][0] > version:
             version = 0
         rows = self._rows.values()
@@ -189,12 +189,12 @@ class View:
             self._swarms,
             [(row.number, row.name, row.zone, row.rack) for row in rows if row.named > version],
             [(row.number, row.done, row.flags) for row in rows if row.changed > version],
-            [number for at, number in self._forgotten if at > version] if version else [],
+            [number for forgotten_in, number in self._forgotten if forgotten_in > version] if version else [],
             self._troubled,
             [
-                StoryLine(number, round(now - at, 3), swarm, text)
-                for told, number, at, swarm, text in self._story
-                if told > version
+                StoryLine(number, round(now - moment, 3), swarm, text)
+                for line_version, number, moment, swarm, text in self._story
+                if line_version > version
             ],
             tree.since(version) if tree is not None else [],
         )
@@ -221,10 +221,10 @@ class View:
             flags |= BLAMED | (SHUNNED if host.banned else 0)
         if flags & AWAY and not row.flags & AWAY:
             row.gone_at = now
-            self._tell(now, "", f"{row.name} is away")
+            self._add_line(now, "", f"{row.name} is away")
         elif row.flags & AWAY and not flags & AWAY:
             row.gone_at = None
-            self._tell(now, "", f"{row.name} is back")
+            self._add_line(now, "", f"{row.name} is back")
         if flags != row.flags or done != row.done:
             row.flags, row.done, row.changed = flags, done, self.version
 
@@ -252,13 +252,13 @@ class View:
             yield f"slow {which}" + (f", sends {rate / 1e6:.1f} MB/s" if rate is not None else "")
         if host.penalties:
             reasons = Counter(reason for reason, _ in host.penalties.values())
-            said = ", ".join(f"{reason} by {count}" for reason, count in reasons.most_common())
-            yield f"{'shunned' if host.banned else 'blamed'}: {said}"
+            complaints = ", ".join(f"{reason} by {count}" for reason, count in reasons.most_common())
+            yield f"{'shunned' if host.banned else 'blamed'}: {complaints}"
 
     def _gone(self, row: HostRow, now: float) -> None:
         """The fleet knows the host no more."""
-        if not row.flags & AWAY:  # it went and was forgotten between two looks
-            self._tell(now, "", f"{row.name} is away")
+        if not row.flags & AWAY:  # it went and was forgotten between two updates
+            self._add_line(now, "", f"{row.name} is away")
         if row.gone_at is None:
             lost = self.fleet.lost.get(row.name)
             row.gone_at = lost.absent_since if lost is not None and lost.absent_since is not None else now
@@ -271,7 +271,7 @@ class View:
     # -- swarms
 
     def _shown(self, running: list[Swarm]) -> list[Swarm]:
-        """Those in which something goes on, the largest first, then the largest of the others."""
+        """Swarms with receivers, the largest first, then the largest of the others."""
         shown = nsmallest(SWARMS_SHOWN_MAX, running, key=_rank)
         if len(shown) < SWARMS_SHOWN_MAX:
             seeded = (swarm for swarm in self.fleet.swarms.values() if not swarm.receivers)
@@ -299,7 +299,7 @@ class View:
         flags = Counter(row.flags for row in self._rows.values())
 
         def having(flag: int) -> int:
-            return sum(count for each, count in flags.items() if each & flag)
+            return sum(count for combination, count in flags.items() if combination & flag)
 
         return Totals(
             max(len(self._rows), len(self.fleet.hosts)),
@@ -317,28 +317,28 @@ class View:
 
     # -- what happened
 
-    def _tell(self, at: float, swarm: str, text: str) -> None:
-        self._told += 1
-        self._story.append((self.version, self._told, at, swarm, text))
+    def _add_line(self, moment: float, swarm: str, text: str) -> None:
+        self._lines += 1
+        self._story.append((self.version, self._lines, moment, swarm, text))
 
     def _read_stories(self, now: float) -> None:
-        """Take over what was added to the stories of swarms since the last time, the newest
-        STORY_PER_UPDATE_MAX lines."""
-        found: list[tuple[float, str, str]] = []
+        """Copy the lines that were added to the stories of swarms since the last update, the newest
+        STORY_PER_UPDATE_MAX."""
+        lines: list[tuple[float, str, str]] = []
         latest = self._read_until
         for swarm in self.fleet.swarms.values():
             if not swarm.story or swarm.story[-1][0] <= self._read_until:
                 continue
-            for at, text in islice(reversed(swarm.story), STORY_PER_UPDATE_MAX):
-                if at <= self._read_until:
+            for moment, text in islice(reversed(swarm.story), STORY_PER_UPDATE_MAX):
+                if moment <= self._read_until:
                     break
-                latest = max(latest, at)
-                found.append((at, swarm.key, text))
-        found.reverse()  # lines of one moment keep their order: sorting is stable
-        found.sort(key=lambda line: line[0])
+                latest = max(latest, moment)
+                lines.append((moment, swarm.key, text))
+        lines.reverse()  # lines of one moment keep their order: sorting is stable
+        lines.sort(key=lambda line: line[0])
         self._read_until = latest
-        for at, blob, text in found[-STORY_PER_UPDATE_MAX:]:
-            self._tell(at, blob, text)
+        for moment, swarm_key, text in lines[-STORY_PER_UPDATE_MAX:]:
+            self._add_line(moment, swarm_key, text)
 
 
 def _rank(swarm: Swarm) -> tuple[int, str]:
