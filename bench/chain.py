@@ -32,7 +32,7 @@ from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.uplink import Turns
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
@@ -58,7 +58,7 @@ class Host:
         self.sources = Sources()
         self.tls: Tls | None = None
         self.pacer = Pacer(Downlink())
-        self.origin_share = Bucket(None)
+        self.origin_share = TokenBucket(None)
         self.kept = KeptConnections()
         self.swarming = None
         self.writers: Counter[Digest] = Counter()

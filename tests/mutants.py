@@ -188,7 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "leave a preseed that is waited for as it is",
-        "p2pdist/agent/pull/blob.py",
+        "p2pdist/agent/pull/streams.py",
         '        self.priority = "start"',
         '        self.priority = "preseed"',
         ("tests/agent/test_priorities.py",),
@@ -201,10 +201,10 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/tracker/test_fleet.py",),
     ),
     Mutant(
-        "let keepers read the origin though a tracker answers",
+        "let superpeers read the origin though a tracker answers",
         "p2pdist/core/sources.py",
-        "*self._keepers) if alone else tracker",
-        "*self._keepers)",
+        "*self._superpeers) if alone else tracker",
+        "*self._superpeers)",
         ("tests/core/test_candidates.py",),
     ),
     Mutant(
@@ -215,7 +215,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/core/test_candidates.py",),
     ),
     Mutant(
-        "never ask the same keeper as the others",
+        "never ask the same superpeer as the others",
         "p2pdist/core/sources.py",
         "ranked(self._key, by_name, len(by_name))",
         "ranked(self.host.encode(), by_name, len(by_name))",

@@ -32,7 +32,7 @@ from p2pdist.agent.uplink import Turn, Turns
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.eviction import choose
 from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, from_problem
@@ -138,7 +138,7 @@ class Agent:
         self.turns.limit_of = self.policies.upload_limit
         if self.swarming is not None:
             self.swarming.wanted_for = self.policies.transport
-        self.origin_share = Bucket(None)
+        self.origin_share = TokenBucket(None)
         self.kept = KeptConnections()
         self._expiring: asyncio.TimerHandle | None = None
         self.sources = Sources()

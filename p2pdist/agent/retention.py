@@ -16,7 +16,7 @@ from math import inf
 
 from p2pdist.agent.maintenance import Housekeeping
 from p2pdist.agent.tracker.policies import Policies
-from p2pdist.core.eviction import Stored, due, goes_first, lasts_s
+from p2pdist.core.eviction import StoredPackage, due, goes_first, lasts_s
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
@@ -125,7 +125,7 @@ class Caching:
             self._manifests[manifest] = tuple(blob.digest for blob in decode_manifest(data).blobs) if data else ()
         return self._manifests[manifest]
 
-    def _stored(self, heard: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[Stored]:
+    def _stored(self, heard: Mapping[str, tuple[PackagePolicy, tuple[Digest, ...]]]) -> list[StoredPackage]:
         """The packages that are here, and when each was used last; those of which nothing was heard
         stay."""
         records = {record.reference: record for record in self._store.packages()}
@@ -133,7 +133,7 @@ class Caching:
         self._manifests = {manifest: blobs for manifest, blobs in self._manifests.items() if manifest in here}
         trees = {tree.root: tree for tree in self._store.trees.list()}
         found = [
-            Stored(record.reference, NO_POLICY, self._blobs_of(record.manifest_digest), None)
+            StoredPackage(record.reference, NO_POLICY, self._blobs_of(record.manifest_digest), None)
             for record in records.values()
             if record.reference not in heard
         ]
@@ -147,5 +147,5 @@ class Caching:
                 busy = busy or bool(self._store.owners(digest))
                 used += [each.last_used for each in (blob, tree) if each is not None]
             if used:
-                found.append(Stored(reference, policy, blobs, None if busy else max(used)))
+                found.append(StoredPackage(reference, policy, blobs, None if busy else max(used)))
         return found

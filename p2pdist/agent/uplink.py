@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.uplink import (
     BlockSent,
     Closed,
@@ -125,7 +125,7 @@ class Turns:
 
     def __init__(self, *, limit_bytes_s: float | None = None, preseed_limit_bytes_s: float | None = None) -> None:
         self.sent_bytes_total = 0
-        self.limit_of: Callable[[Digest], Bucket | None] = lambda blob: None
+        self.limit_of: Callable[[Digest], TokenBucket | None] = lambda blob: None
         self._core = Uplink(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
         self._turns: dict[int, Turn] = {}
         self._blobs: dict[int, Digest] = {}

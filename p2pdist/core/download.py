@@ -1,34 +1,42 @@
-"""One blob's pull at one host: which source each stripe comes from, what to do when one fails, when
-it is done or hopeless.
+"""The stripes of one blob at one host: which source each comes from, what to do when one fails,
+when the blob is complete and when its pull is hopeless.
 
-Theory. The tracker names a parent and alternates for every stripe (`Planned`). One stream per
-stripe is open at a time. A stream that fails is complained of and replaced by the next usable
-alternate at once; the tracker answers with a better plan when it can. A stripe that stands still
-while its stream is open is complained of: after STALL_FIRST_S, or several times as long as its
-pieces took of late, and then with pauses that double until a piece arrives, whoever it comes from;
-over a slow link a piece may take long. Only the tracker can tell a slow parent from a starved one,
-so the host leaves the tracker's choice by itself only while no tracker answers. An alternate is the
-host's own choice, perhaps of a host that receives through this one by now, and is left as soon as
-it stands still. A plan that names a source which failed this host a moment ago is answered with a
-complaint, or the tracker would wait for what never comes.
+Theory. The tracker names a parent and alternates for every stripe (`Planned`), and one stream per
+stripe is open at a time. A stripe is in one of three states:
 
-While no tracker answers, the host finds its way by itself (candidates.py): it goes through the
-tracker's last choices and the keepers of its zone, and reads the origin when it is a keeper and
-those before it failed it. What stands still then is held against nobody: where one stands still all
-below it do.
+    Waiting -> Receiving     its time has come, the download is not paused, and a source may be
+                             tried: OpenStream
+    Receiving -> Waiting     the stream ended, or was closed for another source or a pause
+    either -> Complete       its last piece was stored
+
+A stream that fails is complained of and replaced by the next usable alternate at once; the tracker
+answers with a better plan when it can. A stripe that stands still while its stream is open is
+complained of after STALL_FIRST_S, or after several times as long as its pieces took of late, and
+then with pauses that double until a piece arrives from any source; over a slow link a piece may
+take long. Only the tracker can tell a slow parent from a starved one, so the host leaves the
+tracker's choice by itself only while no tracker answers. An alternate is the host's own choice,
+perhaps a host that receives through this one by now, and is left as soon as it stands still. A plan
+that names a source which failed this host a moment ago is answered with a complaint, or the tracker
+would wait for what never comes.
+
+While no tracker answers, the host chooses by itself (`Candidates` in sources.py): it tries the
+tracker's last choices and the superpeers of its zone, and reads the origin when it is a superpeer
+and the sources before it failed. What stands still then is held against no source: where one host
+stands still so do all that receive through it.
 
 A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complained of as slow, again
-with growing pauses; that changes nothing here, and lets the tracker look closer. While it is
-paused, another transport brings the pieces and no stream is opened.
+with growing pauses; that changes nothing here, and lets the tracker look closer. While the download
+is paused another transport brings the pieces and no stream is opened.
 
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is
-avoided; no stream is opened for a stripe that lacks nothing; exactly one of Completed and GaveUp is
-given, and nothing after it.
+avoided; no stream is opened for a complete stripe; exactly one of Completed and GaveUp is given,
+and nothing after it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from msgspec import Struct
 
@@ -44,8 +52,8 @@ STALL_FIRST_S, STALL_MAX_S = 0.6, 30.0
 STALL_PACES = 4.0
 COMES_MIN_S = 0.2
 COMES_PACES = 3.0
-"""A piece under way is waited for when a stream is replaced, unless the stream has been quiet for
-so long."""
+"""A stream that is replaced may finish the piece under way, unless it has been quiet for
+COMES_MIN_S and for several times as long as a piece takes."""
 
 SLOW_WINDOW_S = 0.5
 SLOW_SHARE = 0.4
@@ -55,9 +63,10 @@ got at least so many pieces."""
 
 REOPEN_S = 0.05
 TROUBLE_S = 2.0
-"""What a source failed with is worth telling once nothing has come for so long."""
+"""The user is told why a source failed once nothing has come for so long."""
 
 ORIGIN_CORRUPT_MAX = 3
+"""The pull is given up after so many wrong pieces from the origin."""
 
 # -- events
 
@@ -71,13 +80,16 @@ class PieceStored(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
+    """The tracker has planned, or the agent has in its place."""
+
     plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """`reason` is "done" (the source gave everything it was asked for), "closed" (as commanded),
-    "failed" (this host's own disk or bug: `error` says which) or why the source failed."""
+    """A stream has let go of the file. `reason` is "done" (the source gave everything it was asked
+    for), "closed" (as commanded), "failed" (this host's own disk or bug: `error` says which) or why
+    the source failed; `piece` is the one that was wrong."""
 
     stream: int
     reason: Reason | str
@@ -87,7 +99,7 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class TrackerChanged:
-    """Whether a tracker answers."""
+    """A tracker answers from now on, or none does."""
 
     present: bool
 
@@ -101,13 +113,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    pass
+    """Time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Another transport brings the pieces from now on, once the streams have ended; or does so no
-    more."""
+    """Another transport brings the pieces once the streams have ended; or does so no more."""
 
     paused: bool
 
@@ -119,6 +130,8 @@ Event = PieceStored | Planned | StreamEnded | TrackerChanged | Rejected | Paused
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
+    """Receive a stripe from a source."""
+
     stream: int
     source: Source
     stripe: int
@@ -134,6 +147,8 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class Complain:
+    """Tell the tracker that a source failed for a stripe, stands still, or is slow."""
+
     stripe: int
     source: Source
     reason: Reason
@@ -142,77 +157,174 @@ class Complain:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    pass
+    """All pieces are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
+    """The pull is hopeless."""
+
     error: P2PDistError
 
 
 Command = OpenStream | CloseStream | Complain | Completed | GaveUp
 
 
+# -- state
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No stream brings the stripe, and none is opened before `until`."""
+
+    until: float = 0.0
+
+
+@dataclass(slots=True)
+class Receiving:
+    """A stream from `source` brings the stripe."""
+
+    stream: int
+    source: Source
+    quiet_since: float
+    """When a piece of the stripe was stored last, its stream opened or complained of."""
+    delivered: int = 0
+    """Pieces that the stream brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The stripe lacks nothing."""
+
+
+End = Literal["has nothing else", "gave", "failed"]
+"""What the end of a stream says of its source: the stripe's last pieces are under way from another
+one; it gave what it had; it failed."""
+
+
 @dataclass(slots=True)
 class _Stripe:
     number: int
     missing: int
+    """Pieces that are not stored."""
     candidates: Candidates
-    source: Source | None = None
-    stream: int | None = None
-    delivered: int = 0
+    state: Waiting | Receiving | Complete
+    stored_at: float
+    """When a piece was stored last, or a stream opened."""
     doubted: bool = False
-    stored_at: float = 0.0
+    """Whether the last stream that ended well brought nothing (`_ended`)."""
     pace_s: float = 0.0
-    quiet_since: float = 0.0
+    """How long a piece takes, smoothed."""
     complaints: int = 0
-    retry_at: float = 0.0
+    """How often its sources were complained of as stalled since a piece was stored."""
     gained: int = 0
+    """Pieces stored since the window began (`is_slow`)."""
     slow_windows: int = 0
+    """Windows in a row in which the stripe was slow."""
+
+    def retry(self) -> None:
+        """Let a waiting stripe try its sources at once."""
+        if isinstance(self.state, Waiting):
+            self.state = Waiting()
+
+    @property
+    def reads_unasked(self) -> bool:
+        """Whether it comes from the origin without a lease."""
+        reads_origin = isinstance(self.state, Receiving) and self.state.source == ORIGIN
+        return reads_origin and self.candidates.parent != ORIGIN
+
+    def end_of(self, receiving: Receiving, reason: str, *, finishing: bool) -> End:
+        """What the end of its stream says of the source. `finishing`: another stream finishes a
+        piece of the stripe."""
+        if reason not in ("done", "closed"):
+            return "failed"
+        if receiving.delivered:
+            return "gave"
+        if finishing:  # the source was told that this piece is under way from another one
+            return "has nothing else"
+        # The piece that was under way when the last stream was closed may have been lost, and with
+        # it nothing was left to send. A source that says twice running that it gave everything, and
+        # gave nothing, does not keep its word.
+        return "failed" if self.doubted else "gave"
+
+    def stalled(self, receiving: Receiving, *, alone_since: float | None, now: float) -> bool:
+        """Whether it has stood still for so long that its source is complained of. `alone_since`:
+        since when no tracker answers, None while one does."""
+        stall_s = max(STALL_FIRST_S, STALL_PACES * self.pace_s)
+        if alone_since is None:
+            limit_s = min(STALL_MAX_S, stall_s * 2.0 ** min(self.complaints, 10))
+            return now - receiving.quiet_since >= limit_s
+        limit_s = self.candidates.patience_s(receiving.source, stall_s, fed=receiving.delivered > 0)
+        return now - max(self.stored_at, alone_since) >= limit_s
+
+    def is_slow(self, best: int) -> bool:
+        """Whether a complaint is due since it got far less than the `best` in the window that ends
+        now: at the first such window, the second, the fourth ... in a row."""
+        gained, self.gained = self.gained, 0
+        slow = isinstance(self.state, Receiving) and best >= SLOW_PIECES and gained < SLOW_SHARE * best
+        self.slow_windows = self.slow_windows + 1 if slow else 0
+        return self.slow_windows.bit_count() == 1
 
 
 @dataclass(slots=True)
 class Download:
-    """See the module's text. `patience_s`: how long no piece at all may arrive before the pull is
-    given up; `host`: this host's name."""
+    """Receives one blob by streams, and counts its pieces whichever transport brings them."""
 
     blob: Digest
     layout: PieceLayout
     stripes: int
     have: PieceSet
+    """The pieces that are stored; a copy of what is given, and grows."""
     sources: Sources
     started_at: float
     patience_s: float = 120.0
+    """The pull is given up when no piece at all arrives for so long."""
     host: str = ""
+    """The name of this host."""
     finished: bool = False
+    """Completed or GaveUp was commanded."""
     counts: list[int] = field(default_factory=list)
+    """Pieces stored per stripe."""
     writing: set[int] = field(default_factory=set)
     """Streams that were opened and have not ended."""
     _stripes: list[_Stripe] = field(default_factory=list)
     _streams: dict[int, _Stripe] = field(default_factory=dict)
+    """The stripes that are Receiving, by stream."""
     _finishing: dict[int, int] = field(default_factory=dict)
+    """Streams that were closed after the piece under way and have not ended, and their stripes."""
     _next_stream: int = 1
     _progressed_at: float = 0.0
+    """When a piece was stored last."""
     _tracker: bool = True
-    _paused: bool = False
-    _dealt: bool = False
-    _keepers: tuple[str, ...] = ()
+    """Whether a tracker answers."""
     _alone_since: float = 0.0
+    """When `_tracker` changed last."""
+    _paused: bool = False
+    _superpeers: tuple[str, ...] = ()
+    """The hosts of the zone that the last plan which named any lets read the origin."""
+    _shared: bool = False
+    """Whether the superpeers share the reading of the origin, by the last plan."""
     _origin_corrupt: int = 0
+    """Wrong pieces that the origin sent."""
     _window_from: float = 0.0
+    """When the present window of SLOW_WINDOW_S began."""
     _last_failure: str = ""
+    """Why a source failed last, in words for the user."""
     _failed_at: float = -1.0
+    """When that was."""
 
     def __post_init__(self) -> None:
         self.have = PieceSet(self.have.count, self.have.bits)
         self.counts = self.have.stripe_counts(self.stripes)
         self._progressed_at = self.started_at
         for number, count in enumerate(self.counts):
-            total = len(range(number, self.layout.count, self.stripes))
+            missing = len(range(number, self.layout.count, self.stripes)) - count
             candidates = Candidates(self.host, self.blob, number)
-            self._stripes.append(_Stripe(number, total - count, candidates, stored_at=self.started_at))
+            state = Waiting() if missing else Complete()
+            self._stripes.append(_Stripe(number, missing, candidates, state, self.started_at))
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
+        """What to do about an event, in this order."""
         out: list[Command] = []
         if self.finished:
             return out
@@ -220,18 +332,14 @@ class Download:
             case PieceStored(number, piece):
                 self._stored(number, piece, now, out)
             case Planned(plan):
-                self._dealt, self._keepers = plan.dealt, tuple(each.host for each in plan.keepers) or self._keepers
-                for stripe in self._stripes if plan.keepers else ():
-                    stripe.candidates.kept_by(plan.keepers)
-                for stripe_plan in plan.stripes:
-                    self._planned(stripe_plan, now, out)
+                self._planned(plan, now, out)
             case StreamEnded():
                 self._ended(event, now, out)
             case TrackerChanged(present):
                 if present != self._tracker:
                     self._tracker, self._alone_since = present, now
                     for stripe in self._stripes:
-                        stripe.retry_at = 0.0
+                        stripe.retry()
             case Rejected(error):
                 self._give_up(error, out)
             case Paused(paused):
@@ -247,26 +355,25 @@ class Download:
         return out
 
     def parents(self) -> tuple[str | None, ...]:
-        """Per stripe the host that pieces come from: "" for the origin, None for nobody."""
-        return tuple(
-            stripe.source.host if stripe.source and stripe.stream is not None else None for stripe in self._stripes
-        )
+        """The host that each stripe comes from: "" for the origin, None for no host."""
+        states = [stripe.state for stripe in self._stripes]
+        return tuple(state.source.host if isinstance(state, Receiving) else None for state in states)
 
     @property
     def fed(self) -> bool:
         """Whether every stripe that lacks something has a source."""
-        return all(stripe.stream is not None or not stripe.missing for stripe in self._stripes)
+        return not any(isinstance(stripe.state, Waiting) for stripe in self._stripes)
 
     def trouble(self, now: float) -> str:
         """Why nothing has come for TROUBLE_S, where a source failed meanwhile; empty while pieces
         come."""
-        told = now - self._progressed_at >= TROUBLE_S and self._failed_at >= self._progressed_at
-        return self._last_failure if told and not self.finished else ""
+        stands_still = now - self._progressed_at >= TROUBLE_S and self._failed_at >= self._progressed_at
+        return self._last_failure if stands_still and not self.finished else ""
 
     def readers(self) -> Readers:
-        """Who may bring what from the origin into a swarm."""
-        leased = frozenset(each.number for each in self._stripes if each.candidates.parent == ORIGIN)
-        return Readers(self.blob, self.host, self.stripes, leased, self._keepers, self._dealt, not self._tracker)
+        """Which hosts may bring which pieces from the origin into a swarm."""
+        leased = frozenset(stripe.number for stripe in self._stripes if stripe.candidates.parent == ORIGIN)
+        return Readers(self.blob, self.host, self.stripes, leased, self._superpeers, self._shared, not self._tracker)
 
     def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
         if not self.have.add(piece):
@@ -278,55 +385,71 @@ class Download:
         stripe.missing -= 1
         stripe.gained += 1
         stripe.pace_s += 0.25 * (now - stripe.stored_at - stripe.pace_s)
-        stripe.stored_at = stripe.quiet_since = now
+        stripe.stored_at = now
         stripe.complaints = 0
-        if stripe.source is not None and number == stripe.stream:
-            stripe.delivered += 1
-            stripe.candidates.fed(stripe.source, now=now)
-            self.sources.delivered(stripe.source)
-        if stripe.missing == 0 and stripe.stream is not None:
+        state = stripe.state
+        if isinstance(state, Receiving):
+            state.quiet_since = now
+            if number == state.stream:
+                state.delivered += 1
+                stripe.candidates.fed(state.source, now=now)
+                self.sources.delivered(state.source)
+        if stripe.missing == 0:
             self._close(stripe, out, after_piece=True)
+            stripe.state = Complete()
 
-    def _planned(self, plan: StripePlan, now: float, out: list[Command]) -> None:
-        if plan.stripe >= self.stripes:
-            return
-        stripe = self._stripes[plan.stripe]
-        stripe.candidates.planned(plan.parent, plan.alternates)
-        stripe.retry_at = 0.0
-        wanted = plan.parent
-        if wanted is not None and wanted != stripe.source and stripe.missing:
-            reason = self.sources.complaint(wanted, now=now)
-            if reason is not None and not wanted.is_origin:
-                out.append(Complain(stripe.number, wanted, reason))
-            elif reason is None and stripe.source is not None:
-                # A piece that does not come would keep the stream, and its place among those that
-                # are expected, for long.
-                comes = now - stripe.stored_at < max(COMES_MIN_S, COMES_PACES * stripe.pace_s)
-                self._close(stripe, out, after_piece=comes)
+    def _planned(self, plan: Plan, now: float, out: list[Command]) -> None:
+        self._shared = plan.dealt
+        if plan.keepers:
+            self._superpeers = tuple(superpeer.host for superpeer in plan.keepers)
+            for stripe in self._stripes:
+                stripe.candidates.superpeers_named(plan.keepers)
+        for choice in plan.stripes:
+            if choice.stripe < self.stripes:
+                self._replanned(self._stripes[choice.stripe], choice, now, out)
+
+    def _replanned(self, stripe: _Stripe, choice: StripePlan, now: float, out: list[Command]) -> None:
+        """Turn to the parent that the tracker has chosen for a stripe, or say why not."""
+        parent = choice.parent
+        stripe.candidates.planned(parent, choice.alternates)
+        stripe.retry()
+        match stripe.state:
+            case Complete():
+                return
+            case Receiving(source=source) if source == parent:
+                return
+        reason = self.sources.complaint(parent, now=now) if parent is not None else None
+        if parent is not None and reason is not None and not parent.is_origin:
+            out.append(Complain(stripe.number, parent, reason))
+        elif parent is not None and reason is None:
+            # A piece that does not come would keep the stream, and its place among those that are
+            # expected, for long.
+            comes = now - stripe.stored_at < max(COMES_MIN_S, COMES_PACES * stripe.pace_s)
+            self._close(stripe, out, after_piece=comes)
         self._open(stripe, now, out)
 
     def _open(self, stripe: _Stripe, now: float, out: list[Command]) -> None:
-        if self._paused or stripe.stream is not None or stripe.missing == 0 or now < stripe.retry_at:
+        """Receive a waiting stripe from the best source that may be tried now."""
+        if self._paused or not isinstance(stripe.state, Waiting) or now < stripe.state.until:
             return
-        source, stripe.retry_at = stripe.candidates.choose(self.sources, alone=not self._tracker, now=now)
+        source, until = stripe.candidates.choose(self.sources, alone=not self._tracker, now=now)
         if source is None:
+            stripe.state = Waiting(until)
             return
-        stripe.stream, stripe.source = self._next_stream, source
-        stripe.stored_at = stripe.quiet_since = now
-        stripe.delivered = 0
-        self._streams[self._next_stream] = stripe
-        self.writing.add(self._next_stream)
-        out.append(OpenStream(self._next_stream, source, stripe.number))
-        self._next_stream += 1
+        stream, self._next_stream = self._next_stream, self._next_stream + 1
+        stripe.state, stripe.stored_at = Receiving(stream, source, now), now
+        self._streams[stream] = stripe
+        self.writing.add(stream)
+        out.append(OpenStream(stream, source, stripe.number))
 
     def _close(self, stripe: _Stripe, out: list[Command], *, after_piece: bool) -> None:
-        if stripe.stream is None:
+        if not isinstance(stripe.state, Receiving):
             return
-        out.append(CloseStream(stripe.stream, after_piece))
+        stream, stripe.state = stripe.state.stream, Waiting()
+        out.append(CloseStream(stream, after_piece))
         if after_piece:
-            self._finishing[stripe.stream] = stripe.number
-        del self._streams[stripe.stream]
-        stripe.stream = stripe.source = None
+            self._finishing[stream] = stripe.number
+        del self._streams[stream]
 
     def _close_all(self, out: list[Command], *, after_piece: bool = False) -> None:
         for stripe in self._stripes:
@@ -335,48 +458,47 @@ class Download:
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
         self.writing.discard(event.stream)
         stripe = self._streams.get(event.stream)
-        # What a keeper cannot read of its own accord it may still get from others; with a lease
-        # others wait for what it finds out.
-        unasked = stripe is not None and stripe.source == ORIGIN and stripe.candidates.parent != ORIGIN
+        # A superpeer that cannot read the origin of its own accord may still receive from other
+        # hosts; with a lease other hosts wait for what it finds out.
+        unasked = stripe is not None and stripe.reads_unasked
         if event.reason == "failed" and not (unasked and isinstance(event.error, Unavailable)):
             self._give_up(event.error or P2PDistError(f"{self.blob} could not be stored"), out)
             return
         self._streams.pop(event.stream, None)
         self._finishing.pop(event.stream, None)
-        if stripe is None or stripe.source is None:
+        if stripe is None or not isinstance(stripe.state, Receiving):
             return
-        source = stripe.source
-        stripe.stream = stripe.source = None
-        ended_well = event.reason in {"done", "closed"}
-        if ended_well and not stripe.delivered and stripe.number in self._finishing.values():
-            # The source was told that this piece is under way from another one, and has nothing
-            # else to give.
-            stripe.retry_at = now + max(REOPEN_S, stripe.pace_s)
-            return
-        if ended_well and (stripe.delivered or not stripe.missing or not stripe.doubted):
-            # The piece that was under way when the last stream was closed may have been lost, and
-            # with it nothing was left to send. A source that says twice running that it gave
-            # everything, and gave nothing, does not keep its word.
-            stripe.doubted = bool(stripe.missing) and not stripe.delivered
-            stripe.retry_at = now + REOPEN_S if stripe.missing else 0.0
-            return
-        reason: Reason = "short" if ended_well else "unavailable" if event.reason == "failed" else event.reason  # type: ignore[assignment]
+        receiving = stripe.state
+        finishing = stripe.number in self._finishing.values()
+        match stripe.end_of(receiving, event.reason, finishing=finishing):
+            case "has nothing else":
+                stripe.state = Waiting(now + max(REOPEN_S, stripe.pace_s))
+            case "gave":
+                stripe.doubted = not receiving.delivered
+                stripe.state = Waiting(now + REOPEN_S)
+            case "failed":
+                stripe.state = Waiting()
+                self._failed(stripe, receiving.source, event, now, out)
+
+    def _failed(self, stripe: _Stripe, source: Source, event: StreamEnded, now: float, out: list[Command]) -> None:
+        """Complain of a source and turn to the next one, unless it is the origin and hopeless."""
+        short = event.reason in ("done", "closed")
+        reason: Reason = "short" if short else "unavailable" if event.reason == "failed" else event.reason  # type: ignore[assignment]
         self._last_failure = f"{source}: {event.error.what if event.error else reason}"
         self._failed_at = now
-        if source == ORIGIN and not unasked and event.error is not None and event.error.exit_code in (3, 4):
-            out.append(Complain(stripe.number, source, reason, event.piece))
+        out.append(Complain(stripe.number, source, reason, event.piece))
+        leased = source == ORIGIN and stripe.candidates.parent == ORIGIN
+        if leased and event.error is not None and event.error.exit_code in (3, 4):
             self._give_up(event.error, out)
             return
         stripe.candidates.failed(source)
         self.sources.failed(source, reason, now=now)
-        out.append(Complain(stripe.number, source, reason, event.piece))
         if reason == "corrupt" and source == ORIGIN:
             self._origin_corrupt += 1
             if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
                 what = event.error.what if event.error else "pieces do not match their hashes"
-                self._give_up(
-                    Corrupt(f"the origin's copy of {self.blob} is corrupt: {what}", remedy="Push it again"), out
-                )
+                error = Corrupt(f"the origin's copy of {self.blob} is corrupt: {what}", remedy="Push it again")
+                self._give_up(error, out)
                 return
         self._open(stripe, now, out)
 
@@ -393,41 +515,30 @@ class Download:
             )
             return
         for stripe in self._stripes:
-            if stripe.stream is None:
-                self._open(stripe, now, out)
-            elif stripe.source is None or not stripe.missing:
-                continue
-            elif not self._tracker and stripe.candidates.wants_back(stripe.source, self.sources, now=now):
-                self._close(stripe, out, after_piece=True)
-                self._open(stripe, now, out)
-            else:
-                self._check_stall(stripe, stripe.source, now, out)
+            match stripe.state:
+                case Waiting():
+                    self._open(stripe, now, out)
+                case Receiving(source=source) if not self._tracker and stripe.candidates.wants_back(
+                    source, self.sources, now=now
+                ):
+                    self._close(stripe, out, after_piece=True)
+                    self._open(stripe, now, out)
+                case Receiving():
+                    self._check_stall(stripe, stripe.state, now, out)
         if now - self._window_from >= SLOW_WINDOW_S:
             self._window_from = now
-            self._compare(out)
+            best = max(stripe.gained for stripe in self._stripes)
+            for stripe in self._stripes:
+                if stripe.is_slow(best) and isinstance(stripe.state, Receiving):
+                    out.append(Complain(stripe.number, stripe.state.source, "slow"))
 
-    def _compare(self, out: list[Command]) -> None:
-        """Complain of stripes that got far less than another in the window that ends now."""
-        best = max(stripe.gained for stripe in self._stripes)
-        for stripe in self._stripes:
-            slow = stripe.missing and best >= SLOW_PIECES and stripe.gained < SLOW_SHARE * best
-            stripe.slow_windows = stripe.slow_windows + 1 if slow and stripe.stream is not None else 0
-            stripe.gained = 0
-            windows = stripe.slow_windows
-            if windows and windows & (windows - 1) == 0 and stripe.source is not None:
-                out.append(Complain(stripe.number, stripe.source, "slow"))
-
-    def _check_stall(self, stripe: _Stripe, source: Source, now: float, out: list[Command]) -> None:
-        stall_s = max(STALL_FIRST_S, STALL_PACES * stripe.pace_s)
-        if self._tracker:
-            quiet_s, limit_s = now - stripe.quiet_since, min(STALL_MAX_S, stall_s * 2 ** min(stripe.complaints, 10))
-        else:
-            quiet_s = now - max(stripe.stored_at, self._alone_since)
-            limit_s = stripe.candidates.patience_s(source, stall_s, fed=stripe.delivered > 0)
-        if quiet_s < limit_s:
+    def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
+        """Complain of a source that stands still, and leave it where this host chose it itself."""
+        if not stripe.stalled(receiving, alone_since=None if self._tracker else self._alone_since, now=now):
             return
+        source = receiving.source
         stripe.complaints += 1
-        stripe.quiet_since = now
+        receiving.quiet_since = now
         out.append(Complain(stripe.number, source, "stalled"))
         if not self._tracker or source != stripe.candidates.parent:
             stripe.candidates.failed(source, still=not self._tracker)

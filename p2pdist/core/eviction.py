@@ -1,22 +1,20 @@
-"""Eviction: which blobs and trees leave a store that needs room.
+"""Eviction and retention: which packages a store lets go by policy, and which blobs and trees leave
+it when it needs room.
 
-Theory: what a policy says is not to be kept goes first. What was used long ago is the least likely
-to be asked for again, so it goes next. What no other host of the zone holds costs a read from the
-origin to get back, so it goes only when all else has gone. Packs whose contents stand here as
-objects are kept only to serve others, and go before what is needed to show something. Pinned things
-and things in use never go, and what a tree needs (its catalogs) goes after the tree. Trees share
-contents: what they share becomes free when the last of them goes.
+Theory of eviction (`choose`). What a policy says is not to be kept goes first. What was used long
+ago is the least likely to be asked for again, so it goes next. What no other host of the zone holds
+costs a read from the origin to get back, so it goes only when all else has gone. Packs whose
+contents are in this store as objects are kept only to serve other hosts, and go before what is
+needed to show something. Pinned things and things in use never go, and what a tree needs (its
+catalogs) goes after the tree. Trees share contents: what they share becomes free when the last of
+them goes. It is all or nothing: when even everything that may go would not be enough, nothing goes,
+since that would cost content and help no pull.
 
-It is all or nothing: when even everything that may go would not be enough, nothing goes, since that
-would cost content and help nobody.
-
-Retention: which packages a store lets go, by what policies say of how they are kept.
-
-Theory. A package is used while something shows, fetches, serves or pins any of its blobs, and was
-used last when that ended. One that is kept for a time goes when it has not been used for so long,
-one that is not kept after NONE_S: whoever pulled it may be about to show it. The others stay until
-room is needed. Until then, too, what no package asks to be kept goes before all else that may go
-(eviction.py).
+Theory of retention (`due`). A package is used while something shows, fetches, serves or pins any of
+its blobs, and was used last when that ended. One that is kept for a time goes when it has not been
+used for so long, one that is not kept after NONE_S: the user that pulled it may be about to show
+it. The others stay until room is needed. Until then, too, what no package asks to be kept goes
+before all else that may go.
 
 Times are in seconds since the epoch.
 """
@@ -35,7 +33,7 @@ NONE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredPackage:
     """A package in a store. `last_used` is None while it is in use."""
 
     reference: str
@@ -55,19 +53,19 @@ def lasts_s(policy: PackagePolicy) -> float:
             return inf
 
 
-def due(packages: Sequence[Stored], *, now: float) -> list[str]:
+def due(packages: Sequence[StoredPackage], *, now: float) -> list[str]:
     """The packages whose time is over, the longest unused first."""
-    over = [
+    unused = [
         (package.last_used, package.reference)
         for package in packages
         if package.last_used is not None and now - package.last_used >= lasts_s(package.policy)
     ]
-    return [reference for _, reference in sorted(over)]
+    return [reference for _, reference in sorted(unused)]
 
 
-def goes_first(packages: Sequence[Stored]) -> frozenset[Digest]:
-    """Blobs that are evicted before all others: those of packages that are not kept, and of no
-    others."""
+def goes_first(packages: Sequence[StoredPackage]) -> frozenset[Digest]:
+    """Blobs that are evicted before all others: those that belong to packages that are not kept,
+    and to no others."""
     kept = {blob for package in packages if package.policy.cache != "none" for blob in package.blobs}
     return frozenset(blob for package in packages if package.policy.cache == "none" for blob in package.blobs) - kept
 

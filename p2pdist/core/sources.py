@@ -1,35 +1,36 @@
-"""Which sources a host trusts to try: backoff after failures, long avoidance after wrong bytes.
+"""The sources that a host may receive from: which it trusts to try, which it asks for a stripe, in
+which order, and how long it waits for each.
 
-A source that fails is left alone for a time that doubles with each failure in a row; one that sent
-wrong bytes is left alone for CORRUPT_S. The origin is never avoided for wrong bytes: who reads it
-decides how often to try again.
+Theory of trust (`Sources`). A source that fails is left alone for a time that doubles with each
+failure in a row; one that sent wrong bytes is left alone for CORRUPT_S. The origin is never avoided
+for wrong bytes: the download that reads it decides how often to try again.
 
-Candidates: whom a host asks for one stripe, in which order, and how long it waits for each.
+Theory of the order (`Candidates`). The tracker's choice comes first: the parent, then the
+alternates. While no tracker answers the superpeers follow, a few hosts of the zone that the tracker
+named for this, in the order of rendezvous hashing on blob and stripe. It is the same order at every
+host, so hosts that lost their sources meet at the first superpeer that works. A superpeer has the
+origin in the place of itself, and reads it of its own accord: once all before it have failed it,
+and after a pause that grows with its rank and differs from host to host. So hosts that stand still
+in a circle, each waiting for the next, come to a superpeer that reads the origin, or to a host that
+receives from it. Each candidate is tried once in a round; rounds give ever more time.
 
-Theory. The tracker's choice comes first: the parent, then the alternates. While no tracker answers
-the keepers follow, a few hosts of the zone that the tracker named for this, in the order of
-rendezvous hashing on blob and stripe. It is the same order at every host, so those who lost their
-sources meet at the first keeper that works. In its own place a keeper has the origin, which it
-reads of its own accord: once all before it have failed it, and after a pause that grows with its
-rank and differs from host to host. So hosts that stand still in a circle, each waiting for the
-next, come to a keeper that reads the origin, or to one that hangs below it. Each candidate is tried
-once in a round; rounds give ever more time.
+When a host near the root fails, all that receive through it stand still at once, and must not turn
+to one superpeer at once. The hosts next to the failure see their streams end, and move. The others
+wait for the source that fed them: the first superpeer least, since it is to read the origin, the
+next ones longer, and the rest for a time from an exponential distribution that is cut off
+(Nonnenmacher and Biersack, "Scalable Feedback for Large Groups", IEEE/ACM Transactions on
+Networking 1999). Few move early however many wait, and the hosts that receive through one of these
+get pieces again and stay. The core draws no lots; what differs from host to host it takes from
+hashes.
 
-When a host high up fails, everybody below it stands still at once, and must not turn to one keeper
-at once. Who is next to the failure sees its stream end, and moves. The others wait for the source
-that fed them: the first keeper least, since it is to read the origin, the next ones longer, and the
-rest for a time from an exponential distribution that is cut off (Nonnenmacher and Biersack,
-"Scalable Feedback for Large Groups", IEEE/ACM Transactions on Networking 1999). Few move early
-however many wait, and who hangs below one of these gets pieces again and stays. The core draws no
-lots; what differs from host to host it takes from hashes.
+A host that moved because the tracker's choice stood still visits it now and then, with growing
+pauses, and stays once it gives pieces again: it may only have waited as well. So the trees grow
+together around a gap, and a superpeer ceases to read the origin where it need not. Between visits
+the host is at its refuge, the source that feeds it.
 
-Who moved because the tracker's choice stood still visits it now and then, with growing pauses, and
-stays once it gives pieces again: it may only have waited as well. So the trees grow together around
-a gap, and a keeper ceases to read the origin where it need not. Between visits the host is at its
-refuge, the source that feeds it.
-
-Invariants: the origin comes up only as the parent that the tracker named, which is the lease, or at
-a keeper while no tracker answers; a host is never its own candidate.
+Invariants: the origin is chosen only as the parent that the tracker named, which is the lease, or
+at a superpeer while no tracker answers; a host is never its own candidate. All times are in
+seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import fraction, ranked
 
 ORIGIN_PAUSE_S = 0.5
-"""A keeper waits for this time, multiplied by its rank and a part of one, before it reads the
+"""A superpeer waits for this time, multiplied by its rank and a part of one, before it reads the
 origin."""
 
 SETTLED_PACES = 3.0
@@ -53,12 +54,12 @@ CROWD = 10_000
 """A source that fed this host may stand still for SETTLED_PACES to (1 + SETTLED_SPREAD) times as
 many; of CROWD hosts that wait, about one moves at the beginning of that time."""
 
-KEEPER_PACES = 4.0
-KEEPER_PACES_OF_KEEPERS = 12.0
-KEEPER_PACES_A_RANK = 3.0
-"""A keeper is given longer than others that are tried: it may have to turn to the origin first.
-Another keeper waits even longer for those before it, the longer the higher its rank, since it would
-read the origin itself."""
+SUPERPEER_PACES = 4.0
+SUPERPEER_PACES_OF_SUPERPEERS = 12.0
+SUPERPEER_PACES_A_RANK = 3.0
+"""A superpeer is given longer than other candidates: it may have to turn to the origin first.
+Another superpeer waits even longer for those before it, the longer the higher its rank, since it
+would read the origin itself."""
 
 VISIT_S = 2.0
 DOUBLINGS_MAX = 8
@@ -67,47 +68,59 @@ WAIT_MAX_S = 40.0
 
 @dataclass(slots=True)
 class Candidates:
-    """See the module's text. `host` is this host's name; `rank` its place among the keepers, None
-    when it is none of them."""
+    """Chooses the source of one stripe at one host."""
 
     host: str
+    """The name of this host."""
     blob: Digest
     stripe: int
     parent: Source | None = None
+    """The tracker's choice (`planned`)."""
     alternates: tuple[Source, ...] = ()
+    """Its choices after that."""
     rank: int | None = None
-    _keepers: tuple[Source, ...] = ()
+    """This host's place among the superpeers, None when it is none (`superpeers_named`)."""
+    _superpeers: tuple[Source, ...] = ()
+    """The superpeers of the zone in their order, the origin in the place of this host."""
     _tried: dict[Source, None] = field(default_factory=dict)
+    """Sources that failed in this round."""
     _rounds: int = 0
+    """Rounds that failed in a row, up to DOUBLINGS_MAX."""
     _origin_at: float | None = None
+    """When this superpeer may read the origin; None before its pause has begun."""
     _still: dict[Source, None] = field(default_factory=dict)
+    """Choices of the tracker that stood still while none answered."""
     _refuge: Source | None = None
+    """The source that feeds this host between visits."""
     _visiting: Source | None = None
+    """The choice of the tracker that is tried again."""
     _visit_at: float | None = None
+    """When the next visit is due, None while none is."""
     _visits: int = 0
+    """Visits since the tracker's choice stood still."""
 
     def planned(self, parent: Source | None, alternates: tuple[Source, ...]) -> None:
-        """The tracker has chosen: what happened before counts no more."""
+        """Take the tracker's choice: what happened before counts no more."""
         self.parent, self.alternates = parent, alternates
         self._begin_round()
-        self._settle()
+        self._forget_visits()
 
-    def kept_by(self, keepers: tuple[Source, ...]) -> None:
-        """The tracker names the keepers of this host's zone."""
-        by_name = {keeper.host: keeper for keeper in keepers if not keeper.is_origin}
+    def superpeers_named(self, superpeers: tuple[Source, ...]) -> None:
+        """Take the superpeers of this host's zone that the tracker names."""
+        by_name = {superpeer.host: superpeer for superpeer in superpeers if not superpeer.is_origin}
         names = ranked(self._key, by_name, len(by_name))
         self.rank = names.index(self.host) if self.host in by_name else None
-        self._keepers = tuple(ORIGIN if name == self.host else by_name[name] for name in names)
-        self._settle()
+        self._superpeers = tuple(ORIGIN if name == self.host else by_name[name] for name in names)
+        self._forget_visits()
 
     def fed(self, source: Source, *, now: float) -> None:
-        """A piece came from the source that was chosen."""
+        """Note that a piece came from the chosen source."""
         if self._tried or self._rounds or self._origin_at is not None:
             self._begin_round()
         if not self._still:
             return
         if source == self.parent:
-            self._settle()
+            self._forget_visits()
             return
         self._still.pop(source, None)
         self._refuge, self._visiting = source, None
@@ -115,7 +128,7 @@ class Candidates:
             self._visit_at = now + VISIT_S * 2 ** min(self._visits, DOUBLINGS_MAX)
 
     def failed(self, source: Source, *, still: bool = False) -> None:
-        """A source failed, or stood `still`: the others of this round come first."""
+        """Note that a source failed, or stood `still`: the others of this round come first."""
         self._tried[source] = None
         self._origin_at = self._visit_at = None
         self._still.pop(source, None)
@@ -127,12 +140,13 @@ class Candidates:
             self._refuge = None
 
     def choose(self, sources: Sources, *, alone: bool, now: float) -> tuple[Source | None, float]:
-        """Whom to ask now; or nobody, and when to look again. `alone`: no tracker answers."""
+        """The source to receive from now, or None and when to look again. `alone`: no tracker
+        answers."""
         order = list(self._order(alone))
         usable = [source for source in order if sources.usable(source, now=now)]
         if not usable:
             return None, min(map(sources.usable_at, order), default=0.0)
-        source = next((each for each in usable if each not in self._tried), None)
+        source = next((candidate for candidate in usable if candidate not in self._tried), None)
         if source is None:
             rounds = self._rounds
             self._begin_round()
@@ -146,11 +160,12 @@ class Candidates:
         return source, now
 
     def wants_back(self, source: Source, sources: Sources, *, now: float) -> bool:
-        """Whether it is time to leave `source` for a visit; `choose` then says to whom. Only while
-        no tracker answers."""
+        """Whether it is time to leave `source` for a visit, which `choose` then names. Only while no
+        tracker answers."""
         if self._visit_at is None or now < self._visit_at:
             return False
-        self._visiting = next((each for each in self._better_than(source) if sources.usable(each, now=now)), None)
+        better = self._better_than(source)
+        self._visiting = next((candidate for candidate in better if sources.usable(candidate, now=now)), None)
         if self._visiting is None:
             return False
         self._visit_at = None
@@ -162,33 +177,32 @@ class Candidates:
         longer than `stall_s` is late. `fed`: whether it has given this host something since it was
         chosen."""
         if source.is_origin:
-            return WAIT_MAX_S  # what it does not give nobody has
-        keeper = source in self._keepers
-        if keeper and self.rank is not None and self._keepers.index(source) < self.rank:
-            paces = (KEEPER_PACES_OF_KEEPERS + KEEPER_PACES_A_RANK * self.rank) * 2.0**self._rounds
+            return WAIT_MAX_S  # a piece that it does not give is nowhere else
+        superpeer = source in self._superpeers
+        if superpeer and self.rank is not None and self._superpeers.index(source) < self.rank:
+            paces = (SUPERPEER_PACES_OF_SUPERPEERS + SUPERPEER_PACES_A_RANK * self.rank) * 2.0**self._rounds
         elif fed or (source == self.parent and not self._rounds and not self._visits):
-            paces = 1.0 + self.rank if self.rank is not None else SETTLED_PACES * (1 + SETTLED_SPREAD * self._turn)
+            paces = 1.0 + self.rank if self.rank is not None else SETTLED_PACES * (1 + SETTLED_SPREAD * self._lateness)
         else:
-            paces = (KEEPER_PACES if keeper and self.rank is None else 1.0) * 2.0**self._rounds
+            paces = (SUPERPEER_PACES if superpeer and self.rank is None else 1.0) * 2.0**self._rounds
         return min(WAIT_MAX_S, paces * stall_s)
 
     def _order(self, alone: bool) -> Iterator[Source]:
         tracker = (self.parent, *self.alternates)
-        order = (self._visiting, self._refuge, *tracker, *self._keepers) if alone else tracker
+        order = (self._visiting, self._refuge, *tracker, *self._superpeers) if alone else tracker
         return (source for source in order if source is not None)
 
     def _better_than(self, source: Source) -> list[Source]:
-        """Whom the tracker would rather see as this host's source, of those that only stood
-        still."""
-        rather = (self.parent,) if source in self.alternates else (self.parent, *self.alternates)
-        return [each for each in self._still if each in rather]
+        """The sources that the tracker prefers to `source`, of those that only stood still."""
+        preferred = (self.parent,) if source in self.alternates else (self.parent, *self.alternates)
+        return [candidate for candidate in self._still if candidate in preferred]
 
     def _begin_round(self) -> None:
         self._tried.clear()
         self._rounds, self._origin_at = 0, None
 
-    def _settle(self) -> None:
-        """There is nobody to go back to."""
+    def _forget_visits(self) -> None:
+        """Forget the sources to go back to."""
         self._still.clear()
         self._refuge = self._visiting = self._visit_at = None
         self._visits = 0
@@ -198,7 +212,7 @@ class Candidates:
         return f"{self.blob}/{self.stripe}".encode()
 
     @property
-    def _turn(self) -> float:
+    def _lateness(self) -> float:
         """From 0 to 1, most of it near 1: when this host moves among all that stand still."""
         return max(0.0, 1 + log(fraction(self._key, self.host)) / log(CROWD))
 
@@ -218,7 +232,7 @@ class _Record:
 
 @dataclass(slots=True)
 class Sources:
-    """What this host has seen of its sources. At most SOURCES_MAX are remembered, the oldest
+    """What this host has seen of all its sources. At most SOURCES_MAX are remembered, the oldest
     forgotten first."""
 
     _records: dict[Source, _Record] = field(default_factory=dict)
@@ -244,6 +258,7 @@ class Sources:
             del self._records[source]
 
     def usable(self, source: Source, *, now: float) -> bool:
+        """Whether the source may be tried."""
         record = self._records.get(source)
         return record is None or now >= record.avoid_until
 
@@ -253,6 +268,6 @@ class Sources:
         return record.reason if record is not None and now < record.avoid_until else None
 
     def usable_at(self, source: Source) -> float:
-        """When the source may be tried again (0 for at once)."""
+        """When the source may be tried again, 0 for at once."""
         record = self._records.get(source)
         return record.avoid_until if record else 0.0

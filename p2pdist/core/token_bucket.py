@@ -1,7 +1,7 @@
-"""A limit on a rate: a bucket of tokens that may owe.
+"""A limit on a rate: a token bucket that may run into debt.
 
-What goes through is paid for afterwards, and nothing more goes until the debt is paid. Invariant:
-in any time t no more than limit * (t + burst_s) bytes go through, and what went last.
+Bytes pass first and are paid for afterwards; nothing more passes until the debt is paid. Invariant:
+in any time t no more than limit * (t + burst_s) bytes pass, and the last ones.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Bucket:
-    """`limit_bytes_s`, None for no limit. `burst_s`: how much of it, unused a moment ago, may be
-    caught up, so that late timers cost nothing. `free_at` is when the next may go."""
+class TokenBucket:
+    """Limits what passes to a rate."""
 
     limit_bytes_s: float | None
+    """None for no limit."""
     burst_s: float = 0.02
+    """Seconds of the rate that went unused and may be caught up, so that late timers cost
+    nothing."""
     free_at: float = -math.inf
+    """When the next bytes may pass (`pay`)."""
 
     def take(self, length: int, now: float) -> float:
-        """So many bytes go through once the debt is paid: in how many seconds."""
+        """Let `length` bytes pass once the debt is paid; returns in how many seconds that is."""
         due = self.free_at
         self.pay(length, now)
         return max(0.0, due - now)
 
     def pay(self, length: int, now: float) -> None:
-        """So many bytes go through now."""
+        """Let `length` bytes pass now."""
         if self.limit_bytes_s is not None:
             self.free_at = max(self.free_at, now - self.burst_s) + length / self.limit_bytes_s

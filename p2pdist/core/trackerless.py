@@ -1,26 +1,26 @@
-"""Neighbours: what trackers and agents on the same link say of themselves, who of them counts, and
-what an agent makes of them.
+"""Peers on the same link: what trackers and agents announce there, which of them count, and the plan
+that an agent makes of them while no tracker answers.
 
-Theory. An announcement (RFC 6763) is a hint from anybody on the link: it says where somebody can be
-asked and is believed in nothing else. Those of other networks (`network` is a name that an operator
-gives) are as if they had not been said.
+Theory. An announcement (RFC 6763) is a hint from an unknown sender on the link: it says where a
+tracker or an agent can be asked and is believed in nothing else. Announcements of other networks
+(`network` is a name that an operator gives) are ignored.
 
 Trackers are tried in an order that every agent works out for itself: those of its zone first, then
 those that speak its protocol, newest before oldest; among equals by rendezvous hashing on the
 agent's name, so that agents spread over them.
 
 An agent that no tracker answers makes itself a plan (`plan_without_tracker`). For each stripe all
-hosts that hold or fetch the blob stand in one order, by rendezvous hashing on blob and stripe as in
-candidates.py, those that can read the origin before those that cannot. Each host hangs below one
-that stands before it: the parent of place p in its zone is at place (p - 1) / CHILDREN, and the
-first of a zone hangs in the same way in the order of all. So the trees have no circles although
-nobody drew them, each zone imports once, and, the orders of the stripes being different, the inner
-hosts of one stripe are leaves in others. Hosts that had the blob before this one began come next,
-wherever they stand. After these come the keepers, all who can read the origin, and the host reads
-it in its own place among them.
+hosts that hold or fetch the blob are put in one order, by rendezvous hashing on blob and stripe as
+in sources.py, those that can read the origin before those that cannot. Each host receives from one
+that comes before it: the parent of place p in its zone is at place (p - 1) / CHILDREN, and the
+first of a zone has its parent by the same rule in the order of all. So the trees have no circles
+although no host drew them, each zone imports once, and, the orders of the stripes being different,
+the inner hosts of one stripe are leaves in others. Hosts that had the blob before this one began
+are alternates, wherever they are in the order. After these come the superpeers, all that can read
+the origin, and the host reads it in its own place among them.
 
-Invariants: at most NEIGHBOURS_MAX of each kind are known; of several that use one name one counts;
-a host is never its own neighbour.
+Invariants: at most PEERS_MAX of each kind are known; of several that use one name one counts; a
+host is never its own peer.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import KEEPERS_MAX, HostName, Plan, Source, StripePlan
 from p2pdist.model.rendezvous import ranked
 
-NEIGHBOURS_MAX = 256
+PEERS_MAX = 256
 TEXT_BYTES_MAX = 1300
 PAIR_BYTES_MAX = 255
-"""All of a TXT record, so that it fits a packet, and one pair of it (RFC 6763, 6.1 and 6.2)."""
+"""The limits of a whole TXT record, so that it fits a packet, and of one pair of it (RFC 6763, 6.1
+and 6.2)."""
 
 LABEL_BYTES_MAX = 63
 CHILDREN = 2
 EARLIER_MAX = 4
-"""Hosts that had the blob before, which are asked after the parent."""
+"""Alternates: hosts that had the blob before."""
 
 Kind = Literal["tracker", "agent"]
 NetworkId = Annotated[str, Meta(max_length=63, pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
@@ -70,6 +71,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> Source:
+        """The agent as a source of streams."""
         return Source(self.host, self.address)
 
     @property
@@ -88,12 +90,12 @@ _KEYS = {
     "origin": "origin",
 }
 _FORM = {"txtvers": "1"}
-"""RFC 6763, 6.7: of another version nothing is understood."""
+"""RFC 6763, 6.7: text of another version is not understood."""
 
 
 def text_of(announcement: Announcement) -> dict[str, str]:
-    """The pairs of a TXT record. Raises UsageError for what nobody would understand, or what does
-    not fit."""
+    """The pairs of a TXT record. Raises UsageError for what no reader would understand, or what
+    does not fit."""
     plain = msgspec.to_builtins(announcement)
     pairs = dict(_FORM)
     for key, name in _KEYS.items():
@@ -115,15 +117,15 @@ def text_of(announcement: Announcement) -> dict[str, str]:
 
 
 def read_text(pairs: Mapping[bytes, bytes | None], address: str) -> Announcement:
-    """The announcement of a TXT record, reached at `address`. Raises UsageError for whatever else a
-    stranger may have sent."""
+    """The announcement of a TXT record, reached at `address`. Raises UsageError for any
+    other text that an unknown sender may have sent."""
     if sum(len(key) + len(value or b"") + 2 for key, value in pairs.items()) > TEXT_BYTES_MAX:
         raise UsageError(f"more than {TEXT_BYTES_MAX} bytes of text")
     try:
-        said = {key.decode().lower(): value.decode() for key, value in pairs.items() if value is not None}
-        if any(said.get(key) != value for key, value in _FORM.items()):
+        values = {key.decode().lower(): value.decode() for key, value in pairs.items() if value is not None}
+        if any(values.get(key) != value for key, value in _FORM.items()):
             raise UsageError("text of another version")
-        plain = {name: said[key] for key, name in _KEYS.items() if key in said}
+        plain = {name: values[key] for key, name in _KEYS.items() if key in values}
         return msgspec.convert({**plain, "address": address}, Announcement, strict=False)
     except UNDECODABLE as error:
         raise UsageError(f"malformed text: {' '.join(str(error).split())[:200]}") from error
@@ -140,106 +142,106 @@ def label_of(host: str) -> str:
 
 
 def address_on(link: IPv4Network | IPv6Network, addresses: Iterable[str]) -> str | None:
-    """The first of `addresses` that belongs to `link`: who answers on a link lives on it (RFC 6762,
+    """The first of `addresses` that belongs to `link`: only senders on the link count (RFC 6762,
     11)."""
-    return next((each for each in addresses if "%" not in each and ip_address(each) in link), None)
+    return next((address for address in addresses if "%" not in address and ip_address(address) in link), None)
 
 
 @dataclass(slots=True)
-class Neighbours:
-    """See the module's text. `me` is what this host says of itself. Links and instances are names
-    that the adapter chooses."""
+class LinkPeers:
+    """The trackers and agents that announced themselves. Links and instances are names that the
+    adapter chooses."""
 
     me: Announcement
+    """What this host announces."""
     _known: dict[Kind, dict[tuple[str, str], Announcement]] = field(
         default_factory=lambda: {"tracker": {}, "agent": {}}
     )
 
     def heard(self, kind: Kind, link: str, instance: str, announcement: Announcement) -> bool:
-        """Somebody announced itself; says whether that changed what is known."""
+        """Take in an announcement; returns whether that changed what is known."""
         if not self._counts(kind, announcement):
             return self.gone(kind, link, instance)
-        known = self._known[kind]
-        if known.get((link, instance)) == announcement:
+        peers = self._known[kind]
+        if peers.get((link, instance)) == announcement:
             return False
-        if (link, instance) not in known and len(known) >= NEIGHBOURS_MAX:
+        if (link, instance) not in peers and len(peers) >= PEERS_MAX:
             return False
-        known[link, instance] = announcement
+        peers[link, instance] = announcement
         return True
 
     def gone(self, kind: Kind, link: str, instance: str) -> bool:
-        """Somebody took its leave, or was not heard of for long; says whether it was known."""
+        """Take in that a peer took its leave, or was not heard of for long; returns whether it was
+        known."""
         return self._known[kind].pop((link, instance), None) is not None
 
     def cut_off(self, link: str) -> bool:
-        """A link is no more; says whether anybody was known there."""
+        """Take in that a link is no more; returns whether a peer was known there."""
         changed = False
-        for known in self._known.values():
-            for place in [place for place in known if place[0] == link]:
-                del known[place]
+        for peers in self._known.values():
+            for key in [key for key in peers if key[0] == link]:
+                del peers[key]
                 changed = True
         return changed
 
     def trackers(self) -> list[Announcement]:
-        """Best first."""
-        found = {f"{each.host} {each.address}": each for each in self._known["tracker"].values()}
-        order = [found[name] for name in ranked(self.me.host.encode(), found, len(found))]
-        return sorted(
-            order,
-            key=lambda each: (each.zone != self.me.zone, each.protocol != self.me.protocol, -each.protocol),
-        )
+        """The known trackers, best first."""
+        me, trackers = self.me, {f"{peer.host} {peer.address}": peer for peer in self._known["tracker"].values()}
+        order = [trackers[name] for name in ranked(me.host.encode(), trackers, len(trackers))]
+        return sorted(order, key=lambda peer: (peer.zone != me.zone, peer.protocol != me.protocol, -peer.protocol))
 
     def agents(self) -> list[Announcement]:
-        """In the order of their names; where several use one, the one on the first link counts."""
-        known = self._known["agent"]
-        by_name = {known[place].host: known[place] for place in sorted(known, reverse=True)}
+        """The known agents in the order of their names; of several with one name the one on the
+        first link."""
+        peers = self._known["agent"]
+        by_name = {peers[key].host: peers[key] for key in sorted(peers, reverse=True)}
         return [by_name[name] for name in sorted(by_name)]
 
-    def _counts(self, kind: Kind, said: Announcement) -> bool:
-        if said.network != self.me.network:
+    def _counts(self, kind: Kind, peer: Announcement) -> bool:
+        if peer.network != self.me.network:
             return False
         if kind == "tracker":
             return True
-        return said.host != self.me.host and said.protocol == self.me.protocol and said.tls == self.me.tls
+        return peer.host != self.me.host and peer.protocol == self.me.protocol and peer.tls == self.me.tls
 
 
 def plan_without_tracker(
     blob: Digest,
     layout: PieceLayout,
     me: Announcement,
-    neighbours: Iterable[Announcement],
+    peers: Iterable[Announcement],
     earlier: Collection[str] = (),
 ) -> Plan:
-    """A plan for `me` of a blob that `neighbours` hold or fetch, those named in `earlier` since
-    before `me` began. Who of them, and of this host, can read the origin is a keeper: KEEPERS_MAX
-    at the most, those of the same zone first."""
-    known = {each.host: each for each in neighbours if each.host != me.host}
-    near = [name for name, each in known.items() if each.zone == me.zone]
-    far = [name for name, each in known.items() if each.zone != me.zone]
+    """A plan for `me` of a blob that `peers` hold or fetch, those named in `earlier` since before
+    `me` began. Hosts among these, `me` included, that can read the origin are superpeers. At most
+    KEEPERS_MAX hosts take part, those of the same zone first."""
+    by_name = {peer.host: peer for peer in peers if peer.host != me.host}
+    near = [name for name, peer in by_name.items() if peer.zone == me.zone]
+    far = [name for name, peer in by_name.items() if peer.zone != me.zone]
     key = blob.encode()
-    kept = [*ranked(key, near, len(near)), *ranked(key, far, len(far))][: KEEPERS_MAX - 1]
-    among = {me.host: me, **{name: known[name] for name in kept}}
-    stripes = tuple(_stripe_plan(blob, stripe, me, among, earlier) for stripe in range(layout.stripes))
-    return Plan(blob, stripes, tuple(each.source for each in among.values() if each.origin))
+    chosen = [*ranked(key, near, len(near)), *ranked(key, far, len(far))][: KEEPERS_MAX - 1]
+    hosts = {me.host: me, **{name: by_name[name] for name in chosen}}
+    stripes = tuple(_stripe_plan(blob, stripe, me, hosts, earlier) for stripe in range(layout.stripes))
+    return Plan(blob, stripes, tuple(host.source for host in hosts.values() if host.origin))
 
 
 def _stripe_plan(
-    blob: Digest, stripe: int, me: Announcement, among: Mapping[str, Announcement], earlier: Collection[str]
+    blob: Digest, stripe: int, me: Announcement, hosts: Mapping[str, Announcement], earlier: Collection[str]
 ) -> StripePlan:
-    key = f"{blob}/{stripe}".encode()  # as keepers are ordered in candidates.py
+    key = f"{blob}/{stripe}".encode()  # as superpeers are ordered in sources.py
     order = [
-        *ranked(key, (name for name, each in among.items() if each.origin), len(among)),
-        *ranked(key, (name for name, each in among.items() if not each.origin), len(among)),
+        *ranked(key, (name for name, host in hosts.items() if host.origin), len(hosts)),
+        *ranked(key, (name for name, host in hosts.items() if not host.origin), len(hosts)),
     ]
-    near = [name for name in order if among[name].zone == me.zone]
-    above = _above(me.host, near) or _above(me.host, order)
-    others = [name for name in among if name in earlier and name not in (me.host, above)]
+    near = [name for name in order if hosts[name].zone == me.zone]
+    parent = _parent(me.host, near) or _parent(me.host, order)
+    others = [name for name in hosts if name in earlier and name not in (me.host, parent)]
     alternates = ranked(key + me.host.encode(), others, EARLIER_MAX)
-    parent = among[above].source if above is not None else None
-    return StripePlan(stripe, parent, tuple(among[name].source for name in alternates))
+    source = hosts[parent].source if parent is not None else None
+    return StripePlan(stripe, source, tuple(hosts[name].source for name in alternates))
 
 
-def _above(name: str, order: list[str]) -> str | None:
-    """Whom `name` hangs below where each has CHILDREN; nobody for the first."""
+def _parent(name: str, order: list[str]) -> str | None:
+    """The parent of `name` where each host has CHILDREN; None for the first."""
     place = order.index(name)
     return order[(place - 1) // CHILDREN] if place else None

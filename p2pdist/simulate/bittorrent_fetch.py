@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from p2pdist.core.download import Download
-from p2pdist.core.origin_seeding import LOOK_S, Feed
+from p2pdist.core.origin_seeding import LOOK_S, OriginSeeding
 from p2pdist.core.pull import SWARM, Event, SwarmClosed, TorrentKnown
 from p2pdist.model.messages import Complaint, Reason
 from p2pdist.model.plan import ORIGIN, Plan
@@ -56,7 +56,7 @@ class SwarmFeed:
     def __init__(self, host: FetchHost, pull: FetchPull, member: Member, context: Context) -> None:
         self._host, self._pull, self._member, self._context = host, pull, member, context
         self._world = context.world
-        self._core = Feed(pull.blob.digest, host.name, pull.have, self._world.now)
+        self._core = OriginSeeding(pull.blob.digest, host.name, pull.have, self._world.now)
         self._stream: Stream | None = None
         self._over = False
         self._world.after(self._world.random.uniform(0, LOOK_S), self._look)
@@ -65,7 +65,7 @@ class SwarmFeed:
     def stripes(self) -> set[int]:
         """The stripes that this host alone reads."""
         download = self._pull.download
-        if download is None or download.readers().dealt:
+        if download is None or download.readers().shared:
             return set()
         return {piece % self._pull.blob.stripes for piece in self._core.under_way}
 
@@ -177,7 +177,7 @@ class SwarmFetch:
 
     def planned(self, plan: Plan) -> None:
         """Take the hosts that the tracker's plan names for peers."""
-        names = [keeper.host for keeper in plan.keepers]
+        names = [superpeer.host for superpeer in plan.keepers]
         for stripe in plan.stripes:
             sources = (stripe.parent, *stripe.alternates)
             names += [source.host for source in sources if source is not None and not source.is_origin]

@@ -133,7 +133,7 @@ class Invariants:
         if (blob, stripe, host.name) in self._ever_granted:
             return
         assert pull.download is not None
-        if not pull.download.readers().dealt or (blob, host.name) not in self._named:
+        if not pull.download.readers().shared or (blob, host.name) not in self._named:
             self._reading_unasked(host, pull, stripe)
 
     def counted(self, pull: Pull) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, OriginFeed
-from p2pdist.core.origin_seeding import GIVEN_MAX, KEEPER_PAUSE_S, Readers
+from p2pdist.core.origin_seeding import GIVEN_MAX, SUPERPEER_PAUSE_S, Readers
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Reason
@@ -31,7 +31,7 @@ class Rig:
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
         self.leased: set[int] = set()
-        self.keepers: tuple[str, ...] = ()
+        self.superpeers: tuple[str, ...] = ()
         self.peers_have: set[int] = set()
         self.read: list[int] = []
         self.given: list[int] = []
@@ -45,9 +45,9 @@ class Rig:
     # -- the pull
 
     def readers(self) -> Readers:
-        """No tracker answers keepers."""
+        """No tracker answers the superpeers."""
         leased = frozenset(self.leased)
-        return Readers(self.blob.digest, "h1", 2, leased, self.keepers, alone=bool(self.keepers))
+        return Readers(self.blob.digest, "h1", 2, leased, self.superpeers, alone=bool(self.superpeers))
 
     async def read_origin(self, piece: int) -> bytes:
         self.read.append(piece)
@@ -122,17 +122,17 @@ async def test_pieces_that_libtorrent_has_not_written_yet_are_limited(rig: Rig) 
 
 @pytest.mark.slow
 async def test_a_keeper_reads_when_nothing_turns_up_and_waits_when_something_does(rig: Rig) -> None:
-    """Of two keepers this is the one that comes next; it would take more than a second to read what
+    """Of two superpeers this is the one that comes next; it would take more than a second to read what
     is for the other."""
     loop = asyncio.get_running_loop()
-    start, rig.keepers, rig.delay_s = loop.time(), ("h1", "h2"), 0.1
+    start, rig.superpeers, rig.delay_s = loop.time(), ("h1", "h2"), 0.1
     readers = rig.readers()
     others = [piece for piece in range(COUNT) if readers.rank(piece)]
     for piece in range(COUNT):
         if piece not in others:
             assert rig.blob.write(piece, DATA[piece * PIECE : (piece + 1) * PIECE])
     await until(lambda: bool(rig.read))
-    assert loop.time() - start >= KEEPER_PAUSE_S
+    assert loop.time() - start >= SUPERPEER_PAUSE_S
     rig.peers_have = {others[-1]}
     await asyncio.sleep(0.4)
     settled = len(rig.read)

@@ -450,7 +450,7 @@ def test_who_may_read_the_origin() -> None:
     pull(Planned(Plan(BLOB, (), (A, B, C))))
     assert pull.core.readers() == Readers(BLOB, "A", 2, frozenset({1}), ("A", "B", "C"))
     pull(Planned(Plan(BLOB, (), (), dealt=True)))
-    assert pull.core.readers() == Readers(BLOB, "A", 2, frozenset({1}), ("A", "B", "C"), dealt=True)
+    assert pull.core.readers() == Readers(BLOB, "A", 2, frozenset({1}), ("A", "B", "C"), shared=True)
     pull(TrackerChanged(False))
     assert pull.core.readers().alone
 

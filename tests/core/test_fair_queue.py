@@ -11,7 +11,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.uplink import BlockSent, Closed, Command, Event, Held, Opened, Ready, Send, Tick, Uplink
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import Priority
@@ -219,7 +219,7 @@ def test_no_limit_is_passed_in_any_time(
 def _within(sent: list[tuple[float, int]], limit_bytes_s: float | None) -> None:
     if limit_bytes_s is None:
         return
-    burst_s = Bucket(None).burst_s
+    burst_s = TokenBucket(None).burst_s
     for first, (since, _) in enumerate(sent):
         total = 0
         for at, length in sent[first:]:
@@ -327,7 +327,7 @@ def test_a_reader_that_goes_away_leaves_its_turn_to_others() -> None:
 def test_a_bucket_is_never_overdrawn(steps: list[tuple[float, int]]) -> None:
     """Whoever waits for it before each step passes no more than the limit, the burst, and what goes
     last."""
-    bucket, now, went = Bucket(RATE, 0.05), 0.0, list[tuple[float, int]]()
+    bucket, now, went = TokenBucket(RATE, 0.05), 0.0, list[tuple[float, int]]()
     for pause_s, length in steps:
         now = max(now + pause_s, bucket.free_at)
         bucket.pay(length, now)

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.core.origin_seeding import (
+    CONNECT_S,
     GIVEN_MAX,
-    KEEPER_PAUSE_S,
     LATE_S,
     READ_TIMES,
     READS_AT_ONCE,
     RETRY_FIRST_S,
-    SETTLE_S,
+    SUPERPEER_PAUSE_S,
     TAKEN_S,
-    Feed,
+    OriginSeeding,
     Readers,
 )
 from p2pdist.model.digest import digest_of
@@ -23,23 +23,23 @@ from p2pdist.model.pieces import PieceSet
 
 BLOB = digest_of(b"blob")
 COUNT = 200
-KEEPERS = ("h1", "h2", "h3")
+SUPERPEERS = ("h1", "h2", "h3")
 LEASED = Readers(BLOB, "h1", 1, frozenset({0}))
 NOBODY = Readers(BLOB, "h1", 1)
-ALONE = Readers(BLOB, "h1", 1, keepers=KEEPERS, alone=True)
+ALONE = Readers(BLOB, "h1", 1, superpeers=SUPERPEERS, alone=True)
 RANKS = [ALONE.rank(piece) for piece in range(COUNT)]
 FIRST, SECOND, THIRD = (RANKS.index(rank) for rank in range(3))
 
 
-def feed(have: PieceSet | None = None) -> Feed:
-    return Feed(BLOB, "h1", have if have is not None else PieceSet(COUNT), 0.0)
+def feed(have: PieceSet | None = None) -> OriginSeeding:
+    return OriginSeeding(BLOB, "h1", have if have is not None else PieceSet(COUNT), 0.0)
 
 
 def counts(*pieces: int) -> list[int]:
     return [int(piece in pieces) for piece in range(COUNT)]
 
 
-def read(made: Feed, readers: Readers, now: float, *held: int) -> list[int]:
+def read(made: OriginSeeding, readers: Readers, now: float, *held: int) -> list[int]:
     """The pieces that are read at once when peers hold some."""
     made.look(readers, counts(*held), now=now)
     found = []
@@ -94,11 +94,11 @@ def test_who_held_pieces_before_waits_for_connections() -> None:
     have = PieceSet(COUNT)
     have.add(0)
     made = feed(have)
-    assert read(made, LEASED, SETTLE_S - 0.1) == []
-    assert read(made, LEASED, SETTLE_S) == [1]
+    assert read(made, LEASED, CONNECT_S - 0.1) == []
+    assert read(made, LEASED, CONNECT_S) == [1]
 
 
-def test_keepers_wait_the_longer_the_later_their_turn() -> None:
+def test_superpeers_wait_the_longer_the_later_their_turn() -> None:
     """Of pieces that nobody brings: those for which this host is the first are read soonest."""
     have = PieceSet(COUNT)
     for piece in range(COUNT):
@@ -111,11 +111,11 @@ def test_keepers_wait_the_longer_the_later_their_turn() -> None:
             made.brought(piece, now=step / 50)
             have.add(piece)
     assert list(found) == [FIRST, SECOND, THIRD]
-    waits = [found[piece] - SETTLE_S for piece in (FIRST, SECOND, THIRD)]
-    assert all(rank * KEEPER_PAUSE_S <= wait <= (rank + 1.1) * KEEPER_PAUSE_S for rank, wait in enumerate(waits))
+    waits = [found[piece] - CONNECT_S for piece in (FIRST, SECOND, THIRD)]
+    assert all(rank * SUPERPEER_PAUSE_S <= wait <= (rank + 1.1) * SUPERPEER_PAUSE_S for rank, wait in enumerate(waits))
 
 
-def test_a_keeper_waits_again_when_the_one_before_it_brings_something() -> None:
+def test_a_superpeer_waits_again_when_the_one_before_it_brings_something() -> None:
     other = next(piece for piece in range(COUNT) if piece != SECOND and ALONE.first(piece) == ALONE.first(SECOND))
     have = PieceSet(COUNT)
     for piece in range(COUNT):
@@ -124,22 +124,22 @@ def test_a_keeper_waits_again_when_the_one_before_it_brings_something() -> None:
     made = feed(have)
     assert read(made, ALONE, 1.0) == []
     assert read(made, ALONE, 2.4, other) == []
-    assert read(made, ALONE, 2.4 + KEEPER_PAUSE_S - 0.1, other) == []
-    assert read(made, ALONE, 2.4 + 2 * KEEPER_PAUSE_S, other) == [SECOND]
+    assert read(made, ALONE, 2.4 + SUPERPEER_PAUSE_S - 0.1, other) == []
+    assert read(made, ALONE, 2.4 + 2 * SUPERPEER_PAUSE_S, other) == [SECOND]
 
 
 def test_a_slow_origin_is_no_reason_to_read_what_is_for_others() -> None:
     """What this host waits for itself, those before it wait for as well."""
     slow_s = 10.0
     made = feed()
-    now = KEEPER_PAUSE_S + slow_s
-    for piece in read(made, ALONE, KEEPER_PAUSE_S):
+    now = SUPERPEER_PAUSE_S + slow_s
+    for piece in read(made, ALONE, SUPERPEER_PAUSE_S):
         made.brought(piece, now=now)
     for piece, rank in enumerate(RANKS):
         if not rank:
             made.have.add(piece)
     assert read(made, ALONE, now) == []
-    pause_s = KEEPER_PAUSE_S + READ_TIMES * slow_s
+    pause_s = SUPERPEER_PAUSE_S + READ_TIMES * slow_s
     assert read(made, ALONE, pause_s - 0.1) == []
     assert {RANKS[piece] for piece in read(made, ALONE, 2 * pause_s)} == {1}
 
@@ -160,9 +160,9 @@ def test_after_a_failure_there_is_a_pause_that_grows() -> None:
 def test_what_was_to_be_read_is_not_when_a_tracker_has_come_back() -> None:
     """Nobody looks again at a host that may read nothing any more."""
     made = feed()
-    made.look(ALONE, counts(), now=KEEPER_PAUSE_S)
-    assert made.next(ALONE, now=KEEPER_PAUSE_S) is not None
-    assert made.next(NOBODY, now=KEEPER_PAUSE_S) is None
+    made.look(ALONE, counts(), now=SUPERPEER_PAUSE_S)
+    assert made.next(ALONE, now=SUPERPEER_PAUSE_S) is not None
+    assert made.next(NOBODY, now=SUPERPEER_PAUSE_S) is None
 
 
 EVENTS = st.tuples(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2pdist.core.eviction import NONE_S, Stored, choose, due, goes_first
+from p2pdist.core.eviction import NONE_S, StoredPackage, choose, due, goes_first
 from p2pdist.model.candidate import Candidate
 from p2pdist.model.digest import digest_of
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
@@ -15,12 +15,12 @@ PIN = PackagePolicy(cache="pin")
 
 def test_packages_go_when_their_time_is_over_the_longest_unused_first() -> None:
     stored = [
-        Stored("ttl", TTL, (A,), 1000.0),
-        Stored("none", NONE, (B,), 1000.0),
-        Stored("older", NONE, (B,), 900.0),
-        Stored("used", NONE, (C,), None),
-        Stored("pin", PIN, (C,), 0.0),
-        Stored("lru", NO_POLICY, (C,), 0.0),
+        StoredPackage("ttl", TTL, (A,), 1000.0),
+        StoredPackage("none", NONE, (B,), 1000.0),
+        StoredPackage("older", NONE, (B,), 900.0),
+        StoredPackage("used", NONE, (C,), None),
+        StoredPackage("pin", PIN, (C,), 0.0),
+        StoredPackage("lru", NO_POLICY, (C,), 0.0),
     ]
     assert due(stored, now=1000.0) == ["older"]
     assert due(stored, now=1000.0 + NONE_S) == ["older", "none"]
@@ -29,7 +29,11 @@ def test_packages_go_when_their_time_is_over_the_longest_unused_first() -> None:
 
 
 def test_what_is_not_kept_goes_first_unless_another_package_keeps_it() -> None:
-    stored = [Stored("n", NONE, (A, B), None), Stored("m", NONE, (A,), 1.0), Stored("l", NO_POLICY, (B, C), None)]
+    stored = [
+        StoredPackage("n", NONE, (A, B), None),
+        StoredPackage("m", NONE, (A,), 1.0),
+        StoredPackage("l", NO_POLICY, (B, C), None),
+    ]
     first = goes_first(stored)
     assert first == {A}
     candidates = [Candidate(each, 10, used, first=each in first) for each, used in ((A, 9.0), (B, 1.0), (C, 2.0))]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.core.downlink import BURST_S, Downlink, Lane
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.uplink import BlockSent, Dropped, End, Held, Limited, Opened, Send, Tick, Uplink
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import Priority
@@ -33,7 +33,7 @@ class Sender:
             self.uplink.handle(Held(blob, LAYOUT, 1, have), now=0.0)
         self._flying: list[int] = []
 
-    def limit(self, blob: Digest, limit: Bucket | None) -> None:
+    def limit(self, blob: Digest, limit: TokenBucket | None) -> None:
         self._run(Limited(blob, limit))
 
     def open(self, stream: int, blob: Digest, priority: Priority = "start") -> None:
@@ -67,7 +67,7 @@ class Sender:
 
 
 def test_blobs_of_one_limit_share_it_and_others_do_not_wait_for_it() -> None:
-    line, limit = Sender(A, B, FREE), Bucket(SECOND)
+    line, limit = Sender(A, B, FREE), TokenBucket(SECOND)
     for blob in (A, B):
         line.limit(blob, limit)
     for number, blob in enumerate((A, B, FREE)):
@@ -80,7 +80,7 @@ def test_blobs_of_one_limit_share_it_and_others_do_not_wait_for_it() -> None:
 
 
 def test_a_limit_may_change_while_it_holds() -> None:
-    line, limit = Sender(A), Bucket(SECOND)
+    line, limit = Sender(A), TokenBucket(SECOND)
     line.limit(A, limit)
     line.open(1, A)
     line.pass_time(1.0)
@@ -94,7 +94,7 @@ def test_a_limit_may_change_while_it_holds() -> None:
 
 
 def test_a_start_that_its_limit_holds_back_leaves_the_uplink_to_preseeds() -> None:
-    line, limit = Sender(A, FREE), Bucket(SECOND)
+    line, limit = Sender(A, FREE), TokenBucket(SECOND)
     line.limit(A, limit)
     line.open(1, A, "start")
     line.open(2, FREE, "preseed")
@@ -104,7 +104,7 @@ def test_a_start_that_its_limit_holds_back_leaves_the_uplink_to_preseeds() -> No
 
 
 def test_time_in_which_only_a_shared_limit_is_waited_for_does_not_measure_the_uplink() -> None:
-    line, limit = Sender(A), Bucket(SECOND)
+    line, limit = Sender(A), TokenBucket(SECOND)
     line.limit(A, limit)
     line.open(1, A)
     line.pass_time(1.0)
@@ -114,7 +114,7 @@ def test_time_in_which_only_a_shared_limit_is_waited_for_does_not_measure_the_up
 
 def test_a_limit_of_a_blob_that_is_not_here_says_nothing() -> None:
     line = Sender(A)
-    line.limit(B, Bucket(1.0))
+    line.limit(B, TokenBucket(1.0))
     line.open(1, A)
     line.pass_time(1.0)
     assert line.count(1) == LAYOUT.size
@@ -124,7 +124,7 @@ def test_a_limit_of_a_blob_that_is_not_here_says_nothing() -> None:
 def test_what_shares_a_lane_is_received_no_faster_than_its_limit(pieces: list[tuple[int, bool]]) -> None:
     """Bytes over time, with every pause kept, whatever comes beside."""
     downlink = Downlink()
-    lane = Lane(downlink, Bucket(1e6, BURST_S))
+    lane = Lane(downlink, TokenBucket(1e6, BURST_S))
     now = taken = last = 0.0
     for length, shared in pieces:
         pause_s = (lane if shared else downlink).received("start", length, now)
@@ -138,7 +138,7 @@ def test_what_shares_a_lane_is_received_no_faster_than_its_limit(pieces: list[tu
 
 
 def test_a_lane_keeps_to_the_hosts_own_limits_too() -> None:
-    lane = Lane(Downlink(1e6), Bucket(1e9, BURST_S))
+    lane = Lane(Downlink(1e6), TokenBucket(1e9, BURST_S))
     assert lane.received("start", 10**6, 0.0) > 0.9
-    slow = Lane(Downlink(1e9), Bucket(1e6, BURST_S))
+    slow = Lane(Downlink(1e9), TokenBucket(1e6, BURST_S))
     assert slow.received("preseed", 10**6, 0.0) > 0.9

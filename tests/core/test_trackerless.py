@@ -17,9 +17,9 @@ from p2pdist.core.trackerless import (
     CHILDREN,
     EARLIER_MAX,
     LABEL_BYTES_MAX,
-    NEIGHBOURS_MAX,
+    PEERS_MAX,
     Announcement,
-    Neighbours,
+    LinkPeers,
     address_on,
     label_of,
     plan_without_tracker,
@@ -142,7 +142,7 @@ def test_the_address_is_one_of_the_link() -> None:
 
 
 def test_only_those_of_the_same_network_that_speak_alike_count() -> None:
-    known = Neighbours(ME)
+    known = LinkPeers(ME)
     stranger = replace(agent("h1"), network="other")
     assert not known.heard("agent", "eth0", "1", stranger)
     assert not known.heard("tracker", "eth0", "t", replace(tracker("t1"), network="other"))
@@ -158,7 +158,7 @@ def test_only_those_of_the_same_network_that_speak_alike_count() -> None:
 
 
 def test_who_takes_its_leave_is_forgotten_and_a_link_with_all_on_it() -> None:
-    known = Neighbours(ME)
+    known = LinkPeers(ME)
     for link in ("eth0", "eth1"):
         known.heard("agent", link, "1", agent("h1"))
         known.heard("tracker", link, "t", tracker("t1"))
@@ -170,21 +170,21 @@ def test_who_takes_its_leave_is_forgotten_and_a_link_with_all_on_it() -> None:
 
 
 def test_no_more_are_known_than_the_limit() -> None:
-    known = Neighbours(ME)
-    for number in range(NEIGHBOURS_MAX):
+    known = LinkPeers(ME)
+    for number in range(PEERS_MAX):
         assert known.heard("agent", "eth0", str(number), agent(f"h{number}"))
     assert not known.heard("agent", "eth0", "more", agent("more"))
     assert known.heard("tracker", "eth0", "t", tracker("t1")), "agents take no place from trackers"
     known.gone("agent", "eth0", "7")
     assert known.heard("agent", "eth0", "more", agent("more"))
-    assert len(known.agents()) == NEIGHBOURS_MAX
+    assert len(known.agents()) == PEERS_MAX
 
 
 def test_trackers_of_the_zone_come_first_then_the_same_protocol_then_the_newest() -> None:
     near, same = tracker("near", "a", PROTOCOL_VERSION + 1), tracker("same", "b")
     newer, older = tracker("newer", "b", PROTOCOL_VERSION + 2), tracker("older", "b", PROTOCOL_VERSION - 1)
     for order in permutations([near, same, newer, older]):
-        known = Neighbours(ME)
+        known = LinkPeers(ME)
         for number, each in enumerate(order):
             known.heard("tracker", "eth0", str(number), each)
         assert known.trackers() == [near, same, newer, older]
@@ -193,7 +193,7 @@ def test_trackers_of_the_zone_come_first_then_the_same_protocol_then_the_newest(
 def test_agents_spread_over_equal_trackers() -> None:
     first = []
     for number in range(300):
-        known = Neighbours(replace(ME, host=f"h{number}"))
+        known = LinkPeers(replace(ME, host=f"h{number}"))
         for name in ("t1", "t2", "t3"):
             known.heard("tracker", "eth0", name, tracker(name))
         first.append(known.trackers()[0].host)
@@ -238,21 +238,21 @@ def test_each_zone_imports_once() -> None:
         assert len(crossing) == 1
 
 
-def test_only_who_can_read_the_origin_is_a_keeper_and_on_top() -> None:
+def test_only_who_can_read_the_origin_is_a_superpeer_and_on_top() -> None:
     poor = [agent(f"p{number}", origin=False) for number in range(20)]
     names = [*poor, agent("rich")]
     for each in names:
         plan = plan_without_tracker(BLOB, LARGE, each, names)
-        assert [keeper.host for keeper in plan.keepers] == ["rich"]
+        assert [superpeer.host for superpeer in plan.keepers] == ["rich"]
     assert all(
         tree["rich"] is None and None not in [tree[each.host] for each in poor] for tree in parents(names, LARGE)
     )
 
 
-def test_keepers_are_few_and_of_the_same_zone_first() -> None:
+def test_superpeers_are_few_and_of_the_same_zone_first() -> None:
     far, near = [agent(f"f{number}", "b") for number in range(200)], [agent(f"n{number}") for number in range(40)]
     plan = plan_without_tracker(BLOB, SMALL, ME, [*far, *near])
-    hosts = [keeper.host for keeper in plan.keepers]
+    hosts = [superpeer.host for superpeer in plan.keepers]
     assert len(hosts) == KEEPERS_MAX and "me" in hosts
     assert {each.host for each in near} <= set(hosts)
 
@@ -280,14 +280,14 @@ def test_one_host_alone_reads_the_origin_and_not_without_one() -> None:
 
 @given(st.integers(0, 12), st.integers(0, 3))
 def test_of_all_who_begin_together_one_reads_each_stripe(others: int, stripe: int) -> None:
-    """The order of parents is that of the keepers: whoever has nobody above it comes to the origin
+    """The order of parents is that of the superpeers: whoever has nobody above it comes to the origin
     first."""
     names = [ME, *fleet(others)]
     readers = []
     for each in names:
         plan = plan_without_tracker(BLOB, LARGE, each, names)
         candidates = Candidates(each.host, BLOB, stripe)
-        candidates.kept_by(plan.keepers)
+        candidates.superpeers_named(plan.keepers)
         candidates.planned(plan.stripes[stripe].parent, plan.stripes[stripe].alternates)
         source, at = candidates.choose(Sources(), alone=True, now=0.0)
         if source is None:

@@ -31,7 +31,7 @@ LOST_AT_S = 0.3 * SHORTEST_S
 
 def all_keepers(self: Candidates, keepers: tuple[Source, ...]) -> None:
     """Every host takes itself for the first superpeer."""
-    self.rank, self._keepers = 0, (ORIGIN,)
+    self.rank, self._superpeers = 0, (ORIGIN,)
 
 
 def always_alone(self: Candidates, alone: bool) -> Iterator[Source]:
@@ -221,7 +221,7 @@ def test_an_origin_that_is_away_is_not_stormed(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("name", "defect", "noticed"),
-    [("kept_by", all_keepers, "is no superpeer"), ("_order", always_alone, "has a tracker to ask")],
+    [("superpeers_named", all_keepers, "is no superpeer"), ("_order", always_alone, "has a tracker to ask")],
 )
 def test_a_host_that_may_not_read_is_noticed(
     monkeypatch: pytest.MonkeyPatch, name: str, defect: Callable[..., Any], noticed: str

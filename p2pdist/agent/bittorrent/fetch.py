@@ -25,9 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2pdist.agent.bittorrent.service import Swarming
+from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.tasks import Tasks
-from p2pdist.core.origin_seeding import LOOK_S, Feed, Readers
+from p2pdist.core.origin_seeding import LOOK_S, OriginSeeding, Readers
 from p2pdist.core.pull import SWARM
 from p2pdist.core.transport import Transport
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
@@ -79,7 +79,7 @@ class OriginFeed:
     def __init__(self, blob: Blob, host: str, receiver: Receiver, origin: OriginAccess) -> None:
         self._blob, self._receiver, self._origin = blob, receiver, origin
         self._stripes = blob.layout.stripes
-        self._core = Feed(blob.digest, host, blob.have, asyncio.get_running_loop().time())
+        self._core = OriginSeeding(blob.digest, host, blob.have, asyncio.get_running_loop().time())
         self._reading: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._run(), name=f"origin-feed-{blob.digest}")
 
@@ -101,7 +101,7 @@ class OriginFeed:
     @property
     def stripes(self) -> set[int]:
         """The stripes that this host alone reads."""
-        return set() if self._origin.readers().dealt else {piece % self._stripes for piece in self._core.under_way}
+        return set() if self._origin.readers().shared else {piece % self._stripes for piece in self._core.under_way}
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -161,7 +161,7 @@ class SwarmFetch:
     on the event loop."""
 
     def __init__(
-        self, blob: Blob, host: str, swarming: Swarming, origin: OriginAccess, post: Callable[[StreamEvent], None]
+        self, blob: Blob, host: str, swarming: SwarmService, origin: OriginAccess, post: Callable[[StreamEvent], None]
     ) -> None:
         self._blob, self._host, self._swarming = blob, host, swarming
         self._origin, self._post = origin, post

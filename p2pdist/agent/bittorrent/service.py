@@ -1,29 +1,23 @@
-"""BitTorrent at an agent: the one session, the torrents that are known, the complete blobs that are
-seeded.
+"""BitTorrent at an agent: the one session, the port before it runs, the torrents that are known, and
+the complete blobs that are seeded.
 
-Theory. The session starts when it is first needed: a pull takes part in a swarm, a peer knocks at
-the port (doorbell.py), or no tracker has answered for a while, and others may be looking for what
-is here; where all is to come from swarms, that is at once. From then on it stays. While it runs the
-complete blobs that were used last are seeded, as far as they have a torrent, and the last few of
-them as torrents of version 1, too, which aria2 and transmission need.
+Theory. libtorrent costs an agent 20 MB and several threads, and most agents never need it. So the
+session starts when it is first needed: a pull takes part in a swarm, a peer connects to the port,
+or no tracker has answered for a while, and other agents may be looking for what is here. Where all
+blobs are to come from swarms that is at once. From then on it stays. Until then a LazyListener
+listens at the port. At the first connection it gives the port free, has the session started there,
+and relays from socket to socket the connections that came before; all later ones reach the session
+itself. A peer never notices, but it may see another port at the other end.
 
-A peer is an agent at the port next to the one where other agents reach it, or whoever a tracker's
-/announce names; agents that complete blobs are known to trackers by their sessions there, so only
+While the session runs the complete blobs that were used last are seeded, as far as they have a
+torrent, and the last few of them as torrents of version 1, too, which aria2 and transmission need.
+A peer is an agent at the port next to the one where other agents reach it, or a peer that a
+tracker's /announce names; trackers know agents with complete blobs by their sessions there, so only
 seeds of version 1 announce themselves.
 
-Invariants: what is remembered is limited. A blob that is chosen for eviction is released first
+Invariants: what is remembered is limited. At most RELAYS_MAX connections are relayed; each holds
+RELAY_BYTES at most in either direction. A blob that is chosen for eviction is released first
 (`release`).
-
-The BitTorrent port of an agent before BitTorrent runs: whoever knocks has it started.
-
-Theory. libtorrent costs an agent 20 MB and several threads, and most never need it. So at first
-only this listens at the port. At the first connection it gives the port free, has the session
-started there, and hands on by relay, from socket to socket, those connections that came before; all
-later ones reach the session itself. A peer never notices, but it may see another port at the other
-end.
-
-Invariants: at most RELAYS_MAX connections are relayed; each holds RELAY_BYTES at most in either
-direction.
 """
 
 from __future__ import annotations
@@ -61,14 +55,15 @@ from p2pdist.transfer.torrent.transfer import TorrentTransfer
 if TYPE_CHECKING:
     from p2pdist.agent.discovery.trackerless import Neighbourhood
 
+logger = logging.getLogger(__name__)
 
 RELAYS_MAX = 16
 RELAY_BYTES = 64 << 10
 CONNECT_S = 5.0
 
 
-class Doorbell:
-    """See the module's text. Listens from the beginning; raises Conflict when the address is
+class LazyListener:
+    """Listens at the BitTorrent port until a peer connects. Raises Conflict when the address is
     taken."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -87,9 +82,9 @@ class Doorbell:
         self._relays: set[asyncio.Task[None]] = set()
 
     def wait(self, start: Callable[[], Awaitable[object]]) -> None:
-        """From now on `start` is awaited when somebody knocks; it closes this, and has another
-        listen there. It may raise P2PDistError."""
-        self._waiting = asyncio.create_task(self._wait(start), name="bittorrent-doorbell")
+        """Await `start` when a peer connects: it closes this, and has the session listen there. It
+        may raise P2PDistError."""
+        self._waiting = asyncio.create_task(self._wait(start), name="bittorrent-listener")
 
     def close(self) -> None:
         """Give the port free; relays go on."""
@@ -111,25 +106,25 @@ class Doorbell:
             first, _ = await loop.sock_accept(self._socket)
         except OSError:  # closed
             return
-        knocking = [first]
+        connections = [first]
         with suppress(OSError):
-            while len(knocking) < RELAYS_MAX:
-                knocking.append(self._socket.accept()[0])
+            while len(connections) < RELAYS_MAX:
+                connections.append(self._socket.accept()[0])
         try:
             await start()
         except P2PDistError as error:
-            _logger.warning("a BitTorrent peer cannot be served: %s", error)
-            for connection in knocking:
+            logger.warning("a BitTorrent peer cannot be served: %s", error)
+            for connection in connections:
                 connection.close()
             return
-        for connection in knocking:
+        for connection in connections:
             connection.setblocking(False)
             relay = asyncio.create_task(self._relay(connection))
             self._relays.add(relay)
             relay.add_done_callback(self._relays.discard)
 
     async def _relay(self, connection: socket.socket) -> None:
-        """Join a connection with one to whoever listens at the port now."""
+        """Join a connection with one to the session, which listens at the port now."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         writers = []
         with suppress(OSError, TimeoutError):
@@ -160,37 +155,36 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 SEEDED_MAX = SEEDS_MAX // 2
 SEEDED_V1_MAX = 16
 SEEDS_S = 5.0
-"""How often it is looked at what there is to seed, if nothing happens before."""
+"""How often the service looks what there is to seed, if nothing happens before."""
 
 LOOKUPS_FIRST, LOOKUPS = 4, 1
-"""Torrents that are asked for in the first look and in each one after it: all agents of a fleet may
-be looking."""
+"""Torrents that are asked for in the first look and in each later one: all agents of a fleet may be
+looking."""
 
 START_AGAIN_S = 30.0
 ANNOUNCES_MAX = 8
 MET_MAX = 16
 SHARE_S = 0.5
 SHARE_MIN = 1 / 16
-"""What of a limit BitTorrent has left in any case."""
-
-_logger = logging.getLogger(__name__)
+"""The part of a limit that BitTorrent has in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmSettings:
-    """`listen` is an IP address and the port for BitTorrent peers; where that is taken, and it is
-    not `required`, the agent does without. `forced`: the transport was asked for at this agent, and
-    the policies of packages change nothing."""
+    """How an agent takes part in BitTorrent."""
 
     policy: Policy
     listen: tuple[str, int]
+    """An IP address and the port for BitTorrent peers."""
     required: bool = False
+    """The agent does not start where that address is taken; else it does without BitTorrent."""
     forced: bool = False
+    """The transport was given to this agent, and the policies of packages change nothing."""
 
 
 class Limits(Protocol):
-    """What is needed of the agent's settings: the URLs of trackers that it was given, and how fast
-    it may send and receive."""
+    """What the service needs of the agent's settings: the URLs of trackers that it was given, and
+    how fast it may send and receive."""
 
     @property
     def trackers(self) -> tuple[str, ...]: ...
@@ -200,9 +194,8 @@ class Limits(Protocol):
     def download_bytes_s(self) -> float | None: ...
 
 
-class Surroundings(Protocol):
-    """What is needed of the agent, when something is done with it: not all of it is there from the
-    beginning."""
+class ServiceContext(Protocol):
+    """What the service needs of its agent; not all of it is there when the service is made."""
 
     @property
     def settings(self) -> Limits: ...
@@ -215,52 +208,54 @@ class Surroundings(Protocol):
     received_bytes: Counter[str]
 
 
-def open_swarming(settings: SwarmSettings | None, agent: Surroundings) -> Swarming | None:
-    """None where blobs come by trees only. Raises Conflict when the port is required and taken."""
+def open_swarming(settings: SwarmSettings | None, context: ServiceContext) -> SwarmService | None:
+    """The agent's BitTorrent, None where blobs come by trees only. Raises Conflict when the port is
+    required and taken."""
     if settings is None or settings.policy == "trees":
         return None
     try:
-        return Swarming(settings, agent)
+        return SwarmService(settings, context)
     except Conflict as error:
         if settings.required:
             raise
-        _logger.warning("%s; blobs come by trees only", error)
+        logger.warning("%s; blobs come by trees only", error)
         return None
 
 
-class Swarming:
-    """See the module's text. Listens from the beginning; raises Conflict when the address is taken.
-    Lives on the event loop, but for `choose` and `release`."""
+class SwarmService:
+    """An agent's part in all its swarms. Listens from the beginning; raises Conflict when the
+    address is taken. Lives on the event loop, but for `choose` and `release`."""
 
-    def __init__(self, settings: SwarmSettings, agent: Surroundings) -> None:
+    def __init__(self, settings: SwarmSettings, context: ServiceContext) -> None:
         self.policy = settings.policy
         self.wanted_for: Callable[[Digest], Policy | None] = lambda blob: None
-        self._settings, self._agent = settings, agent
-        self._bell = Doorbell(*settings.listen)
-        self.port = self._bell.port
+        """What the policy of a blob's package asks for; the agent sets it."""
+        self._settings, self._context = settings, context
+        self._listener = LazyListener(*settings.listen)
+        self.port = self._listener.port
         self._session: TorrentSession | None = None
         self._seeds: TorrentSeeds | None = None
         self._opening = asyncio.Lock()
         self._failed: tuple[float, P2PDistError] | None = None
-        self.torrents = Torrents(agent)
-        self._met: OrderedDict[Digest, tuple[Address, ...]] = OrderedDict()
+        self.torrents = Torrents(context)
+        self._met: OrderedDict[Digest, tuple[Address, ...]] = OrderedDict()  # peers of swarms that were left
         self._due, self._seeded = asyncio.Event(), asyncio.Event()
-        self._tasks = Tasks(_logger, "BitTorrent at this agent fails")
+        self._tasks = Tasks(logger, "BitTorrent at this agent fails")
         self._alone: asyncio.TimerHandle | None = None
 
     @property
     def sent_bytes(self) -> int:
-        """By BitTorrent."""
+        """Bytes sent by BitTorrent."""
         return self._session.sent_bytes if self._session is not None else 0
 
     def policy_of(self, blob: Digest) -> Policy:
-        """How a blob is to come; `wanted_for` says what its package's policy asks for."""
-        wanted = self.wanted_for(blob) if not self._settings.forced else None
-        return wanted or self.policy
+        """By which transports a blob may come."""
+        asked_for = self.wanted_for(blob) if not self._settings.forced else None
+        return asked_for or self.policy
 
     def start(self) -> None:
         """Wait for peers."""
-        self._bell.wait(self._open_with_seeds)
+        self._listener.wait(self._open_with_seeds)
         if self.policy == "swarm":
             self._tasks.spawn(self._open_quietly())
 
@@ -269,9 +264,9 @@ class Swarming:
         if self._alone is not None:
             self._alone.cancel()
         await self._tasks.stop()
-        await self._bell.stop()
+        await self._listener.stop()
         if self._session is not None and not await asyncio.to_thread(self._session.close):
-            _logger.warning("libtorrent does not end")
+            logger.warning("libtorrent does not end")
 
     async def open(self) -> TorrentSession:
         """The session, started if need be. Raises Unavailable."""
@@ -281,16 +276,16 @@ class Swarming:
             now = asyncio.get_running_loop().time()
             if self._failed is not None and now < self._failed[0] + START_AGAIN_S:
                 raise self._failed[1]
-            self._bell.close()
+            self._listener.close()
             host, _ = self._settings.listen
             first = self._seeds is None
-            self._session = session = TorrentSession(TorrentSettings(host, self._bell.port))
+            self._session = session = TorrentSession(TorrentSettings(host, self._listener.port))
             try:
                 await asyncio.to_thread(session.start)
             except P2PDistError as error:
                 self._session, self._failed = None, (now, error)
                 raise
-            _logger.info("BitTorrent listens on %s port %d", host, session.port)
+            logger.info("BitTorrent listens on %s port %d", host, session.port)
             self._seeds = TorrentSeeds(session)
             self._share(session, (0, 0))
             if first:
@@ -301,15 +296,16 @@ class Swarming:
             return session
 
     def tracker_changed(self, present: bool) -> None:
-        """Without a tracker others may look for what is here, and nobody tells them that it is."""
+        """Start the session once trackers have been away for AWAY_S: other agents may look for what is
+        here, and no tracker tells them that it is."""
         if self._alone is not None:
             self._alone.cancel()
         if not present:
             self._alone = asyncio.get_running_loop().call_later(AWAY_S, lambda: self._tasks.spawn(self._open_quietly()))
 
     def left(self, blob: Blob, peers: tuple[Address, ...], done: TorrentTransfer | None) -> None:
-        """A pull has left a swarm, whose peers are not to wait for it if it comes back as a seed;
-        or it is done, and stays as one."""
+        """Take in that a pull has left a swarm, whose peers are not to wait for it if it comes back
+        as a seed; or that it is done, and its transfer stays as one."""
         self._met[blob.digest] = peers
         if done is not None and self._seeds is not None:
             seed = Seed(blob.digest, blob.path, done.torrent, blob.last_used, Swarm(peers=peers))
@@ -318,11 +314,12 @@ class Swarming:
             self._met.popitem(last=False)
 
     def changed(self) -> None:
-        """A blob has become complete."""
+        """Look for more to seed: a blob has become complete."""
         self._due.set()
 
     def choose(self, candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
-        """What the store is to evict; BitTorrent lets go of it first. Blocks; from any thread."""
+        """The blobs that the store is to evict, as core/eviction.py chooses; libtorrent lets go of
+        them first. Blocks; from any thread."""
         chosen = choose(candidates, needed, shares)
         for digest in chosen or ():
             self.release(digest)
@@ -331,24 +328,24 @@ class Swarming:
     def release(self, digest: Digest) -> None:
         """Close the file of a blob that is about to go. Blocks; from any thread."""
         if self._seeds is not None and not self._seeds.release(digest):
-            _logger.warning("libtorrent does not let go of %s; its room is free later", digest)
+            logger.warning("libtorrent does not let go of %s; its room is free later", digest)
 
     # -- what a pull asks
 
     def announces(self, digest: Digest) -> tuple[str, ...]:
-        """Where peers of a blob's torrents are known: the trackers, the present one first."""
-        given = {redacted(url.rstrip("/")): url.rstrip("/") for url in self._agent.settings.trackers}
-        urls = sorted(self._agent.session.urls, key=lambda url: url != self._agent.session.url)
+        """The announce URLs of a blob's torrents: the trackers, the present one first."""
+        given = {redacted(url.rstrip("/")): url.rstrip("/") for url in self._context.settings.trackers}
+        urls = sorted(self._context.session.urls, key=lambda url: url != self._context.session.url)
         return tuple(f"{given.get(url, url)}/announce?blob={digest}" for url in urls[:ANNOUNCES_MAX])
 
     async def peers(self, addresses: Iterable[str]) -> tuple[Address, ...]:
-        """Where the agents at these addresses (host:port), and those that were discovered, answer
-        BitTorrent."""
-        neighbourhood = self._agent.neighbourhood
-        neighbours = (each.address for each in neighbourhood.agents()) if neighbourhood is not None else ()
-        wanted = dict.fromkeys((*addresses, *neighbours))
-        found = await asyncio.gather(*(_next_port(address) for address in list(wanted)[:PEERS_MAX]))
-        return tuple(dict.fromkeys(peer for peer in found if peer is not None))
+        """The BitTorrent addresses of the agents at these `addresses` (host:port) and of discovered
+        agents."""
+        neighbourhood = self._context.neighbourhood
+        discovered = (agent.address for agent in neighbourhood.agents()) if neighbourhood is not None else ()
+        agents = dict.fromkeys((*addresses, *discovered))
+        peers = await asyncio.gather(*(_next_port(address) for address in list(agents)[:PEERS_MAX]))
+        return tuple(dict.fromkeys(peer for peer in peers if peer is not None))
 
     # -- seeds
 
@@ -358,25 +355,25 @@ class Swarming:
             try:
                 await self._seed()
             except P2PDistError as error:
-                _logger.warning("what is here cannot be seeded: %s", error)
+                logger.warning("what is here cannot be seeded: %s", error)
             self._seeded.set()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), SEEDS_S)
 
     async def _seed(self) -> None:
-        blobs = [blob for blob in self._agent.store.blobs() if blob.complete and blob.size]
+        blobs = [blob for blob in self._context.store.blobs() if blob.complete and blob.size]
         blobs.sort(key=lambda blob: blob.last_used, reverse=True)
         lookups = LOOKUPS if self._seeded.is_set() else LOOKUPS_FIRST
         for blob in [blob for blob in blobs[:SEEDED_MAX] if self.torrents.open_question(blob.digest)][:lookups]:
             await self._look_up(blob)
         seeds: list[Seed] = []
-        known = ((blob, self.torrents.known(blob.digest)) for blob in blobs[:SEEDED_MAX])
-        pairs = [(blob, torrent) for blob, torrent in known if torrent is not None]
-        for place, (blob, torrent) in enumerate(pairs):
+        torrents = ((blob, self.torrents.known(blob.digest)) for blob in blobs[:SEEDED_MAX])
+        pairs = [(blob, torrent) for blob, torrent in torrents if torrent is not None]
+        for number, (blob, torrent) in enumerate(pairs):
             seeds.append(
                 Seed(blob.digest, blob.path, torrent, blob.last_used, Swarm(peers=self._met.get(blob.digest, ())))
             )
-            if place < SEEDED_V1_MAX:
+            if number < SEEDED_V1_MAX:
                 swarm = Swarm(trackers=self.announces(blob.digest))
                 seeds.append(Seed(blob.digest, blob.path, torrent.v1_only(), blob.last_used, swarm))
         if self._seeds is not None:
@@ -385,13 +382,13 @@ class Swarming:
     async def _look_up(self, blob: Blob) -> None:
         """Ask for the torrent of a blob. Central storage is not asked by a fleet that has lost its
         trackers."""
-        session = self._agent.session
+        session = self._context.session
         try:
             await self.torrents.find(blob.digest, blob.layout, at_origin=not (session.urls or session.searching))
         except Unavailable as error:
-            _logger.debug("%s is not seeded yet: %s", blob.digest, error)
+            logger.debug("%s is not seeded yet: %s", blob.digest, error)
         except P2PDistError as error:
-            _logger.warning("%s is not seeded: %s", blob.digest, error)
+            logger.warning("%s is not seeded: %s", blob.digest, error)
             self.torrents.forget(blob.digest)
 
     # -- limits
@@ -408,12 +405,12 @@ class Swarming:
             before = now
 
     def _limits(self) -> tuple[float | None, float | None]:
-        return self._agent.settings.upload_bytes_s, self._agent.settings.download_bytes_s
+        return self._context.settings.upload_bytes_s, self._context.settings.download_bytes_s
 
     def _moved_by_trees(self) -> tuple[int, int]:
         """Bytes sent and received so far."""
-        received = self._agent.received_bytes
-        return self._agent.turns.sent_bytes_total, received["origin"] + received["peer"]
+        received = self._context.received_bytes
+        return self._context.turns.sent_bytes_total, received["origin"] + received["peer"]
 
     def _share(self, session: TorrentSession, moved: tuple[int, int]) -> None:
         left = [
@@ -425,23 +422,23 @@ class Swarming:
     # -- opening
 
     async def _open_with_seeds(self) -> None:
-        """Who knocks is not let in before there is something to ask for."""
+        """Start the session for a peer that has connected, once it has blobs to ask for."""
         session = await self.open()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._seeded.wait(), SEEDS_S)
         loop, added = asyncio.get_running_loop(), asyncio.Event()
 
-        def tell() -> None:
+        def reached() -> None:
             loop.call_soon_threadsafe(added.set)
 
-        if session.call(tell):
+        if session.call(reached):
             await added.wait()
 
     async def _open_quietly(self) -> None:
         try:
             await self.open()
         except P2PDistError as error:
-            _logger.warning("%s", error)
+            logger.warning("%s", error)
 
 
 async def _next_port(address: str) -> Address | None:

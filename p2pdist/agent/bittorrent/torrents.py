@@ -1,8 +1,8 @@
 """The torrents that an agent knows.
 
-A torrent document is found like any small document: the tag that p2pdist/model/torrent.py names
-leads to it, at the tracker, else at the agent's own origin. Those that were used last are
-remembered, up to TORRENTS_BYTES_MAX, and that a blob has none is believed for a while.
+A torrent document is found like any document: the tag that p2pdist/model/torrent.py names leads to
+it, at the tracker, else at the agent's own origin. The torrents that were used last are remembered,
+up to TORRENTS_BYTES_MAX; that a blob has none is remembered for UNKNOWN_S.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from p2pdist.model.torrent import TORRENT_TYPE, Torrent, decode_torrent, torrent
 from p2pdist.origin.origin import Origin
 from p2pdist.store.store import BlobStore
 
+logger = logging.getLogger(__name__)
+
 TORRENTS_BYTES_MAX = 64 << 20
 UNKNOWN_S = 60.0
 UNKNOWN_MAX = 1000
 
-_logger = logging.getLogger(__name__)
 
-
-class Surroundings(Protocol):
-    """What is needed of the agent, when something is asked: not all of it is there from the
-    beginning."""
+class TorrentsContext(Protocol):
+    """What Torrents needs of its agent; not all of it is there when Torrents is made."""
 
     store: BlobStore
     session: TrackerSession
@@ -40,12 +39,12 @@ class Surroundings(Protocol):
 
 
 class Torrents:
-    """See the module's text. Lives on the event loop."""
+    """Finds and remembers torrents. Lives on the event loop."""
 
-    def __init__(self, agent: Surroundings) -> None:
-        self._agent = agent
+    def __init__(self, context: TorrentsContext) -> None:
+        self._context = context
         self._torrents: OrderedDict[Digest, Torrent] = OrderedDict()
-        self._unknown: OrderedDict[Digest, float] = OrderedDict()
+        self._unknown: OrderedDict[Digest, float] = OrderedDict()  # blobs without one, until when
 
     def known(self, digest: Digest) -> Torrent | None:
         """The torrent of a blob, if it was found before."""
@@ -57,30 +56,30 @@ class Torrents:
         return digest not in self._torrents and now >= self._unknown.get(digest, 0.0)
 
     async def find(self, digest: Digest, layout: PieceLayout, *, at_origin: bool = True) -> Torrent | None:
-        """The torrent of a blob; None when it has none that fits. `at_origin`: ask the own origin
-        as well. Raises Unavailable when nobody can be asked, Corrupt."""
-        known = self._torrents.get(digest)
-        if known is not None:
+        """The torrent of a blob; None when it has none that fits. `at_origin`: ask the agent's own
+        origin as well. Raises Unavailable when neither can be asked, Corrupt."""
+        torrent = self._torrents.get(digest)
+        if torrent is not None:
             self._torrents.move_to_end(digest)
-            return known
+            return torrent
         if not self.open_question(digest):
             return None
         try:
-            found = await self._ask(digest, at_origin)
+            torrent = await self._ask(digest, at_origin)
         except NotFound:
             self.forget(digest)
             return None
-        if [size for _, size in found.files] != [layout.size] or found.piece_size != layout.piece_size:
-            _logger.warning("the torrent of %s is cut otherwise; it is not used", digest)
+        if [size for _, size in torrent.files] != [layout.size] or torrent.piece_size != layout.piece_size:
+            logger.warning("the torrent of %s is cut otherwise; it is not used", digest)
             self.forget(digest)
             return None
-        self._torrents[digest] = found
+        self._torrents[digest] = torrent
         while sum(map(len, self._torrents.values())) > TORRENTS_BYTES_MAX:
             self._torrents.popitem(last=False)
-        return found
+        return torrent
 
     def forget(self, digest: Digest) -> None:
-        """The blob has no torrent, or one that lies."""
+        """Remember that the blob has no torrent, or that of another blob."""
         self._torrents.pop(digest, None)
         self._unknown[digest] = asyncio.get_running_loop().time() + UNKNOWN_S
         while len(self._unknown) > UNKNOWN_MAX:
@@ -88,33 +87,37 @@ class Torrents:
 
     async def count_peers(self, torrent: Torrent) -> int:
         """How many peers the tracker knows for a torrent (BEP 48); 0 when it does not say."""
-        wanted = torrent.info_hash_v1
+        info_hash = torrent.info_hash_v1
         try:
-            query = "".join(f"%{byte:02X}" for byte in wanted)
-            body = decode(await self._agent.session.get(f"/scrape?info_hash={query}", {}))
+            query = "".join(f"%{byte:02X}" for byte in info_hash)
+            body = decode(await self._context.session.get(f"/scrape?info_hash={query}", {}))
         except P2PDistError:
             return 0
         files = body.get(b"files") if isinstance(body, dict) else None
-        told = files.get(wanted) if isinstance(files, dict) else None
-        counts = [told.get(key) for key in (b"complete", b"incomplete")] if isinstance(told, dict) else []
+        entry = files.get(info_hash) if isinstance(files, dict) else None
+        counts = [entry.get(key) for key in (b"complete", b"incomplete")] if isinstance(entry, dict) else []
         return sum(count for count in counts if isinstance(count, int))
 
     async def _ask(self, digest: Digest, at_origin: bool) -> Torrent:
         reference, missing = torrent_reference(digest), None
-        if self._agent.session.connected:
+        if self._context.session.connected:
             try:
-                return await self._document(await self._agent.session.resolve(reference), self._agent.session.content)
+                return await self._document(
+                    await self._context.session.resolve(reference), self._context.session.content
+                )
             except NotFound as error:
                 missing = error
-        if at_origin and self._agent.own_origin is not None:
-            return await self._document(await self._agent.own_origin.resolve(reference), self._agent.own_origin.read)
+        if at_origin and self._context.own_origin is not None:
+            return await self._document(
+                await self._context.own_origin.resolve(reference), self._context.own_origin.read
+            )
         raise missing or Unavailable("no tracker answers that could know a torrent")
 
     async def _document(self, described: Descriptor, read: Callable[[Digest], Awaitable[bytes]]) -> Torrent:
         if described.media_type != TORRENT_TYPE or described.size > SMALL_BYTES_MAX:
             raise Corrupt(f"{described.digest} is no torrent document", remedy="Make it again: p2pdist torrent")
-        data = await asyncio.to_thread(self._agent.store.read_small, described.digest)
+        data = await asyncio.to_thread(self._context.store.read_small, described.digest)
         if data is None:
             data = await read(described.digest)
-            await asyncio.to_thread(self._agent.store.put_small, data)
+            await asyncio.to_thread(self._context.store.put_small, data)
         return await asyncio.to_thread(decode_torrent, data)

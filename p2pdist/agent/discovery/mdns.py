@@ -35,7 +35,7 @@ import ifaddr
 from zeroconf import DNSQuestionType, Error, NonUniqueNameException, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from p2pdist.core.trackerless import Announcement, Kind, Neighbours, address_on, label_of, read_text, text_of
+from p2pdist.core.trackerless import Announcement, Kind, LinkPeers, address_on, label_of, read_text, text_of
 from p2pdist.model.errors import UsageError
 
 LINKS_MAX = 16
@@ -189,7 +189,7 @@ class Discovery:
         check_interfaces(settings.interfaces)
         self.kind, self.own, self.settings = kind, own, settings
         self.browse = tuple(browse)
-        self.neighbours = Neighbours(own)
+        self.neighbours = LinkPeers(own)
         self._on_change = on_change
         self._responders: dict[Link, _Responder] = {}
         self._telling: asyncio.TimerHandle | None = None

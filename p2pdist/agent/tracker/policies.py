@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from p2pdist.core.downlink import BURST_S, Downlink, Lane
-from p2pdist.core.token_bucket import Bucket
+from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, Corrupt
 from p2pdist.model.manifest import Manifest, decode_manifest
@@ -53,8 +53,8 @@ class Policies:
         self._store, self._downlink, self._pacer, self._relimit = store, downlink, pacer, relimit
         self._file = store.root / "policies.json"
         self._writing = asyncio.Lock()
-        self._uploads: dict[str, Bucket] = {}
-        self._lanes: dict[str, tuple[Bucket, Pacer]] = {}
+        self._uploads: dict[str, TokenBucket] = {}
+        self._lanes: dict[str, tuple[TokenBucket, Pacer]] = {}
         self._by_blob: dict[Digest, PackagePolicy] = {}
         self._selections: dict[Digest, Digest] = {}
         self._packages = _read(self._file)
@@ -106,7 +106,7 @@ class Policies:
     def _take(self, policy: PackagePolicy, blobs: Iterable[Digest]) -> None:
         """These blobs go by this policy from now on."""
         if policy.upload_bytes_s is not None:
-            self._uploads.setdefault(policy.match, Bucket(None)).limit_bytes_s = policy.upload_bytes_s
+            self._uploads.setdefault(policy.match, TokenBucket(None)).limit_bytes_s = policy.upload_bytes_s
         if policy.download_bytes_s is not None:
             self._lane(policy.match)[0].limit_bytes_s = policy.download_bytes_s
         for blob in blobs:
@@ -116,10 +116,10 @@ class Policies:
                 self._by_blob[blob] = policy
             self._relimit(blob)
 
-    def _lane(self, match: str) -> tuple[Bucket, Pacer]:
+    def _lane(self, match: str) -> tuple[TokenBucket, Pacer]:
         lane = self._lanes.get(match)
         if lane is None:
-            bucket = Bucket(None, BURST_S)
+            bucket = TokenBucket(None, BURST_S)
             lane = self._lanes[match] = bucket, self._pacer.beside(Lane(self._downlink, bucket))
         return lane
 
@@ -143,7 +143,7 @@ class Policies:
         """How urgent a pull of a blob is that was asked for as `asked`."""
         return self.of(blob).priority or asked
 
-    def upload_limit(self, blob: Digest) -> Bucket | None:
+    def upload_limit(self, blob: Digest) -> TokenBucket | None:
         """What all blobs of its policy share of the uplink."""
         policy = self.of(blob)
         return self._uploads[policy.match] if policy.upload_bytes_s is not None else None
