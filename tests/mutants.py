@@ -188,7 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "leave a preseed that is waited for as it is",
-        "p2pdist/agent/pull/blob.py",
+        "p2pdist/agent/pull/streams.py",
         '        self.priority = "start"',
         '        self.priority = "preseed"',
         ("tests/agent/test_priorities.py",),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from p2pdist.agent.pull import blob as blob_pull
+from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.sources import Sources
@@ -84,7 +84,7 @@ async def test_a_piece_that_two_sources_had_under_way_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Stream, "opened", [], raising=False)
-    monkeypatch.setattr(blob_pull, "IncomingStream", Stream)
+    monkeypatch.setattr(streams, "IncomingStream", Stream)
     pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
     assert pieces.layout.stripes == 2
     around: Any = Around()

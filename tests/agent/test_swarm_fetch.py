@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from p2pdist.agent.pull import blob as blob_pull
+from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import TICK_S, BlobPull
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.pull import SWARM
@@ -143,7 +143,7 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         def stream(source: Source, request: object, layout: object, write: object, post: Any, **rest: Any) -> Stream:
             return Stream(context, source, post, rest["number"])
 
-        monkeypatch.setattr(blob_pull, "IncomingStream", stream)
+        monkeypatch.setattr(streams, "IncomingStream", stream)
         begin = made[-1].begin
         made[-1].begin = lambda: pulls.append(begin()) or pulls[-1]  # type: ignore[method-assign, func-returns-value]
         return made[-1]

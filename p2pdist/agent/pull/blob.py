@@ -11,17 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Protocol
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
-from p2pdist.agent.bittorrent.service import SwarmService
-from p2pdist.agent.pull.origin import OriginReader
+from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
 from p2pdist.agent.tasks import Tasks
-from p2pdist.agent.uplink import Uplink
 from p2pdist.core.download import (
     CloseStream,
     Complain,
@@ -51,47 +44,48 @@ from p2pdist.core.pull import (
     TorrentKnown,
     WriterGone,
 )
-from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.transport import CutShort
-from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
-from p2pdist.model.messages import Advance, Complaint, Holding, Priority, Reason, StreamRequest
+from p2pdist.model.messages import Advance, Complaint, Holding, Priority
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import ORIGIN, Plan, Source, by_name
+from p2pdist.model.plan import Plan, by_name
 from p2pdist.model.selection import Selection
-from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.names import NAMES
-from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.client import IncomingStream
-from p2pdist.transfer.stream.connect import ConnectionPool
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
-from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 
 
-class PullContext(Protocol):
-    """What a blob pull needs from its agent. `writers` counts the streams and swarms that write
-    into each blob, those of pulls that have ended included."""
+class PieceWaits:
+    """Callers that wait for single pieces of a blob."""
 
-    host: str
-    turns: Uplink
-    sources: Sources
-    tls: Tls | None
-    origin_share: TokenBucket
-    connections: ConnectionPool
-    swarming: SwarmService | None
-    writers: Counter[Digest]
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[None]] = {}
 
-    def origin(self) -> Origin: ...
-    def pacer_of(self, blob: Digest) -> Pacer: ...
-    def tell_tracker(self, message: Complaint | Holding) -> None: ...
-    def count_received(self, source: str, length: int) -> None: ...
-    def count_rejected(self, reason: str) -> None: ...
+    async def wait(self, piece: int) -> None:
+        """Return once the piece is there; raises the pull's failure."""
+        waiter = self._waiting.get(piece)
+        if waiter is None:
+            waiter = self._waiting[piece] = asyncio.get_running_loop().create_future()
+        await asyncio.shield(waiter)  # several callers may wait for the same piece, and one may be cancelled
+
+    def stored(self, piece: int) -> None:
+        """Wake the callers of a piece."""
+        if (waiter := self._waiting.pop(piece, None)) is not None:
+            waiter.set_result(None)
+
+    def ended(self, error: P2PDistError | None) -> None:
+        """Wake all callers: the blob is complete, or `error` is why it will not be."""
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting.values():
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+                waiter.exception()  # marks it as seen: the callers may have been cancelled
 
 
 class BlobPull:
@@ -108,15 +102,13 @@ class BlobPull:
         selection: Selection | None = None,
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self.blob, self.priority, self._selection = blob, priority, selection
+        self.blob = blob
         self.done: asyncio.Future[None] = loop.create_future()
         """Gets None, or the failure, at the end."""
         self.note = ""
         """What the pull waits for before its first piece, in words for the user."""
         self.bytes_by_source = {"origin": 0, "peer": 0}
         """Bytes of the pieces received, each piece once."""
-        self.unreached: dict[str, str] = {}
-        """Hosts that have some of the blob and could not be reached, and how that ended."""
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
         """Bytes that the store held before this pull."""
         self._counted = PieceSet(blob.layout.count, blob.have.bits)
@@ -125,13 +117,12 @@ class BlobPull:
         self._download = Download(
             blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
         )
-        self._streams: dict[int, IncomingStream | OriginReader] = {}
-        self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
+        self._streams = PullStreams(blob, context, self._mail, priority=priority, selection=selection)
+        self.unreached = self._streams.unreached
         self._reported: tuple[int, ...] = tuple(self._download.counts)
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._waits = PieceWaits()
         self._unreported: set[int] = set()  # pieces on the disk at the last tick that no stream reported
-        self._escalated = asyncio.Event()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
@@ -141,14 +132,19 @@ class BlobPull:
         policy = swarming.policy_of(blob.digest) if swarming is not None else "trees"
         self._swarm: SwarmFetch | None = None
         if swarming is not None and policy != "trees":
-            origin = OriginAccess(self._download.readers, self._read_origin, self._complain_of_origin)
+            origin = OriginAccess(self._download.readers, self._streams.read_origin, self._streams.complain_of_origin)
             self._swarm = SwarmFetch(blob, context.host, swarming, origin, self._mail.post)
-        self._other_writers = context.writers[blob.digest]  # of pulls that have ended, as the core knows
-        self._core = PullCore(self._download, policy, priority=priority, other_writers=self._other_writers)
+        self._writers = BlobWriters(context.writers, blob.digest)
+        self._core = PullCore(self._download, policy, priority=priority, other_writers=self._writers.others)
         self._begins_with_swarm = policy == "swarm"
         context.turns.held(blob.digest, blob.layout, self._stripes, self._download.have)
         if not tracker_present:
             self.tracker_changed(False)
+
+    @property
+    def priority(self) -> Priority:
+        """Whether a start waits for this pull, or it gives way to starts."""
+        return self._streams.priority
 
     def start(self) -> None:
         """Begin; a blob that lacks nothing is done at once."""
@@ -190,12 +186,8 @@ class BlobPull:
     def escalate(self) -> None:
         """A start waits for this preseed from now on. Its streams end after the pieces under way
         and are opened again, at the new priority."""
-        self.priority = "start"
-        self._escalated.set()
+        self._streams.escalate()
         self._submit(PriorityChanged("start"))
-        for stream in self._streams.values():
-            if isinstance(stream, IncomingStream):
-                stream.finish_piece_and_close()
 
     def reject(self, error: P2PDistError) -> None:
         """The swarm cannot go on."""
@@ -208,10 +200,7 @@ class BlobPull:
         if self.done.done():
             self.done.result()
             return
-        waiter = self._waiting.get(piece)
-        if waiter is None:
-            waiter = self._waiting[piece] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(waiter)  # several callers may wait for the same piece, and one may be cancelled
+        await self._waits.wait(piece)
 
     def stop(self) -> None:
         """End without a result, as when the agent stops: streams are closed, what has arrived
@@ -224,12 +213,15 @@ class BlobPull:
         for command in self._core.handle(event, now=self._loop.time()):
             match command:
                 case OpenStream(stream, source, stripe):
-                    self._open(stream, source, stripe)
+                    self._writers.changed(1)
+                    self._streams.open(stream, source, stripe)
                 case CloseStream(stream, after_piece):
-                    self._close(stream, after_piece)
+                    self._streams.close(stream, after_piece=after_piece)
                 case Complain(stripe, source, reason, piece):
                     logger.warning("source=%s stripe=%d blob=%s reason=%s", source, stripe, self.blob.digest, reason)
-                    nameless = self._is_unreached(stripe, source, reason) and NAMES.silent and by_name(source.address)
+                    nameless = (
+                        self._streams.is_unreached(stripe, source, reason) and NAMES.silent and by_name(source.address)
+                    )
                     complaint = Complaint(self.blob.digest, stripe, source.host, reason, piece, nameless)
                     self._context.tell_tracker(complaint)
                 case Completed():
@@ -241,21 +233,14 @@ class BlobPull:
                 case Switched(before, after):
                     logger.info("blob=%s comes by %s from now on, by %s before", self.blob.digest, after, before)
                 case CutShort():
-                    for incoming in self._streams.values():
-                        incoming.close()
-                case BeginSwarm() | EndSwarm() | FindPeers():
-                    self._run_swarm(command)
-
-    def _run_swarm(self, command: BeginSwarm | EndSwarm | FindPeers) -> None:
-        assert self._swarm is not None
-        match command:
-            case BeginSwarm(transport):
-                self._writers_changed(1)
-                self._swarm.begin(transport)
-            case EndSwarm():
-                self._swarm.close()
-            case FindPeers():
-                self._lookups.spawn(self._find_peers(self._swarm))
+                    self._streams.cut_short()
+                case BeginSwarm(transport) if self._swarm is not None:
+                    self._writers.changed(1)
+                    self._swarm.begin(transport)
+                case EndSwarm() if self._swarm is not None:
+                    self._swarm.close()
+                case FindPeers() if self._swarm is not None:
+                    self._lookups.spawn(self._find_peers(self._swarm))
 
     async def _find_torrent(self, swarm: SwarmFetch) -> None:
         exists = await swarm.find(at_once=self._begins_with_swarm)
@@ -266,26 +251,9 @@ class BlobPull:
     async def _find_peers(self, swarm: SwarmFetch) -> None:
         self._submit(PeersKnown(await swarm.peers_v1()))
 
-    def _writers_changed(self, by: int) -> None:
-        writers, digest = self._context.writers, self.blob.digest
-        writers[digest] += by
-        if not writers[digest]:
-            del writers[digest]
-
-    def _is_unreached(self, stripe: int, source: Source, reason: Reason) -> bool:
-        """Whether a source that failed could not be reached at all; `unreached` notes it."""
-        if reason == "stalled":
-            numbers = (number for number, origin in self._sources.items() if origin == (source, stripe))
-            streams = [self._streams.get(number) for number in numbers]
-            if any(isinstance(stream, IncomingStream) and not stream.responded for stream in streams):
-                self.unreached.setdefault(source.host, f"{source} at {source.address} does not answer")
-        return source.host in self.unreached
-
     def _tick(self) -> None:
         self._find_unreported()
-        own = len(self._download.writing) + self._core.swarm_writes
-        for _ in range(self._other_writers - (self._context.writers[self.blob.digest] - own)):
-            self._other_writers -= 1
+        for _ in range(self._writers.count_gone()):
             self._submit(WriterGone())
         self._submit(Tick())
         if not self._download.finished:
@@ -340,91 +308,9 @@ class BlobPull:
         else:
             self.done.set_exception(error)
             self.done.exception()  # marks it as seen: there may be no waiter
-        for piece in list(self._waiting):
-            self._wake(piece, error)
+        self._waits.ended(error)
 
-    # -- the origin, for the swarm
-
-    async def _read_origin(self, piece: int) -> bytes:
-        layout = self.blob.layout
-        async with self._reading(piece % self._stripes, layout.length(piece)):
-            data = await self._context.origin().read_range(self.blob.digest, layout.offset(piece), layout.length(piece))
-        await self._pause(len(data))
-        return data
-
-    def _complain_of_origin(self, stripe: int, reason: Reason, error: P2PDistError) -> None:
-        logger.warning("source=origin stripe=%d blob=%s: %s", stripe, self.blob.digest, error)
-        if reason == "corrupt":
-            self._context.count_rejected("corrupt")
-        self._context.tell_tracker(Complaint(self.blob.digest, stripe, ORIGIN.host, reason))
-
-    # -- streams
-
-    def _open(self, number: int, source: Source, stripe: int) -> None:
-        self._sources[number] = (source, stripe)
-        self._writers_changed(1)
-        stream: IncomingStream | OriginReader
-        if source.is_origin:
-            try:
-                origin = self._context.origin()
-            except P2PDistError as error:
-                self._mail.post(StreamClosed(number, "failed", error.what, error))
-                return
-            stream = OriginReader(
-                origin,
-                self.blob,
-                stripe,
-                self._stripes,
-                self._mail.post,
-                number=number,
-                selection=self._selection,
-                reading=lambda length: self._reading(stripe, length),
-                pause=self._pause,
-            )
-        else:
-            have = PieceSet(self.blob.layout.count, self.blob.have.bits)
-            for other in self._streams.values():
-                if other.receiving is not None:
-                    have.add(other.receiving)
-            request = StreamRequest(
-                self.blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, self.priority
-            )
-            stream = IncomingStream(
-                source,
-                request,
-                self.blob.layout,
-                self.blob.write,
-                self._mail.post,
-                number=number,
-                tls=self._context.tls,
-                pacer=self._context.pacer_of(self.blob.digest),
-                connections=self._context.connections if self._stripes == 1 else None,
-                inbox=self._mail if self.blob.in_memory else None,  # a disk may hang, and the loop with it
-            )
-        self._streams[number] = stream
-        stream.start()
-
-    @asynccontextmanager
-    async def _reading(self, stripe: int, length: int) -> AsyncIterator[None]:
-        """Within it a piece may be read from the origin: it begins when this host's children and
-        the fleet's share of the origin allow that."""
-        async with self._context.turns.reading(self.blob.digest, stripe):
-            await asyncio.sleep(self._context.origin_share.take(length, time.monotonic()))
-            yield
-
-    async def _pause(self, length: int) -> None:
-        """Keep to the limits after a piece from the origin, as streams do."""
-        pacer, priority = self._context.pacer_of(self.blob.digest), self.priority
-        woken = self._escalated if priority == "preseed" else asyncio.Event()
-        await pacer.sleep(priority, pacer.received(priority, length), woken)
-
-    def _close(self, number: int, after_piece: bool) -> None:
-        if (stream := self._streams.get(number)) is None:
-            return
-        if after_piece:
-            stream.finish_piece_and_close()
-        else:
-            stream.close()
+    # -- what streams and the swarm report
 
     def _deliver(self, events: list[StreamEvent]) -> None:
         for event in events:
@@ -432,7 +318,7 @@ class BlobPull:
                 case PieceReceived(number, piece, ok):
                     self._received(number, piece, ok)
                 case StreamClosed(number):
-                    self._writers_changed(-1)
+                    self._writers.changed(-1)
                     if number == SWARM:
                         self._swarm_closed(event)
                     else:
@@ -440,10 +326,7 @@ class BlobPull:
 
     def _stream_closed(self, closed: StreamClosed) -> None:
         number, reason, error = closed.stream, closed.reason, closed.error
-        stream = self._streams.pop(number, None)
-        source, stripe = self._sources.pop(number)
-        if reason == "refused" and isinstance(stream, IncomingStream) and not stream.responded and not error:
-            self.unreached[source.host] = closed.detail
+        source, stripe = self._streams.closed(closed)
         if reason not in ("done", "closed"):
             logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, closed.detail)
         busy = source.is_origin and reason == "busy"
@@ -457,7 +340,7 @@ class BlobPull:
             self._end(self._outcome[0])
 
     def _received(self, number: int, piece: int, ok: bool) -> None:
-        source, _ = self._sources[number] if number != SWARM else (None, 0)
+        source = self._streams.source(number) if number != SWARM else None
         if not ok:
             logger.warning("source=%s sent wrong bytes for piece %d of %s", source, piece, self.blob.digest)
             self._context.count_rejected("corrupt")
@@ -478,14 +361,4 @@ class BlobPull:
         if self._swarm is not None:
             self._swarm.held(piece)
         self._submit(PieceStored(number, piece))
-        self._wake(piece, None)
-
-    def _wake(self, piece: int, error: P2PDistError | None) -> None:
-        """Tell the callers of `piece` that it is there, or why it will not come."""
-        if (waiter := self._waiting.pop(piece, None)) is None:
-            return
-        if error is None:
-            waiter.set_result(None)
-        else:
-            waiter.set_exception(error)
-            waiter.exception()  # marks it as seen: the callers may have been cancelled
+        self._waits.stored(piece)

@@ -1,0 +1,224 @@
+"""The streams of one blob's pull: from other agents and from the origin, and how the origin is read
+within this host's limits.
+
+A stream writes into the blob from a thread of its own, or the event loop, and posts what happened;
+its last event is StreamClosed. Everything else is on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from p2pdist.agent.bittorrent.service import SwarmService
+from p2pdist.agent.pull.origin import OriginReader
+from p2pdist.agent.uplink import Uplink
+from p2pdist.core.sources import Sources
+from p2pdist.core.token_bucket import TokenBucket
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError
+from p2pdist.model.messages import Complaint, Holding, Priority, Reason, StreamRequest
+from p2pdist.model.pieces import PieceSet
+from p2pdist.model.plan import ORIGIN, Source
+from p2pdist.model.selection import Selection
+from p2pdist.origin.origin import Origin
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.transfer.pacer import Pacer
+from p2pdist.transfer.stream.client import IncomingStream
+from p2pdist.transfer.stream.connect import ConnectionPool
+from p2pdist.transfer.stream.events import Mailbox, StreamClosed, StreamEvent
+from p2pdist.transfer.tls import Tls
+
+logger = logging.getLogger(__name__)
+
+
+class PullContext(Protocol):
+    """What a blob pull needs from its agent. `writers` counts the streams and swarms that write
+    into each blob, those of pulls that have ended included."""
+
+    host: str
+    turns: Uplink
+    sources: Sources
+    tls: Tls | None
+    origin_share: TokenBucket
+    connections: ConnectionPool
+    swarming: SwarmService | None
+    writers: Counter[Digest]
+
+    def origin(self) -> Origin: ...
+    def pacer_of(self, blob: Digest) -> Pacer: ...
+    def tell_tracker(self, message: Complaint | Holding) -> None: ...
+    def count_received(self, source: str, length: int) -> None: ...
+    def count_rejected(self, reason: str) -> None: ...
+
+
+class BlobWriters:
+    """The streams and swarms that write into one blob. `counts` are those of all blobs and pulls:
+    one of a pull that has ended may still write."""
+
+    def __init__(self, counts: Counter[Digest], blob: Digest) -> None:
+        self._counts, self._blob = counts, blob
+        self._own = 0
+        self.others = counts[blob]
+        """Writers of earlier pulls, as of the last `count_gone`."""
+
+    def changed(self, by: int) -> None:
+        """Count one writer of this pull more, or less."""
+        self._own += by
+        self._counts[self._blob] += by
+        if not self._counts[self._blob]:
+            del self._counts[self._blob]
+
+    def count_gone(self) -> int:
+        """How many writers of earlier pulls have ended since the last time."""
+        before, self.others = self.others, self._counts[self._blob] - self._own
+        return before - self.others
+
+
+class PullStreams:
+    """The open streams of a pull. `selection`: the part of another blob at the origin that this
+    blob is. Their events go to `mail`."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        context: PullContext,
+        mail: Mailbox[StreamEvent],
+        *,
+        priority: Priority,
+        selection: Selection | None,
+    ) -> None:
+        self.priority: Priority = priority
+        self.unreached: dict[str, str] = {}
+        """Hosts that have some of the blob and could not be reached, and how that ended."""
+        self._blob, self._context, self._mail, self._selection = blob, context, mail, selection
+        self._stripes = blob.layout.stripes
+        self._open: dict[int, IncomingStream | OriginReader] = {}
+        self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
+        self._escalated = asyncio.Event()
+
+    def open(self, number: int, source: Source, stripe: int) -> None:
+        """Receive a stripe from a source; StreamClosed follows in any case."""
+        self._sources[number] = (source, stripe)
+        stream: IncomingStream | OriginReader
+        if source.is_origin:
+            try:
+                origin = self._context.origin()
+            except P2PDistError as error:
+                self._mail.post(StreamClosed(number, "failed", error.what, error))
+                return
+            stream = OriginReader(
+                origin,
+                self._blob,
+                stripe,
+                self._stripes,
+                self._mail.post,
+                number=number,
+                selection=self._selection,
+                reading=lambda length: self._reading(stripe, length),
+                pause=self._pause,
+            )
+        else:
+            have = PieceSet(self._blob.layout.count, self._blob.have.bits)
+            for other in self._open.values():
+                if other.receiving is not None:
+                    have.add(other.receiving)
+            request = StreamRequest(
+                self._blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, self.priority
+            )
+            stream = IncomingStream(
+                source,
+                request,
+                self._blob.layout,
+                self._blob.write,
+                self._mail.post,
+                number=number,
+                tls=self._context.tls,
+                pacer=self._context.pacer_of(self._blob.digest),
+                connections=self._context.connections if self._stripes == 1 else None,
+                inbox=self._mail if self._blob.in_memory else None,  # a disk may hang, and the loop with it
+            )
+        self._open[number] = stream
+        stream.start()
+
+    def cut_short(self) -> None:
+        """End all streams now."""
+        for stream in self._open.values():
+            stream.close()
+
+    def escalate(self) -> None:
+        """Be a start from now on. Streams end after the pieces under way and are opened again, at
+        the new priority."""
+        self.priority = "start"
+        self._escalated.set()
+        for stream in self._open.values():
+            if isinstance(stream, IncomingStream):
+                stream.finish_piece_and_close()
+
+    def source(self, number: int) -> Source:
+        """The source of a stream that has not ended."""
+        return self._sources[number][0]
+
+    def closed(self, closed: StreamClosed) -> tuple[Source, int]:
+        """Take in that a stream has ended; returns its source and stripe."""
+        stream = self._open.pop(closed.stream, None)
+        source, stripe = self._sources.pop(closed.stream)
+        answered = not isinstance(stream, IncomingStream) or stream.responded or closed.error
+        if closed.reason == "refused" and not answered:
+            self.unreached[source.host] = closed.detail
+        return source, stripe
+
+    def is_unreached(self, stripe: int, source: Source, reason: Reason) -> bool:
+        """Whether a source that failed could not be reached at all; `unreached` notes it."""
+        if reason == "stalled":
+            numbers = (number for number, origin in self._sources.items() if origin == (source, stripe))
+            streams = [self._open.get(number) for number in numbers]
+            if any(isinstance(stream, IncomingStream) and not stream.responded for stream in streams):
+                self.unreached.setdefault(source.host, f"{source} at {source.address} does not answer")
+        return source.host in self.unreached
+
+    async def read_origin(self, piece: int) -> bytes:
+        """A piece from the origin, within the limits of this host and the fleet. Raises
+        P2PDistError."""
+        layout = self._blob.layout
+        async with self._reading(piece % self._stripes, layout.length(piece)):
+            data = await self._context.origin().read_range(
+                self._blob.digest, layout.offset(piece), layout.length(piece)
+            )
+        await self._pause(len(data))
+        return data
+
+    @asynccontextmanager
+    async def _reading(self, stripe: int, length: int) -> AsyncIterator[None]:
+        """Within it a piece may be read from the origin: it begins when this host's children and
+        the fleet's share of the origin allow that."""
+        async with self._context.turns.reading(self._blob.digest, stripe):
+            await asyncio.sleep(self._context.origin_share.take(length, time.monotonic()))
+            yield
+
+    async def _pause(self, length: int) -> None:
+        """Keep to the limits after a piece from the origin, as streams do."""
+        pacer, priority = self._context.pacer_of(self._blob.digest), self.priority
+        woken = self._escalated if priority == "preseed" else asyncio.Event()
+        await pacer.sleep(priority, pacer.received(priority, length), woken)
+
+    def close(self, number: int, *, after_piece: bool) -> None:
+        """End a stream; `after_piece` lets the piece under way arrive first."""
+        if (stream := self._open.get(number)) is None:
+            return
+        if after_piece:
+            stream.finish_piece_and_close()
+        else:
+            stream.close()
+
+    def complain_of_origin(self, stripe: int, reason: Reason, error: P2PDistError) -> None:
+        """Tell the tracker that a piece could not be read for the swarm, and why."""
+        logger.warning("source=origin stripe=%d blob=%s: %s", stripe, self._blob.digest, error)
+        if reason == "corrupt":
+            self._context.count_rejected("corrupt")
+        self._context.tell_tracker(Complaint(self._blob.digest, stripe, ORIGIN.host, reason))
