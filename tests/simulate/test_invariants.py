@@ -61,8 +61,8 @@ take_report = Fleet._report
 
 def open_always(self: download.Download, stripe: Any, now: float, out: list[Any]) -> None:
     parent = stripe.candidates.parent
-    if parent is not None and stripe.stream is None:
-        stripe.stream, stripe.source = self._next_stream, parent
+    if parent is not None and not isinstance(stripe.state, download.Receiving):
+        stripe.state = download.Receiving(self._next_stream, parent, now)
         self._streams[self._next_stream] = stripe
         out.append(download.OpenStream(self._next_stream, parent, stripe.number))
         self._next_stream += 1
