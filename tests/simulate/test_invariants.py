@@ -59,13 +59,19 @@ def lose_reports(self: Fleet, name: str, report: Any, now: float) -> None:
 take_report = Fleet._report
 
 
-def open_always(self: download.Download, stripe: Any, now: float, out: list[Any]) -> None:
-    parent = stripe.candidates.parent
-    if parent is not None and not isinstance(stripe.state, download.Receiving):
-        stripe.state = download.Receiving(self._next_stream, parent, now)
-        self._streams[self._next_stream] = stripe
-        out.append(download.OpenStream(self._next_stream, parent, stripe.number))
-        self._next_stream += 1
+def open_always(self: download.Download, now: float, out: list[Any]) -> None:
+    """Opens a stream for complete stripes, too."""
+    tick(self, now, out)
+    for stripe in self._stripes:
+        parent = stripe.candidates.parent
+        if parent is not None and isinstance(stripe.state, download.Complete):
+            stripe.state = download.Receiving(self._next_stream, parent, now)
+            self._streams[self._next_stream] = stripe
+            out.append(download.OpenStream(self._next_stream, parent, stripe.number))
+            self._next_stream += 1
+
+
+tick = download.Download._tick
 
 
 def settle_early(self: download.Download, event: Any, *, now: float) -> list[Any]:
@@ -88,7 +94,7 @@ handle = download.Download.handle
         (swarm.Swarm, "below", lambda *_: False, "cycle"),
         (Fleet, "_report", lose_reports, "the tracker takes h00007 to hold|wait forever|gave up"),
         (download.Download, "handle", settle_early, "lacks 1 pieces"),
-        (download.Download, "_open", open_always, "of which it lacks nothing|second stream"),
+        (download.Download, "_tick", open_always, "of which it lacks nothing|second stream"),
         (planner._StripePass, "_may_read", lambda *_: True, "two leases"),
         (swarm.Swarm, "_settle", lambda *_: None, "of which it lacks nothing|that it needs not|cycle"),
     ],
