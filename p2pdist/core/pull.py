@@ -153,12 +153,13 @@ class PullCore:
 
     def handle(self, event: Event, *, now: float) -> Sequence[Command]:
         """What to do about an event, in this order."""
+        if isinstance(event, dl.PieceStored):  # first: it comes with every piece
+            self._choice.progressed(now=now)
+            return self.download.handle(event, now=now)
         if self.download.finished:
             self.swarm_writes = self.swarm_writes and not isinstance(event, SwarmClosed)
             return []
         match event:
-            case dl.PieceStored():
-                self._choice.progressed(now=now)
             case dl.StreamEnded():
                 return [*self.download.handle(event, now=now), *self._steer(now)]
             case dl.Tick():
