@@ -6,9 +6,9 @@ other. A host that reads a whole stripe is asked for each of its pieces by many 
 pieces leave it no faster than its uplink carries them. So the superpeers of a zone share the
 reading: the pieces i with i mod GROUPS = g are read by the first of the superpeers in the order of
 rendezvous hashing on blob and g. Hosts that know the same superpeers agree on that without a word.
-The others come in that order, should those before them bring nothing for some time. A tracker says
-whether the reading is shared, which it counts like leases. Where it is not, the holder of a
-stripe's lease reads that stripe. While no tracker answers it is always shared.
+The other superpeers come in that order, should the ones before bring nothing for some time. A
+tracker says whether the reading is shared, which it counts like leases. Where it is not, the holder
+of a stripe's lease reads that stripe. While no tracker answers it is always shared.
 
 Theory of when (`OriginSeeding`). A piece is read when none of the connected peers has it, in order
 of number. Where other superpeers come before this host, it waits until for some time none of the
@@ -46,7 +46,7 @@ class Readers:
     leased: frozenset[int] = frozenset()
     """The stripes whose leases `host` holds."""
     superpeers: tuple[str, ...] = ()
-    """Those of its zone."""
+    """The superpeers of its zone."""
     shared: bool = False
     """The superpeers share the reading."""
     alone: bool = False

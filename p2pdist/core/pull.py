@@ -7,7 +7,7 @@ tracker's trees and counts the pieces, whichever transport brings them. `Transpo
 again; the download is paused while a swarm brings the pieces. The agent and the simulated host
 carry out commands and report what became of them.
 
-A tracker plans other parents for hosts that receive by a swarm, so it is told when that changes:
+A tracker plans other parents for hosts that receive by a swarm, so it must know when that changes:
 each Holding carries `report_swarm`, and TellTracker asks for another one.
 
 Invariants: a swarm begins only when no stream writes into the blob, and a stream is opened only
@@ -104,7 +104,7 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class TellTracker:
-    """Send the Holding again: the tracker was told otherwise about the swarm."""
+    """Send the Holding again: the last one said otherwise about the swarm."""
 
 
 Command = dl.Command | BeginSwarm | EndSwarm | CutShort | FindPeers | Switched | TellTracker
@@ -134,7 +134,7 @@ class PullCore:
         self._switch = TransportSwitch()
         self._priority: Priority = priority
         self._other_writers = other_writers
-        self._reported = False  # what the tracker was told last
+        self._reported = False  # what the last Holding said of the swarm
         self._peers_due = 0.0  # when FindPeers may be commanded; never while an answer is to come
         began = self._steer(download.started_at)
         assert not began, "nothing has been opened yet"
@@ -153,12 +153,13 @@ class PullCore:
 
     def handle(self, event: Event, *, now: float) -> Sequence[Command]:
         """What to do about an event, in this order."""
+        if isinstance(event, dl.PieceStored):  # first: it comes with every piece
+            self._choice.progressed(now=now)
+            return self.download.handle(event, now=now)
         if self.download.finished:
             self.swarm_writes = self.swarm_writes and not isinstance(event, SwarmClosed)
             return []
         match event:
-            case dl.PieceStored():
-                self._choice.progressed(now=now)
             case dl.StreamEnded():
                 return [*self.download.handle(event, now=now), *self._steer(now)]
             case dl.Tick():

@@ -5,13 +5,13 @@ Theory. An announcement (RFC 6763) is a hint from an unknown sender on the link:
 tracker or an agent can be asked and is believed in nothing else. Announcements of other networks
 (`network` is a name that an operator gives) are ignored.
 
-Trackers are tried in an order that every agent works out for itself: those of its zone first, then
-those that speak its protocol, newest before oldest; among equals by rendezvous hashing on the
+Trackers are tried in an order that every agent works out for itself: trackers of its zone first, then
+trackers that speak its protocol, newest before oldest; among equals by rendezvous hashing on the
 agent's name, so that agents spread over them.
 
 An agent that no tracker answers makes itself a plan (`plan_without_tracker`). For each stripe all
 hosts that hold or fetch the blob are put in one order, by rendezvous hashing on blob and stripe as
-in sources.py, those that can read the origin before those that cannot. Each host receives from one
+in sources.py, hosts that can read the origin before hosts that cannot. Each host receives from one
 that comes before it: the parent of place p in its zone is at place (p - 1) / CHILDREN, and the
 first of a zone has its parent by the same rule in the order of all. So the trees have no circles
 although no host drew them, each zone imports once, and, the orders of the stripes being different,
@@ -212,9 +212,9 @@ def plan_without_tracker(
     peers: Iterable[Announcement],
     earlier: Collection[str] = (),
 ) -> Plan:
-    """A plan for `me` of a blob that `peers` hold or fetch, those named in `earlier` since before
+    """A plan for `me` of a blob that `peers` hold or fetch, the ones in `earlier` since before
     `me` began. Hosts among these, `me` included, that can read the origin are superpeers. At most
-    KEEPERS_MAX hosts take part, those of the same zone first."""
+    KEEPERS_MAX hosts take part, hosts of the same zone first."""
     by_name = {peer.host: peer for peer in peers if peer.host != me.host}
     near = [name for name, peer in by_name.items() if peer.zone == me.zone]
     far = [name for name, peer in by_name.items() if peer.zone != me.zone]

@@ -109,7 +109,9 @@ def mount_view(
     DiskFull or P2PDistError; then nothing is left behind.
     """
     if method not in (None, *MOUNT_METHODS):
-        raise UsageError(f"{method!r} is no way to show a package here", remedy=f"Use one of {', '.join(MOUNT_METHODS)}")
+        raise UsageError(
+            f"{method!r} is no way to show a package here", remedy=f"Use one of {', '.join(MOUNT_METHODS)}"
+        )
     if not 1 <= len(layers) <= LAYERS_MAX:
         raise UsageError(f"a package of {len(layers)} layers cannot be shown", remedy=f"It must have 1 to {LAYERS_MAX}")
     trees = any(isinstance(layer, TreeLayer) for layer in layers)

@@ -55,8 +55,11 @@ ADDRESSES_MAX = 256
 class Receiver(Protocol):
     """What an OriginFeed needs of a TorrentTransfer."""
 
-    def give_piece(self, piece: int, data: bytes) -> None: ...
-    def count_copies(self, report: Callable[[list[int]], object]) -> None: ...
+    def give_piece(self, piece: int, data: bytes) -> None:
+        """Take a piece as if a peer had sent it."""
+
+    def count_copies(self, report: Callable[[list[int]], object]) -> None:
+        """Call `report`, from any thread, with how many peers have each piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ class SwarmFetch:
         self._transfer: TorrentTransfer | None = None
         self._feed: OriginFeed | None = None
         self._from_origin: set[int] = set()  # pieces that earlier feeds brought
-        self._peers: dict[Address, None] = {}  # all that a transfer was told of
+        self._peers: dict[Address, None] = {}  # all that transfers were given
         self._closing = False  # between close() and the next begin()
         self._tasks = Tasks(logger, f"the swarm of {self._blob.digest} fails")
 

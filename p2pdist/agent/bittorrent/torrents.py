@@ -47,7 +47,7 @@ class Torrents:
         self._unknown: OrderedDict[Digest, float] = OrderedDict()  # blobs without one, until when
 
     def known(self, digest: Digest) -> Torrent | None:
-        """The torrent of a blob, if it was found before."""
+        """The torrent of a blob, if it is remembered."""
         return self._torrents.get(digest)
 
     def open_question(self, digest: Digest) -> bool:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 class PullContext(Protocol):
     """What a blob pull needs from its agent. `writers` counts the streams and swarms that write
-    into each blob, those of pulls that have ended included."""
+    into each blob, also for pulls that have ended."""
 
     host: str
     turns: Uplink
@@ -50,16 +50,25 @@ class PullContext(Protocol):
     swarming: SwarmService | None
     writers: Counter[Digest]
 
-    def origin(self) -> Origin: ...
-    def pacer_of(self, blob: Digest) -> Pacer: ...
-    def tell_tracker(self, message: Complaint | Holding) -> None: ...
-    def count_received(self, source: str, length: int) -> None: ...
-    def count_rejected(self, reason: str) -> None: ...
+    def origin(self) -> Origin:
+        """The origin to read now. Raises Unavailable."""
+
+    def pacer_of(self, blob: Digest) -> Pacer:
+        """The limits on receiving a blob."""
+
+    def tell_tracker(self, message: Complaint | Holding) -> None:
+        """Send a message to the tracker, if one answers."""
+
+    def count_received(self, source: str, length: int) -> None:
+        """Count bytes received, for the metrics."""
+
+    def count_rejected(self, reason: str) -> None:
+        """Count a rejected piece, for the metrics."""
 
 
 class BlobWriters:
-    """The streams and swarms that write into one blob. `counts` are those of all blobs and pulls:
-    one of a pull that has ended may still write."""
+    """The streams and swarms that write into one blob. `counts` has all blobs and pulls: a
+    writer of a pull that has ended may go on for a while."""
 
     def __init__(self, counts: Counter[Digest], blob: Digest) -> None:
         self._counts, self._blob = counts, blob
