@@ -249,8 +249,8 @@ def bound_row(case: Case) -> list[str]:
 
 
 def side_by_side(case: Case, methods: Sequence[Method], runs: Sequence[Run], absent: dict[str, str]) -> str:
-    """The table of all methods on the same links. `absent` says of the methods that could not run what
-    they lack."""
+    """The table of all methods on the same links. `absent` says of the methods that could not run
+    what they lack."""
     rows = []
     for method in methods:
         if method.name in absent:

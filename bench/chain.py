@@ -1,7 +1,9 @@
 """CPU time per piece of agents in a chain on rate-limited links: one sends, one receives and
 forwards, one receives.
 
-    python -m bench.chain [--rate-mbit 40] [--size-mib 64] [--rounds 3] [--json]     (root: it makes three network namespaces)
+    python -m bench.chain [--rate-mbit 40] [--size-mib 64] [--rounds 3] [--json]
+
+It needs root, and makes three network namespaces.
 
 Every host is a process with a real store, uplink and download core, in a namespace of its own
 behind links of the given rate (tbf), as in a broadcast, but without a tracker. CPU-seconds are user

@@ -19,9 +19,9 @@ LONG_S = 180.0
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table. `options` are the yardstick's; `programs` are the ones that must be there,
-    `torrent` says that libtorrent must be, too. `once`: from the origin to everyone, so slow that
-    it is run once, and with a smaller blob where that is still too long."""
+    """A row of the table. `options` are the yardstick's; `programs` are the ones that must be
+    there, `torrent` says that libtorrent must be, too. `once`: from the origin to everyone, so slow
+    that it is run once, and with a smaller blob where that is still too long."""
 
     name: str
     title: str

@@ -1,5 +1,5 @@
-"""How long a package of one tree takes to be mounted from a warm store, by each mount method, and to
-be walked.
+"""How long a package of one tree takes to be mounted from a warm store, by each mount method, and
+to be walked.
 
     sudo python -m bench.showing --tree generated --how erofs hardlink
     sudo python -m bench.showing --tree environment --on here btrfs --json

@@ -45,8 +45,8 @@ GOAL_S = 0.5
 READY_S = 120.0
 LAST_LINES = 20
 PORTS_FROM, PORTS_END = 10_000, 32_768
-"""Below the ports that the kernel gives to outgoing connections (ip(7), ip_local_port_range): one of
-these could be taken by the session of one agent just before another listens on it."""
+"""Below the ports that the kernel gives to outgoing connections (ip(7), ip_local_port_range): one
+of these could be taken by the session of one agent just before another listens on it."""
 
 
 def main() -> int:

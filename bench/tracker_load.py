@@ -1,8 +1,8 @@
 """A tracker under the load of many hosts: real sessions over loopback, one blob that they all want
 at the same moment.
 
-    python -m bench.tracker_load [--hosts 10000] [--pieces 4096] [--join at-once|connecting|both] [--seconds 30] [--json]
-                                  [--profile DIRECTORY]
+    python -m bench.tracker_load [--hosts 10000] [--pieces 4096] [--seconds 30] [--json]
+                                 [--join at-once|connecting|both] [--profile DIRECTORY]
 
 A `p2pdist tracker` runs as its own process. Another process holds one WebSocket per host and speaks
 for it: Hello, Holding, and Reports whose counts advance. With `at-once` all sessions are open

@@ -1,7 +1,7 @@
 """Writes the dashboards below grafana/dashboards: python grafana/generate.py
 
-They are written down here, where one can read them, with the types of the Grafana Foundation SDK (Grafana 11); the JSON is what Grafana
-loads. A test compares the two.
+They are written down here, where one can read them, with the types of the Grafana Foundation SDK
+(Grafana 11); the JSON is what Grafana loads. A test compares the two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel; with `large` a number instead of lines over time. `text` says what to watch for."""
+    """One panel; with `large` a number instead of lines over time. `text` says what to watch
+    for."""
 
     title: str
     unit: str

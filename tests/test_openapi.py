@@ -1,5 +1,5 @@
-"""The descriptions of the HTTP interfaces of tracker and agent: they are valid, name all routes that
-are served, and real answers are as described."""
+"""The descriptions of the HTTP interfaces of tracker and agent: they are valid, name all routes
+that are served, and real answers are as described."""
 
 from __future__ import annotations
 

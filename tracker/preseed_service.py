@@ -101,8 +101,8 @@ class Sessions(Protocol):
 
 
 class PreseedService:
-    """Takes orders of preseeds and answers rankings. `grace_s` is how long after the start hosts may
-    take to return."""
+    """Takes orders of preseeds and answers rankings. `grace_s` is how long after the start hosts
+    may take to return."""
 
     def __init__(self, sessions: Sessions, database: PreseedDatabase, *, grace_s: float = GRACE_S) -> None:
         fleet = sessions.fleet

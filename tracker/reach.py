@@ -8,8 +8,8 @@ who answers there; a host that several others could not connect to counts as unr
 is found changes no plan: others may be able to reach what the tracker cannot, and what they meet
 they complain of.
 
-Any process may open a session and name an address. So the tracker goes to no other one, and repeats nothing
-of what a stranger says.
+Any process may open a session and name an address. So the tracker goes to no other one, and repeats
+nothing of what a stranger says.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ class Listener(Protocol):
 
 
 class Service:
-    """The single writer around the fleet. `observe_plan` hears the seconds that each planning step took.
-    `web_origin` is the address of an OCI image layout that any BitTorrent client may read over HTTP
-    (a cache or a limited server, not the bare origin); empty for none."""
+    """The single writer around the fleet. `observe_plan` hears the seconds that each planning step
+    took. `web_origin` is the address of an OCI image layout that any BitTorrent client may read
+    over HTTP (a cache or a limited server, not the bare origin); empty for none."""
 
     def __init__(self, fleet: Fleet, content: Content, *, web_origin: str = "") -> None:
         self.fleet = fleet

@@ -1,10 +1,12 @@
-"""The demo job of docker-compose.yml: packs, pushes, pulls on every agent at once and checks, for two versions of a package.
+"""The demo job of docker-compose.yml: packs, pushes, pulls on every agent at once and checks, for
+two versions of a package.
 
     demo.py --seed SOCKET --push ORIGIN [--served URL] AGENT-SOCKET...
 
-Each run makes new content, so nothing is there before. The seed is given the first version only; of the second, one file of which
-differs, nobody has anything but what stayed the same. Where the web server of the origin counts what it sends (`--served`), each
-byte must have left the origin about once. Ends with 0 when every claim held, else with 1; needs nothing but p2pdist.
+Each run makes new content, so nothing is there before. The seed is given the first version only; of
+the second, one file of which differs, nobody has anything but what stayed the same. Where the web
+server of the origin counts what it sends (`--served`), each byte must have left the origin about
+once. Ends with 0 when every claim held, else with 1; needs nothing but p2pdist.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ REFERENCE = "demo/app"
 FILE_BYTES, FILES = 4 << 20, 8
 COMMAND_S = 300
 ORIGIN_COPIES_MAX = 1.1
-"""What may leave the origin over what was new: manifests, piece lists and a piece asked for twice are on top of the content."""
+"""What may leave the origin over what was new: manifests, piece lists and a piece asked for twice
+are on top of the content."""
 
 PROGRAM = """\
 import hashlib, pathlib

@@ -255,7 +255,8 @@ class Maintenance:
                         self._store.remove(digest)
 
     async def collect(self) -> Removed:
-        """Remove all that no package names, single blobs included, unless it is in use or pinned."""
+        """Remove all that no package names, single blobs included, unless it is in use or
+        pinned."""
         return await asyncio.to_thread(self._collect, self._pulls.parts())
 
     def _collect(self, arriving: set[Digest]) -> Removed:
@@ -307,8 +308,8 @@ class Verification:
         yield Verified(count, size, tuple(wrong), True, tuple(repaired), tuple(failed), tuple(mounted))
 
     def _drop_images(self) -> list[str]:
-        """Remove damaged metadata images, which the next mount of the tree makes again. Returns their
-        names."""
+        """Remove damaged metadata images, which the next mount of the tree makes again. Returns
+        their names."""
         removed = []
         for tree in self._store.trees.list():
             image = self._store.trees.images.path(tree.root)

@@ -236,8 +236,8 @@ class Mounts:
     ) -> MountStatus:
         """Mount verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
         itself. `hold` claims them and returns what gives the claim up. Raises what
-        `p2pdist.mount.views.mount_view` raises, Refused for a path that the caller may not write to, and
-        TooLarge over MOUNTS_MAX; then nothing is held."""
+        `p2pdist.mount.views.mount_view` raises, Refused for a path that the caller may not write
+        to, and TooLarge over MOUNTS_MAX; then nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
             raise Conflict("the agent is stopping and shows nothing new", remedy="Start it again")
@@ -449,8 +449,8 @@ class Mounts:
         return entry.status
 
     def _unmount_blocking(self, path: Path, force: bool) -> bool:
-        """Unmount in a thread; returns whether the view was in use. Raises Conflict when it is, unless
-        `force`."""
+        """Unmount in a thread; returns whether the view was in use. Raises Conflict when it is,
+        unless `force`."""
         try:
             unmount_view(path, work=self._work)
         except Conflict:

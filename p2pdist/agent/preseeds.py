@@ -127,9 +127,9 @@ class _Preseed:
 
 
 class Preseeds:
-    """The preseeds of this host. `send` sends a message if a tracker answers. `clock_ahead_s` is how
-    far this host's clock is ahead of the tracker's, None where the tracker does not state its time.
-    On the event loop."""
+    """The preseeds of this host. `send` sends a message if a tracker answers. `clock_ahead_s` is
+    how far this host's clock is ahead of the tracker's, None where the tracker does not state its
+    time. On the event loop."""
 
     def __init__(
         self,
@@ -274,8 +274,8 @@ class Preseeds:
         return keep.until - (time.time() - (self._clock_ahead_s() or 0.0))
 
     def _refuse(self, keep: Keep) -> None:
-        """Report that a preseed is over by this host's clock before it began: the two clocks differ,
-        and the tracker does not state its time."""
+        """Report that a preseed is over by this host's clock before it began: the two clocks
+        differ, and the tracker does not state its time."""
         late_s = -(self._left_s(keep) or 0.0)
         error = Unavailable(
             f"the preseed ended {late_s:.0f} s ago by this host's clock",

@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class EvictionOrder:
-    """Has the store evict first what policies do not keep. `choose` may be called from any thread."""
+    """Has the store evict first what policies do not keep. `choose` may be called from any
+    thread."""
 
     def __init__(self, choose: Chooser) -> None:
         self._choose = choose
@@ -60,8 +61,8 @@ class PolicyPins:
             await asyncio.to_thread(self._pin, OWNER + reference, manifest if policy.cache == "pin" else None)
 
     def _pin(self, owner: str, manifest: Manifest | None) -> None:
-        """Pin exactly this package for `owner`, or nothing. Packs are not pinned: they serve to make
-        the contents of a tree, which its root pins."""
+        """Pin exactly this package for `owner`, or nothing. Packs are not pinned: they serve to
+        make the contents of a tree, which its root pins."""
         blobs = {blob.digest for blob in manifest.blobs if blob.media_type != PACK_TYPE} if manifest else set()
         pinned = self._store.pins.by_owner().get(owner, set())
         if pinned - blobs:

@@ -24,8 +24,8 @@ async def in_thread(work: Callable[[], Result], undo: Callable[[Result], object]
 
 
 class Tasks:
-    """The background tasks of one owner. `failure` is the log line for a task that fails, which is a
-    defect: a task handles the failures that it expects."""
+    """The background tasks of one owner. `failure` is the log line for a task that fails, which is
+    a defect: a task handles the failures that it expects."""
 
     def __init__(self, logger: logging.Logger, failure: str) -> None:
         self._logger, self._failure = logger, failure

@@ -76,8 +76,8 @@ class Flow:
         self._send = send
 
     def give(self, block: Block | None, *, at_once: bool = False) -> bool:
-        """Give the stream its next block, None for the end. With `at_once` the block goes straight to
-        the socket if that takes it; returns whether it did."""
+        """Give the stream its next block, None for the end. With `at_once` the block goes straight
+        to the socket if that takes it; returns whether it did."""
         waits = self._waiter is not None and not self._waiter.done()
         if (
             at_once
@@ -177,8 +177,8 @@ class Uplink:
         self.submit(Held(blob, layout, stripes, have))
 
     def limit(self, blob: Digest, bucket: TokenBucket | None) -> None:
-        """The streams of a held blob share `bucket` from now on, which other blobs may share as well;
-        None for no limit but those of the host."""
+        """The streams of a held blob share `bucket` from now on, which other blobs may share as
+        well; None for no limit but those of the host."""
         self.submit(Limited(blob, bucket))
 
     def verified(self, blob: Digest, piece: int) -> None:
@@ -203,8 +203,8 @@ class Uplink:
             flow.close()
 
     def open(self, blob: Digest, stripe: int, have: PieceSet, priority: Priority = "start") -> Flow:
-        """Open a stream to a child; the caller closes it when the connection ends. Raises Unavailable
-        over STREAMS_MAX streams."""
+        """Open a stream to a child; the caller closes it when the connection ends. Raises
+        Unavailable over STREAMS_MAX streams."""
         if len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent serves {STREAMS_MAX} streams already", remedy="Try another peer")
         number = next(self._numbers)
@@ -214,8 +214,8 @@ class Uplink:
         return flow
 
     def open_range(self) -> RangeFlow:
-        """Open a flow for the reader of a range; the caller closes it in the end. Raises Unavailable
-        over STREAMS_MAX of them."""
+        """Open a flow for the reader of a range; the caller closes it in the end. Raises
+        Unavailable over STREAMS_MAX of them."""
         if len(self._flows) - len(self._blobs) >= STREAMS_MAX:
             raise Unavailable(f"this agent answers {STREAMS_MAX} readers already", remedy="Try another peer")
         number = next(self._numbers)
@@ -286,8 +286,8 @@ class Uplink:
         self._tick_later(now)
 
     def _tick_later(self, now: float) -> None:
-        """Schedule the next tick: when the limits allow more, and at the latest after TICK_S while a
-        stream waits for a block in flight."""
+        """Schedule the next tick: when the limits allow more, and at the latest after TICK_S while
+        a stream waits for a block in flight."""
         wait_s = self._core.wait_s(now)
         if wait_s is None and (self._ticking is not None or not self._core.held_up):
             return

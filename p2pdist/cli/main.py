@@ -102,7 +102,8 @@ class Verbs(click.Group):
         ]
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **more: Any) -> NoReturn:
-        """Run, and end the process with the exit code that fits; a failure is one line on standard error.
+        """Run, and end the process with the exit code that fits; a failure is one line on standard
+        error.
 
         An int that a verb returns is its exit code.
         """

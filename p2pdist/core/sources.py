@@ -160,8 +160,8 @@ class Candidates:
         return source, now
 
     def wants_back(self, source: Source, sources: Sources, *, now: float) -> bool:
-        """Whether it is time to leave `source` for a visit, which `choose` then names. Only while no
-        tracker answers."""
+        """Whether it is time to leave `source` for a visit, which `choose` then names. Only while
+        no tracker answers."""
         if self._visit_at is None or now < self._visit_at:
             return False
         better = self._better_than(source)

@@ -1,13 +1,13 @@
-"""Peers on the same link: what trackers and agents announce there, which of them count, and the plan
-that an agent makes of them while no tracker answers.
+"""Peers on the same link: what trackers and agents announce there, which of them count, and the
+plan that an agent makes of them while no tracker answers.
 
 Theory. An announcement (RFC 6763) is a hint from an unknown sender on the link: it says where a
 tracker or an agent can be asked and is believed in nothing else. Announcements of other networks
 (`network` is a name that an operator gives) are ignored.
 
-Trackers are tried in an order that every agent works out for itself: trackers of its zone first, then
-trackers that speak its protocol, newest before oldest; among equals by rendezvous hashing on the
-agent's name, so that agents spread over them.
+Trackers are tried in an order that every agent works out for itself: trackers of its zone first,
+then trackers that speak its protocol, newest before oldest; among equals by rendezvous hashing on
+the agent's name, so that agents spread over them.
 
 An agent that no tracker answers makes itself a plan (`plan_without_tracker`). For each stripe all
 hosts that hold or fetch the blob are put in one order, by rendezvous hashing on blob and stripe as

@@ -274,8 +274,8 @@ class Reachability(msgspec.Struct, frozen=True):
 class StreamRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/streams: send the pieces of one stripe that `have` (a bitmap over all
     pieces, see PieceSet) lacks, oldest first and each once, as they become available. The response
-    is a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the frame
-    STREAM_END closes a stream in which everything asked for was sent."""
+    is a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the
+    frame STREAM_END closes a stream in which everything asked for was sent."""
 
     blob: Digest
     stripe: int

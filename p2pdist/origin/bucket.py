@@ -158,7 +158,8 @@ class Bucket:
         try:
             self._store.put(key, value, mode=version or "create")
         except NotImplementedError:
-            # The user says with AWS_CONDITIONAL_PUT=disabled that no other process pushes meanwhile.
+            # The user says with AWS_CONDITIONAL_PUT=disabled that no other process pushes
+            # meanwhile.
             self._store.put(key, value, use_multipart=False)
         except BaseError as error:
             if read_answer(error).code not in ("NotImplemented", "MethodNotAllowed"):

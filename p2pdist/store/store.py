@@ -1,13 +1,13 @@
 """The store: verified blobs in one directory, and the room that they take.
 
     lock                        flock of the one process that uses the store; holds its process id
-    index.sqlite                blobs, pins, packages, most of the manifests, configs and piece lists
+    index.sqlite                blobs, pins, packages, most documents
     blobs/sha256/<hex>          complete blobs, read-only
     partial/<hex>.data, .have   partial blobs and which of their pieces are verified
     small/sha256/<hex>          larger manifests, configs, piece lists
     objects/<2 hex>/<62 hex>    contents of trees (objects/objects.py)
     images/<hex>                metadata images of trees (trees/images.py)
-    variants/<boot>/<hex>/      objects of trees once more, with another mode or time (trees/variants.py)
+    variants/<boot>/<hex>/      objects with another mode or time (trees/variants.py)
 
 Sizes are counted as reserved: a partial blob counts in full from its beginning. When room is
 needed, garbage goes first, which nothing names. After that the caller's Chooser (core/eviction)

@@ -122,8 +122,8 @@ async def test_pieces_that_libtorrent_has_not_written_yet_are_limited(rig: Rig) 
 
 @pytest.mark.slow
 async def test_a_keeper_reads_when_nothing_turns_up_and_waits_when_something_does(rig: Rig) -> None:
-    """Of two superpeers this is the one that comes next; it would take more than a second to read what
-    is for the other."""
+    """Of two superpeers this is the one that comes next; it would take more than a second to read
+    what is for the other."""
     loop = asyncio.get_running_loop()
     start, rig.superpeers, rig.delay_s = loop.time(), ("h1", "h2"), 0.1
     readers = rig.readers()

@@ -139,8 +139,8 @@ def test_rounds_give_ever_more_time_and_a_piece_ends_the_trouble() -> None:
 
 
 def test_who_was_fed_waits_and_few_move_early() -> None:
-    """The first superpeer first, then the other superpeers; of all others one in ten, at most, in the
-    first half of the time."""
+    """The first superpeer first, then the other superpeers; of all others one in ten, at most, in
+    the first half of the time."""
     times = {host: Way(host, A).candidates.patience_s(A, 0.1, fed=True) for host in ORDER}
     assert list(times.values()) == sorted(times.values()) and times[ORDER[0]] == 0.1
     crowd = sorted(Way(f"h{number}", A).candidates.patience_s(A, 0.1, fed=True) for number in range(1000))
@@ -151,8 +151,8 @@ def test_who_was_fed_waits_and_few_move_early() -> None:
 
 
 def test_superpeers_are_waited_for_and_the_origin_longest() -> None:
-    """A superpeer waits longest for those before it, whatever they gave it: it would read the origin
-    itself."""
+    """A superpeer waits longest for those before it, whatever they gave it: it would read the
+    origin itself."""
     other, superpeer = Way("h1", A).candidates, Way(ORDER[3], A).candidates
     assert other.patience_s(SUPERPEERS[0], 1.0, fed=False) == SUPERPEER_PACES
     assert (

@@ -280,8 +280,8 @@ def test_one_host_alone_reads_the_origin_and_not_without_one() -> None:
 
 @given(st.integers(0, 12), st.integers(0, 3))
 def test_of_all_who_begin_together_one_reads_each_stripe(others: int, stripe: int) -> None:
-    """The order of parents is that of the superpeers: whoever has nobody above it comes to the origin
-    first."""
+    """The order of parents is that of the superpeers: whoever has nobody above it comes to the
+    origin first."""
     names = [ME, *fleet(others)]
     readers = []
     for each in names:

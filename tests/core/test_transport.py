@@ -1,5 +1,5 @@
-"""Which transport brings a blob: trees while they go well, a swarm when no tracker plans, and back when that
-gives nothing."""
+"""Which transport brings a blob: trees while they go well, a swarm when no tracker plans, and back
+when that gives nothing."""
 
 from __future__ import annotations
 

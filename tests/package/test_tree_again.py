@@ -1,5 +1,5 @@
-"""A packing with the files cache of the one before, against one of the same directory into a copy of
-the layout without a cache: the same manifest, so the same root, catalogs and packs, whatever was
+"""A packing with the files cache of the one before, against one of the same directory into a copy
+of the layout without a cache: the same manifest, so the same root, catalogs and packs, whatever was
 edited, and whatever became of the layout meanwhile."""
 
 from __future__ import annotations

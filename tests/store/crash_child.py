@@ -1,7 +1,9 @@
 """Processes that are killed while they use a store; run by test_store_crash.
 
-crash_child.py write ROOT SIZE THREADS     writes the pieces of sample(50, SIZE), prints each once it is held
-crash_child.py steps ROOT                  runs LIFE in ROOT/0, ROOT/1, ...: the n-th process dies at the n-th change of the disk
+crash_child.py write ROOT SIZE THREADS
+    writes the pieces of sample(50, SIZE), prints each once it is held
+crash_child.py steps ROOT
+    runs LIFE in ROOT/0, ROOT/1, ...: the n-th process dies at the n-th change of the disk
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class Packed:
 
 @dataclass
 class Publisher:
-    """Packs trees one after the other, each with what its catalogs missing only. Large files are cut
-    every `chunk` bytes; `cut` says that the blocks of their chunks are as short as they are
+    """Packs trees one after the other, each with what its catalogs missing only. Large files are
+    cut every `chunk` bytes; `cut` says that the blocks of their chunks are as short as they are
     today."""
 
     chunk: int = CHUNK

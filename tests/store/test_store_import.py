@@ -23,8 +23,8 @@ def lay(root: Path, offset: int, data: bytes) -> None:
 
 
 def test_right_bytes_are_adopted_and_survive(tmp_path: Path) -> None:
-    """A piece is held after import_piece(), also for whoever opens the store next; a blob of imported
-    pieces is complete."""
+    """A piece is held after import_piece(), also for whoever opens the store next; a blob of
+    imported pieces is complete."""
     store = BlobStore(tmp_path)
     blob = store.begin(FOUND.digest, FOUND.pieces)
     for piece in (0, 2):

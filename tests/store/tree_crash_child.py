@@ -1,8 +1,9 @@
 """Processes that are killed while they pull and remove trees; run by test_trees_crash.
 
-tree_crash_child.py ROOT WAY    pulls and removes trees in ROOT/0, ROOT/1, ...: the n-th process dies at the n-th change of the disk. Prints
-                                how many processes were started; the last lived to the end. With WAY "together" contents are written
-                                together, under their names, as on Btrfs; else "alone".
+tree_crash_child.py ROOT WAY
+    pulls and removes trees in ROOT/0, ROOT/1, ...: the n-th process dies at the n-th change of
+    the disk. Prints how many processes were started; the last lived to the end. With WAY
+    "together" contents are written together, under their names, as on Btrfs; else "alone".
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Slurm:
         self._write_scripts()
         self.configuration.write_text(self._configuration(munge / "socket"))
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
-        # --force: the socket's folders may be entered by this user alone, who is the only one to use it.
+        # --force: only this user may enter the socket's folders, and only this user does.
         words = [f"--{option}={munge / name}" for option, name in files.items()]
         self._spawn("munged", "--foreground", "--force", "--num-threads=2", *words)
         until((munge / "socket").is_socket)

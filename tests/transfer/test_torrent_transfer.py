@@ -324,8 +324,8 @@ async def test_events_reach_the_loop_through_a_mailbox(host: Host) -> None:
 
 
 class LateBlob:
-    """A real blob whose file gets what libtorrent writes a little later: import_piece() looks in vain
-    while `late` says so."""
+    """A real blob whose file gets what libtorrent writes a little later: import_piece() looks in
+    vain while `late` says so."""
 
     def __init__(self, blob: Blob, late: Callable[[int], bool]) -> None:
         self.digest, self.layout, self.have = blob.digest, blob.layout, blob.have

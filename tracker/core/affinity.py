@@ -1,9 +1,9 @@
 """Affinity: which hosts lack the fewest bytes of what a job needs.
 
 Theory. Swarms know what each host holds: an agent reports all its complete blobs when it connects
-(`Holding`) and its progress with the others (`Report`). The bytes that a host lacks of some packages
-are the sizes of their blobs, each counted once however many packages share it, less what the host
-last reported of them. A partial blob counts by its pieces (`Swarm.bytes_held`).
+(`Holding`) and its progress with the others (`Report`). The bytes that a host lacks of some
+packages are the sizes of their blobs, each counted once however many packages share it, less what
+the host last reported of them. A partial blob counts by its pieces (`Swarm.bytes_held`).
 
 Packs are means to make trees. Once a tree is in a store whole its packs are redundant: they may go,
 and are not fetched for a later version either, which takes their contents from the objects in the
@@ -188,8 +188,8 @@ class Affinity:
         return chosen
 
     def assign(self, roles: Sequence[RoleNeed], names: Collection[str]) -> dict[str, list[Ranked]]:
-        """Distinct hosts for each role, in the order of their bytes missing; of equal hosts first the
-        one that would be worse in the other roles. Greedy: it may miss the least sum. Raises
+        """Distinct hosts for each role, in the order of their bytes missing; of equal hosts first
+        the one that would be worse in the other roles. Greedy: it may miss the least sum. Raises
         Conflict when there are too few hosts."""
         needed = sum(role.count for role in roles)
         if needed > len(names):
@@ -217,8 +217,8 @@ class Affinity:
         }
 
     def pick(self, parts: Parts, names: Iterable[str], count: int, taken: Iterable[str] = ()) -> list[str]:
-        """Up to `count` hosts, in the order of their bytes missing; of equal hosts one from each rack
-        in turn, beginning with the racks that have the fewest of `taken`."""
+        """Up to `count` hosts, in the order of their bytes missing; of equal hosts one from each
+        rack in turn, beginning with the racks that have the fewest of `taken`."""
         if count <= 0:
             return []
         missing = self.missing(parts, list(names))

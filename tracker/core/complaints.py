@@ -58,7 +58,8 @@ class Complaints:
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
     ) -> list[Command]:
         """A host complains. `late` says whether the whole fleet is late with its reports; `probes`:
-        the fleet reports so seldom that probing pays. Complaints that cannot be true are ignored."""
+        the fleet reports so seldom that probing pays. Complaints that cannot be true are
+        ignored."""
         out: list[Command] = []
         swarm = self.membership.swarms.get(host.key(complaint.blob))
         if swarm is None or host.name not in swarm.members or not 0 <= complaint.stripe < swarm.stripes:

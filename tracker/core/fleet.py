@@ -84,7 +84,8 @@ class Fleet:
     report_interval_s: float = SHORTEST_S
     """How often agents are asked to report. The service writes it."""
     patience_s: float = 0.0
-    """Hosts that were just asked to report more often may still take so long. The service writes it."""
+    """Hosts that were just asked to report more often may still take so long. The service writes
+    it."""
     hosts: dict[str, Host] = field(default_factory=dict)
     """Hosts by name. `handle`, Membership, Presence."""
     swarms: dict[Digest, Swarm] = field(default_factory=dict)

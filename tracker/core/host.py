@@ -23,7 +23,8 @@ class Host:
     name: str
     """The host's name."""
     address: str = ""
-    """Where other hosts reach it, "host:port"; empty while it was only named by others. `connect`."""
+    """Where other hosts reach it, "host:port"; empty while it was only named by others.
+    `connect`."""
     zone: str = ""
     """Name of its zone. `connect`."""
     rack: str = ""
@@ -114,7 +115,8 @@ class Host:
         return self.banned and not before
 
     def expire_penalties(self, *, now: float, started_anew: bool = False) -> None:
-        """Forget old penalties, and after a new start of the agent all but those for wrong bytes."""
+        """Forget old penalties, and after a new start of the agent all but those for wrong
+        bytes."""
         self.penalties = {
             by: (reason, until)
             for by, (reason, until) in self.penalties.items()

@@ -11,8 +11,8 @@ Bandwidth is plentiful within a rack, and a rack's uplink is shared. So in each 
 rack, its importer, receives from outside and the others receive from inside (planning/planner.py).
 Hosts that name no rack count as one rack.
 
-Invariants: the edges keep theirs (edges.py); `receivers`, `bytes_held`, `zones` and `racks` agree with
-the members; everything here is soft and is built again from what agents report.
+Invariants: the edges keep theirs (edges.py); `receivers`, `bytes_held`, `zones` and `racks` agree
+with the members; everything here is soft and is built again from what agents report.
 """
 
 from __future__ import annotations

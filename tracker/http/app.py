@@ -39,7 +39,8 @@ class Health(msgspec.Struct, frozen=True):
 
 
 async def _health(request: web.Request) -> web.Response:
-    """Say that the tracker works. It is ready as soon as it answers, as it keeps only soft state."""
+    """Say that the tracker works. It is ready as soon as it answers, as it keeps only soft
+    state."""
     service = request.app[SERVICE]
     book = service.fleet.policies
     health = Health(

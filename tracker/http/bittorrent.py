@@ -144,7 +144,8 @@ Fields = dict[str, list[bytes]]
 
 
 async def announce(request: web.Request) -> web.Response:
-    """Take a BitTorrent peer's announce and name other peers. Failures are bencoded, with HTTP 200."""
+    """Take a BitTorrent peer's announce and name other peers. Failures are bencoded, with HTTP
+    200."""
     service = request.app[SERVICE]
     try:
         fields = parse_query(request.rel_url.raw_query_string)

@@ -220,7 +220,8 @@ async def cancel_preseed(request: web.Request) -> web.Response:
 
 
 async def rank(request: web.Request) -> web.Response:
-    """Rank hosts by how little of some packages they lack, or assign hosts to the roles of a job."""
+    """Rank hosts by how little of some packages they lack, or assign hosts to the roles of a
+    job."""
     return _answer(await request.app[PRESEEDS].rank(decode_request(await request.read(), RankRequest)))
 
 

@@ -6,8 +6,8 @@ whose version is no longer there is not made (optimistic concurrency control, Ku
 1981); the caller gets what is there instead.
 
 The database also holds soft state: each tracker counts its beats, and reports how far its own hosts
-are. A tracker that does not beat for STALE_BEATS exchanges of another is taken for gone by that one,
-whatever the clocks of the two say.
+are. A tracker that does not beat for STALE_BEATS exchanges of another is taken for gone by that
+one, whatever the clocks of the two say.
 
 All methods wait for the database and may be called from any thread; they raise Unavailable when it
 does not answer.
@@ -80,8 +80,8 @@ _reports = sql.Table(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """News of the database: records that differ from the known ones, the ids of all, and the reports
-    (JSON) of the other trackers that live, by tracker and preseed."""
+    """News of the database: records that differ from the known ones, the ids of all, and the
+    reports (JSON) of the other trackers that live, by tracker and preseed."""
 
     records: tuple[PreseedRecord, ...]
     ids: frozenset[str]

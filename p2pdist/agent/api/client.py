@@ -146,7 +146,8 @@ class LocalClient:
         return self._ask("GET", "/v1/pins", _Pins).pins
 
     def verify(self, request: VerifyRequest, on_progress: Callable[[Verified], None]) -> Verified:
-        """Have the agent verify its store, calling `on_progress` now and then; returns the result."""
+        """Have the agent verify its store, calling `on_progress` now and then; returns the
+        result."""
         last = Verified(0, 0, ())
         with closing(self._lines("POST", "/v1/verify", request)) as lines:
             for line in lines:
@@ -224,9 +225,9 @@ class LocalClient:
 
 
 def _refused(path: Path) -> Refused:
-    """The failure of a user who may not connect to the socket, or not enter a directory on its path:
-    it names the barrier and the group that may pass. The detail `socket` distinguishes it from the
-    refusals of an agent, a tracker or an origin."""
+    """The failure of a user who may not connect to the socket, or not enter a directory on its
+    path: it names the barrier and the group that may pass. The detail `socket` distinguishes it
+    from the refusals of an agent, a tracker or an origin."""
     import grp
     import pwd
 

@@ -1,5 +1,5 @@
-"""The agent's HTTP interfaces: what peers and any HTTP client may request over TCP, and the local API
-on the Unix socket; and its metrics, read from its state at scrape time.
+"""The agent's HTTP interfaces: what peers and any HTTP client may request over TCP, and the local
+API on the Unix socket; and its metrics, read from its state at scrape time.
 
 Handlers are thin: decode, ask the agent, encode. Labels of metrics are bounded: no host or blob
 names.
@@ -256,8 +256,8 @@ async def _healthz(request: web.Request) -> web.Response:
 
 
 async def _readyz(request: web.Request) -> web.Response:
-    """Say whether a tracker and the store's disk answer. An agent without trackers is ready, one that
-    is about to end is not."""
+    """Say whether a tracker and the store's disk answer. An agent without trackers is ready, one
+    that is about to end is not."""
     agent = request.app[AGENT]
     session, leaving = agent.session, agent.drain.draining
     tracked, hangs_s = session.connected or not session.urls, await _disk_hangs_s(agent)

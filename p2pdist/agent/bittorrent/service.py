@@ -1,5 +1,5 @@
-"""BitTorrent at an agent: the one session, the port before it runs, the torrents that are known, and
-the complete blobs that are seeded.
+"""BitTorrent at an agent: the one session, the port before it runs, the torrents that are known,
+and the complete blobs that are seeded.
 
 Theory. libtorrent costs an agent 20 MB and several threads, and most agents never need it. So the
 session starts when it is first needed: a pull takes part in a swarm, a peer connects to the port,
@@ -319,8 +319,8 @@ class SwarmService:
             return session
 
     def tracker_changed(self, present: bool) -> None:
-        """Start the session once trackers have been away for AWAY_S: other agents may look for what is
-        here, and no tracker tells them that it is."""
+        """Start the session once trackers have been away for AWAY_S: other agents may look for what
+        is here, and no tracker tells them that it is."""
         if self._alone is not None:
             self._alone.cancel()
         if not present:

@@ -77,8 +77,8 @@ def check_interfaces(interfaces: Iterable[str]) -> None:
 
 
 def addresses_of(host: str) -> frozenset[str]:
-    """The addresses on which a service listens that was told to listen on `host`; an empty set means
-    all of them."""
+    """The addresses on which a service listens that was told to listen on `host`; an empty set
+    means all of them."""
     if host in ("0.0.0.0", "::", ""):
         return frozenset()
     try:

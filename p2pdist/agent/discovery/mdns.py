@@ -91,7 +91,8 @@ class Discovery:
         self._failed: set[Link] = set()
         """Links that could not be opened, which was logged."""
         self._listens: frozenset[str] | None = None
-        """The addresses on which the service listens; empty means all of them, None not yet known."""
+        """The addresses on which the service listens; empty means all of them, None not yet
+        known."""
 
     async def start(self) -> None:
         """Open the links; a link that fails is logged and tried again later."""
@@ -167,8 +168,8 @@ class Discovery:
         )
 
     def _hears(self, link: Link) -> bool:
-        """Whether a service that listens on all addresses listens on this one: 0.0.0.0 means those of
-        IPv4, :: those of both families."""
+        """Whether a service that listens on all addresses listens on this one: 0.0.0.0 means those
+        of IPv4, :: those of both families."""
         return self.settings.listen[0] != "0.0.0.0" or link.range.version == 4
 
     def changed(self) -> None:
@@ -278,8 +279,8 @@ class _Responder:
             )
 
     def _meet_own_name(self, info: AsyncServiceInfo) -> None:
-        """Compare an announcement under this process's name: it is this one's own, or a conflict that
-        probing did not find."""
+        """Compare an announcement under this process's name: it is this one's own, or a conflict
+        that probing did not find."""
         assert self._info is not None and self._zeroconf is not None
         here = (ip_address(self._link.address), self._discovery.settings.listen[1])
         rivals = [(ip_address(address), info.port or 0) for address in info.parsed_addresses() if "%" not in address]

@@ -126,8 +126,8 @@ class Neighbourhood:
         return {neighbour: holding for neighbour, holding in zip(neighbours, answers, strict=True) if holding}
 
     async def _ask(self, neighbour: Announcement, digest: Digest) -> BlobHolding | None:
-        """How much of a blob a neighbour holds; None where it neither holds nor fetches it, or does not
-        answer in time."""
+        """How much of a blob a neighbour holds; None where it neither holds nor fetches it, or does
+        not answer in time."""
         assert self._http is not None
         host, _ = parse_address(neighbour.address)
         name = self._tls.host_to_check(host) if self._tls is not None else None
@@ -149,8 +149,8 @@ class Neighbourhood:
 def neighbourhood(
     settings: DiscoverySettings | None, hello: Hello, session: TrackerSession, tls: Tls | None, origin: str
 ) -> Neighbourhood | None:
-    """The neighbourhood of an agent that introduces itself to trackers with `hello` and has `origin`
-    for its own central storage; None without settings."""
+    """The neighbourhood of an agent that introduces itself to trackers with `hello` and has
+    `origin` for its own central storage; None without settings."""
     if settings is None:
         return None
     own = Announcement(

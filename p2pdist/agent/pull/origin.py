@@ -40,7 +40,8 @@ threads."""
 
 
 class Origins:
-    """The origins that an agent may read. `own` is the origin of its settings. On the event loop."""
+    """The origins that an agent may read. `own` is the origin of its settings. On the event
+    loop."""
 
     def __init__(self, own: Origin | None, session: TrackerSession) -> None:
         self._own, self._session = own, session
@@ -87,9 +88,10 @@ class Origins:
 
 
 class OriginReader:
-    """A stream whose source is the origin: posts the events of an IncomingStream, on the event loop.
-    `selection` is the part of another blob at the origin that this blob is. Each piece is read
-    within `reading`, and `pause` is awaited after it, both with the piece's length in bytes."""
+    """A stream whose source is the origin: posts the events of an IncomingStream, on the event
+    loop. `selection` is the part of another blob at the origin that this blob is. Each piece is
+    read within `reading`, and `pause` is awaited after it, both with the piece's length in
+    bytes."""
 
     def __init__(
         self,
@@ -161,8 +163,8 @@ class OriginReader:
         try:
             await asyncio.shield(storing)
         except asyncio.CancelledError:
-            # The thread cannot be stopped, and the pull would wait for ever for a piece that is stored
-            # without an event.
+            # The thread cannot be stopped, and the pull would wait for ever for a piece that is
+            # stored without an event.
             await asyncio.wait([storing])
             raise
 

@@ -1,5 +1,5 @@
-"""Finding a package: from a reference to a verified manifest, its config and its piece lists, in the
-store, at the tracker, or at the agent's own origin."""
+"""Finding a package: from a reference to a verified manifest, its config and its piece lists, in
+the store, at the tracker, or at the agent's own origin."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ PAUSE_MAX_S = 3.0
 """Between two requests to a tracker that cannot answer now; thousands of agents may be asking."""
 
 POLICY_WAIT_S = 2.0
-"""How long a pull waits for the policy of a package that the store has; without an answer the policy
-that the agent remembers holds."""
+"""How long a pull waits for the policy of a package that the store has; without an answer the
+policy that the agent remembers holds."""
 
 Value = TypeVar("Value")
 Learn = Callable[[str, Digest, Manifest, PackagePolicy], Awaitable[None]]
@@ -57,9 +57,9 @@ class Package:
 
 
 class Packages:
-    """Finds packages. Documents come from the store, else from the tracker, else from the agent's own
-    origin, if it has one. `learn` gets the policy of each package that is found: reference, digest,
-    manifest and policy. `wait_s` is how long a pull waits for a tracker."""
+    """Finds packages. Documents come from the store, else from the tracker, else from the agent's
+    own origin, if it has one. `learn` gets the policy of each package that is found: reference,
+    digest, manifest and policy. `wait_s` is how long a pull waits for a tracker."""
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class Packages:
         return package
 
     async def _policy(self, reference: Reference) -> PackagePolicy | None:
-        """The policy of a package; None where no tracker answers in time. Raises Refused, Corrupt."""
+        """The policy of a package; None where no tracker answers in time. Raises Refused,
+        Corrupt."""
         if not self._session.connected:
             return None
         try:

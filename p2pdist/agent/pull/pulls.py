@@ -1,5 +1,5 @@
-"""Pulls of packages and blobs: requests that bring what the store lacks, blob by blob, each blob once
-however many pulls need it.
+"""Pulls of packages and blobs: requests that bring what the store lacks, blob by blob, each blob
+once however many pulls need it.
 
 A blob that is requested by digest alone is cut by a piece list for which only the origin vouches,
 so its SHA-256 is compared as well while it arrives (`check_whole`). The hash follows the part that
@@ -174,7 +174,8 @@ class Pull:
         )
 
     def _warning(self) -> str:
-        """Why this host read the origin where other hosts have the content, and why it will again."""
+        """Why this host read the origin where other hosts have the content, and why it will
+        again."""
         unreached = {host: why for blob in self.blobs for host, why in blob.unreached.items()}
         reasons = [self.unreachable()]
         if unreached:
@@ -211,9 +212,9 @@ class Pulls:
         self._observers.append(observer)
 
     def start(self, request: PullRequest, caller: Caller | None = None) -> Pull:
-        """Begin a pull for `caller`, with whose rights an output is written, or for the agent itself.
-        Raises Refused where the agent cannot take on these rights, UsageError for a malformed
-        request, Unavailable over PULLS_MAX running pulls and once stopped."""
+        """Begin a pull for `caller`, with whose rights an output is written, or for the agent
+        itself. Raises Refused where the agent cannot take on these rights, UsageError for a
+        malformed request, Unavailable over PULLS_MAX running pulls and once stopped."""
         if (request.package is None) == (request.blob is None):
             raise UsageError("a pull names either a package or a blob")
         if request.package is not None and request.output is not None:
@@ -436,8 +437,8 @@ class Pulls:
     async def _arrival(
         self, pull: Pull, layer: Descriptor, fetching: BlobPull | None, *, whole: bool
     ) -> P2PDistError | None:
-        """Wait for a blob. Returns a failure after which nothing of the blob is worth keeping, raises
-        any other failure."""
+        """Wait for a blob. Returns a failure after which nothing of the blob is worth keeping,
+        raises any other failure."""
         if fetching is None:
             pull.bytes_cached += layer.size
             return None

@@ -100,10 +100,10 @@ class PullResources:
 
 
 class Registry:
-    """Starts, joins and ends the pulls of blobs, and knows which blobs are served. `alone` is how an
-    agent with an origin of its own plans when it knows neither trackers nor neighbours; None where
-    it has no origin. `tracker_wait_s` is how long a new pull waits for a tracker. All methods are
-    called on the event loop."""
+    """Starts, joins and ends the pulls of blobs, and knows which blobs are served. `alone` is how
+    an agent with an origin of its own plans when it knows neither trackers nor neighbours; None
+    where it has no origin. `tracker_wait_s` is how long a new pull waits for a tracker. All methods
+    are called on the event loop."""
 
     def __init__(
         self,
@@ -207,8 +207,8 @@ class Registry:
             pull.planned(plan_without_tracker(blob.digest, blob.layout, self._alone, ()))
 
     async def _wait_for_tracker(self, pull: BlobPull) -> None:
-        """Note what the pull waits for, and end it when no tracker has answered for as long as a new
-        pull may wait."""
+        """Note what the pull waits for, and end it when no tracker has answered for as long as a
+        new pull may wait."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._tracker_wait_s
         while not pull.done.done() and not self._session.connected:

@@ -45,8 +45,8 @@ _decoder = msgspec.json.Decoder(dict[str, Remembered])
 
 
 class Policies:
-    """The policies of packages and their blobs. `limit` gets each blob whose policy changes, and the
-    bucket that it shares with other blobs. On the event loop."""
+    """The policies of packages and their blobs. `limit` gets each blob whose policy changes, and
+    the bucket that it shares with other blobs. On the event loop."""
 
     def __init__(
         self, store: BlobStore, downlink: Downlink, pacer: Pacer, limit: Callable[[Digest, TokenBucket | None], None]
@@ -171,7 +171,8 @@ class Policies:
             return ()
 
     async def _write(self) -> None:
-        """Write the file. A host that cannot write it loses the policies when it ends, nothing else."""
+        """Write the file. A host that cannot write it loses the policies when it ends, nothing
+        else."""
         async with self._writing:
             try:
                 await asyncio.to_thread(_replace, self._file, msgspec.json.encode(self._packages))

@@ -218,8 +218,9 @@ class TrackerSession:
                 self._http = None
 
     def offer(self, urls: Sequence[str]) -> None:
-        """Use these discovered trackers, best first, instead of those discovered before. The session
-        tries a new one at once if no tracker answers. The caller vouches for the URLs' form."""
+        """Use these discovered trackers, best first, instead of those discovered before. The
+        session tries a new one at once if no tracker answers. The caller vouches for the URLs'
+        form."""
         usable = [*self._given, *(url for url in urls if url not in self._given)]
         if not set(usable) <= set(self._urls):
             self._next = 0

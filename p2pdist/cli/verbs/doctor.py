@@ -45,7 +45,7 @@ def command(
 
     \b
     Examples:
-      p2pdist doctor --tracker http://tracker:7070 --origin s3://packages/prod --store /var/lib/p2pdist
+      p2pdist doctor --tracker http://tracker:7070 --origin s3://packages/prod
       p2pdist doctor --policies /etc/p2pdist/policies.toml
     """
     if policies is not None:

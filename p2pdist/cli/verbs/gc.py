@@ -56,16 +56,16 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove from the store the data that no package needs: remains of interrupted pulls, blobs that
-    were pulled by their digest, and blobs of former versions of a tag. Pinned packages and packages
-    in use stay.
+    """Remove from the store the data that no package needs: remains of interrupted pulls, blobs
+    that were pulled by their digest, and blobs of former versions of a tag. Pinned packages and
+    packages in use stay.
 
     An agent does this by itself when it needs room. Pulls and mounts may go on meanwhile.
 
-    With --at-origin or --layout, remove there the blobs that no tag leads to. Packages without a tag
-    go too: tag the ones that shall stay. Pushes by p2pdist may go on meanwhile, from any machine.
-    Other tools leave no note of blobs that they are about to tag; --older-than spares what they
-    wrote lately, so an age of 0 has to be forced: use it only when no other tool writes there.
+    With --at-origin or --layout, remove there the blobs that no tag leads to. Packages without a
+    tag go too: tag the ones that shall stay. Pushes by p2pdist may go on meanwhile, from any
+    machine. Other tools leave no note of blobs that they are about to tag; --older-than spares what
+    they wrote lately, so an age of 0 has to be forced: use it only when no other tool writes there.
 
     \b
     Example:

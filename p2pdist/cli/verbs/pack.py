@@ -158,8 +158,8 @@ def command(
     \b
     Example:
       p2pdist pack ./env -t team/env:2024-05
-      p2pdist pack ./app -t team/trainer:v1 --base team/env:2024-05 --entrypoint '["python", "-m", "train"]'
-      p2pdist pack ./venv -t team/trainer:v2 --format tree --split --first-party trainer --reproducible
+      p2pdist pack ./app -t team/trainer:v1 --base team/env:1 --entrypoint '["python", "t.py"]'
+      p2pdist pack ./venv -t team/trainer:v2 --format tree --split --first-party trainer
     """
     from p2pdist.package.layers import pack_layers
     from p2pdist.package.source.project import find_project

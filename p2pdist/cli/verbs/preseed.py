@@ -74,7 +74,7 @@ def command(
 
     \b
     Examples:
-      p2pdist preseed team/trainer:v4 --selector zone=a --deadline 10m --ttl 1d --wait --quorum 99.9%
+      p2pdist preseed team/trainer:v4 --selector zone=a --deadline 10m --wait --quorum 99%
       p2pdist preseed team/weights:v7 --count 200 --replicas 2
       p2pdist preseed --cancel nightly-42
     """

@@ -25,8 +25,8 @@ def command(ref: str, *, at_origin: bool, origin: str | None, layout: Path | Non
     """Remove the package REF from the store of this host's agent, with everything that no other
     package there needs. REF may also be the digest of a blob that is there by itself.
 
-    A package that is mounted, pinned or being pulled stays, and the command fails. The origin is not
-    touched.
+    A package that is mounted, pinned or being pulled stays, and the command fails. The origin is
+    not touched.
 
     With --at-origin or --layout, remove the tag REF there instead. p2pdist gc removes the blobs
     that no other tag needs.

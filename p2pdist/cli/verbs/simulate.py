@@ -122,8 +122,8 @@ def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_jso
     event.
 
     The time that nothing can beat (the bound) is max(F/U_origin, F/min d, F/rack rate, N
-    F/(U_origin + sum u)) for a blob of F bytes and N hosts. With several runs the figures are the ones
-    of the slowest.
+    F/(U_origin + sum u)) for a blob of F bytes and N hosts. With several runs the figures are the
+    ones of the slowest.
 
     \b
     Example:
@@ -131,7 +131,7 @@ def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_jso
       p2pdist simulate --hosts 640 --racks 16 --oversubscription 4:1 --slow 5%:0.1 --crash 1%
       p2pdist simulate --hosts 200 --arrivals ramp:30 --kill-tracker-every 5s --plot out.png
       p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --faults any --runs 20
-      p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --transport auto --lose-tracker 2s:60s --crash 10%
+      p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --lose-tracker 2s:60s --crash 10%
     """
     base = _scenario(wishes)
     if plot:

@@ -130,8 +130,8 @@ def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging
     given = Given()
     directories: list[Directory] = []
     remaining = iter(listings)
-    # Where many files were removed a moment ago, as when a package was mounted before, making others
-    # is slow (recently_deleted in Linux, fs/ext4/ialloc.c): so the tree is placed elsewhere.
+    # Where many files were removed a moment ago, as when a package was mounted before, making
+    # others is slow (recently_deleted in Linux, fs/ext4/ialloc.c): so the tree is placed elsewhere.
     kernel.spread_below(staging)
     merged = staging / "merged"
     merged.mkdir(mode=0o700)

@@ -12,7 +12,7 @@ options.
     [env]
     OMP_NUM_THREADS = "8"
 
-    [[layer]]                       # bottom to top; without any, the directory of the file is the one layer
+    [[layer]]                       # bottom to top; without any, the file's directory is the layer
     source = "venv"                 # relative to the file
     ignore = ["*.a"]
     [[layer]]

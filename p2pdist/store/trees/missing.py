@@ -182,8 +182,8 @@ def tree_of(
     stated: dict[bytes, int] = {}
     for name in before.keys() - pages.keys():
         stated.update(before[name].sizes)
-    # What a page that is gone stated agreed with all that stay; so these are compared only for sizes
-    # that they did not state.
+    # What a page that is gone stated agreed with all that stay; so these are compared only for
+    # sizes that they did not state.
     fresh = {content: size for content, size in changed.items() if stated.get(content) != size}
     for page in new:
         if not page.sizes.items() <= changed.items():

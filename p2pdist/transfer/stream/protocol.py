@@ -213,8 +213,8 @@ class StripeStream:
                 raise Ended("closed")
 
     def begin(self, connection: socket.socket) -> None:
-        """Request the stream over `connection`, which `use` was called with, and read the head of the
-        response; frames follow. Raises what `request_stream` raises."""
+        """Request the stream over `connection`, which `use` was called with, and read the head of
+        the response; frames follow. Raises what `request_stream` raises."""
         self._reusable = request_stream(connection, self.source, self.request, self._header_fields, self._length)
         data_max = min(self._layout.piece_size, self._layout.size)
         secured = connection if isinstance(connection, ssl.SSLSocket) else None

@@ -80,8 +80,8 @@ async def serve_range(
     raises before the head has been sent, the error goes to the caller (a problem document); later,
     the connection is broken so that the client sees a truncated body. With `flow` every block waits
     for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until this returns.
-    `dead_after_s`: the kernel drops a client that acknowledges nothing for so long. `disk`: the file
-    is on a disk, whose reads may hang.
+    `dead_after_s`: the kernel drops a client that acknowledges nothing for so long. `disk`: the
+    file is on a disk, whose reads may hang.
     """
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
     early = _precondition(request, digest, headers)

@@ -6,9 +6,9 @@ settings fill uplinks early and leave no host waiting: TCP, connections opened a
 soon, requests no deeper than a second, little in buffers, where it would fill the queues in front
 of other hosts (BUFFER_BYTES), and blocks requested from another peer after seconds. All links are
 full, so a host that is choked for a while never makes up for it. Hence a host has few connections
-for a torrent that it fetches (FETCH_PEERS_MAX), and more upload slots than that. Each host has as many,
-picked by a hash of both addresses (BEP 40), so all get the same share of as many uplinks; and a
-host announces its pieces to its few peers only, which saves much of the CPU. Two hosts that
+for a torrent that it fetches (FETCH_PEERS_MAX), and more upload slots than that. Each host has as
+many, picked by a hash of both addresses (BEP 40), so all get the same share of as many uplinks; and
+a host announces its pieces to its few peers only, which saves much of the CPU. Two hosts that
 connect to each other close one of the two connections; the caller tries again after two seconds:
 sooner would cost CPU all the time, and much later would leave a host that joined early without
 peers. Over a WAN the defaults of libtorrent are right; there uTP (BEP 29) yields to other traffic,

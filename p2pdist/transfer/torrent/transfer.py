@@ -20,10 +20,11 @@ A transfer begins with few peers (settings.py), and gets more while next to noth
 (PeerLimit). WebSeeds counts how much of it web seeds gave (BEP 19).
 
 Invariants: nothing else writes into the blob from start() until StreamClosed, and a piece counts
-only through Blob.import_piece. Exactly one StreamClosed is posted, as the last event, after libtorrent has
-closed the file, or only reads it: then others may rename or write it. Pieces that were under way
-are garbage in the file by then, and are not held. What libtorrent uploads has passed the torrent's
-hashes, which its peers check as well; the blob's own piece list counts for all other uploads.
+only through Blob.import_piece. Exactly one StreamClosed is posted, as the last event, after
+libtorrent has closed the file, or only reads it: then others may rename or write it. Pieces that
+were under way are garbage in the file by then, and are not held. What libtorrent uploads has passed
+the torrent's hashes, which its peers check as well; the blob's own piece list counts for all other
+uploads.
 """
 
 from __future__ import annotations

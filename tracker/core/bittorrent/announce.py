@@ -1,5 +1,5 @@
-"""The tracker as a BitTorrent tracker: it notes the peers of each torrent and tells them of each other
-(BEP 3, 7, 23, 48, 52).
+"""The tracker as a BitTorrent tracker: it notes the peers of each torrent and tells them of each
+other (BEP 3, 7, 23, 48, 52).
 
 Theory. A torrent is registered under its info hashes (SHA-1, and the first 20 bytes of SHA-256),
 which lead to one swarm; the tracker refuses what was not registered, or it would be a tracker for
@@ -100,8 +100,8 @@ class Contact:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceAnswer:
-    """The answer to an announce. `complete` and `incomplete` count seeds and others; `warning` is for its
-    user."""
+    """The answer to an announce. `complete` and `incomplete` count seeds and others; `warning` is
+    for its user."""
 
     interval_s: int
     min_interval_s: int
@@ -123,7 +123,8 @@ class Scraped:
 
 @dataclass(slots=True)
 class Announces:
-    """Torrents and their peers. Shares the fleet's hosts and swarms, and changes nothing of them."""
+    """Torrents and their peers. Shares the fleet's hosts and swarms, and changes nothing of
+    them."""
 
     hosts: dict[str, Host]
     swarms: dict[Digest, Swarm]
@@ -283,8 +284,8 @@ class Announces:
         return peer, ""
 
     def _remind(self, torrent: TorrentSwarm, peer: Peer) -> None:
-        """Expire the peer when its time is up. A peer that announced itself again, or stopped, is then
-        another object or gone; its old entries are removed now and then."""
+        """Expire the peer when its time is up. A peer that announced itself again, or stopped, is
+        then another object or gone; its old entries are removed now and then."""
         self._serial += 1
         heappush(self._expiry, (peer.expires_at, self._serial, torrent, peer))
         if len(self._expiry) > 2 * self.peers + 1024:

@@ -3,12 +3,12 @@
 Theory. A peer hears of peers in its rack first, then in its zone, then of any; of seeds before
 others, as they have what it lacks; of the least handed out first. An eighth of the answer is kept
 for each wider circle as long as it has peers: a swarm whose peers know only their own racks would
-fall apart into islands (Bindal et al., "Improving Traffic Locality in BitTorrent via Biased Neighbor
-Selection", ICDCS 2006). Seeds do not hear of seeds.
+fall apart into islands (Bindal et al., "Improving Traffic Locality in BitTorrent via Biased
+Neighbor Selection", ICDCS 2006). Seeds do not hear of seeds.
 
 A hybrid torrent has two info hashes (BEP 52), and a connection begins with one of them: a client
-that does not know it hangs up. So a peer that announces itself under one hash hears only of peers of
-the same hash; clients of both versions announce themselves under both.
+that does not know it hangs up. So a peer that announces itself under one hash hears only of peers
+of the same hash; clients of both versions announce themselves under both.
 
 A swarm may have tens of thousands of peers, so no call looks at all of them: peers are in pools (by
 rack, by zone, all; seeds and others, and each info hash, apart), and a call looks at a bounded
@@ -101,9 +101,9 @@ class Pool:
 
 @dataclass(slots=True, eq=False)
 class TorrentSwarm:
-    """The peers of a torrent. `blobs` are what it consists of, where agents take part; `members` are
-    the agents that did not announce themselves; `announced` are all other peers; `completed` counts
-    the downloads that ended."""
+    """The peers of a torrent. `blobs` are what it consists of, where agents take part; `members`
+    are the agents that did not announce themselves; `announced` are all other peers; `completed`
+    counts the downloads that ended."""
 
     hashes: tuple[bytes, ...]
     blobs: tuple[Digest, ...] = ()

@@ -72,8 +72,8 @@ class Planner:
             rootless = sum(1 for stripe in hosts_by_stripe if not swarm.edges.roots[stripe])
             for stripe, hosts in hosts_by_stripe.items():
                 roots = len(swarm.edges.roots[stripe])
-                # A lease is kept for each stripe that no host reads yet, before another zone gets its
-                # own.
+                # A lease is kept for each stripe that no host reads yet, before another zone gets
+                # its own.
                 rootless -= not roots
                 _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
                 granted += max(0, len(swarm.edges.roots[stripe]) - roots)

@@ -78,8 +78,8 @@ class Progress:
 
 
 def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, settled: bool, now: float) -> Progress:
-    """How far a preseed is. `settled`: all its members are known; `lost`: hosts whose sessions broke
-    in the last hour."""
+    """How far a preseed is. `settled`: all its members are known; `lost`: hosts whose sessions
+    broke in the last hour."""
     record, request, hosts = preseed.record, preseed.request, affinity.hosts
     members, others = preseed.members(hosts), dict(preseed.others())
     ended = record.state in ("cancelled", "expired")
@@ -152,8 +152,8 @@ def _notes(
 def _bytes_done(
     preseed: Preseed, affinity: Affinity, states: Mapping[str, KeptState | None], others: Mapping[str, HostReport]
 ) -> int:
-    """The bytes that members report, or that swarms count for them if that is more. A member that is
-    connected nowhere counts for nothing."""
+    """The bytes that members report, or that swarms count for them if that is more. A member that
+    is connected nowhere counts for nothing."""
     size = preseed.size
     missing = affinity.missing(dict(preseed.record.blobs), states)
     bytes_done = 0

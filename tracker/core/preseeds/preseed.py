@@ -36,8 +36,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """All that is in the database has been loaded. Ids that are not in `ids` are gone. `reports` are
-    those of the other trackers that live, by tracker, preseed and host."""
+    """All that is in the database has been loaded. Ids that are not in `ids` are gone. `reports`
+    are those of the other trackers that live, by tracker, preseed and host."""
 
     ids: frozenset[str]
     reports: Mapping[str, Mapping[str, dict[str, HostReport]]] = field(default_factory=dict)

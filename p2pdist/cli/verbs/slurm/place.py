@@ -45,7 +45,7 @@ def place(
 
     \b
     Examples:
-      sbatch -N 4 --nodelist "$(p2pdist slurm place team/trainer:v3 --count 4)" --comment p2pdist:team/trainer:v3 train.sh
+      sbatch -N 4 --nodelist "$(p2pdist slurm place team/trainer:v3 --count 4)" train.sh
       p2pdist slurm place --role trainer=4:team/trainer:v3 --role reader=1:team/reader:v1
     """
     if bool(roles) == bool(references) or (count is None) != bool(roles):

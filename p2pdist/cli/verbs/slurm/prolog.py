@@ -134,7 +134,7 @@ def prolog(
     \b
     Example, the script that Prolog= of slurm.conf names (PrologFlags=Alloc,DeferBatch):
       #!/bin/sh
-      exec /opt/p2pdist/bin/p2pdist slurm prolog --tracker http://tracker:7070 2>>/var/log/p2pdist-slurm.log
+      exec /opt/p2pdist/bin/p2pdist slurm prolog --tracker http://tracker:7070
     """
     job = job_of(os.environ)
     ttl_s = parse_duration(ttl)
