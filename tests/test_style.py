@@ -22,6 +22,9 @@ Rule = Callable[[PurePosixPath, str], list[str]]
 FUNCTION_LINES_MAX = 60
 CLASS_LINES_MAX = 300
 CLASS_METHODS_MAX = 25
+CLASSES_OF_MANY_METHODS = {"p2pdist/store/index.py", "p2pdist/transfer/torrent/transfer.py"}
+"""Where each method is a statement of SQL, or answers one kind of libtorrent's alerts."""
+
 METHOD_LINES_SILENT = 25
 FOLDER_MODULES_MAX = 12
 ROOMY = ("p2pdist/cli/verbs", "p2pdist/model")
@@ -146,7 +149,8 @@ def class_size(path: PurePosixPath, text: str) -> list[str]:
         if isinstance(node, ast.ClassDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             methods = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
-            if lines > CLASS_LINES_MAX or methods > CLASS_METHODS_MAX:
+            many = methods > CLASS_METHODS_MAX and str(path) not in CLASSES_OF_MANY_METHODS
+            if lines > CLASS_LINES_MAX or many:
                 found.append(f"{path}:{node.lineno} {node.name} has {lines} lines and {methods} methods")
     return found
 

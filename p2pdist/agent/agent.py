@@ -94,10 +94,8 @@ class Agent:
     Conflict and the store's failures."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        self.settings = settings
-        self.host = settings.host
-        # What can be wrong with the settings is found before the store is opened, which may take
-        # long after a crash.
+        self.settings, self.host = settings, settings.host
+        # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
         hello = _hello(settings, listener.port if listener is not None else 0)
         self.session = session = TrackerSession(

@@ -135,7 +135,7 @@ class LayoutOrigin:
     async def roots(self) -> list[tuple[str, Descriptor]]:
         data = await self._call(self._objects.read, INDEX_KEY, INDEX_BYTES_MAX)
         if data is None:
-            raise self._no_layout()
+            raise _no_layout(self.url)
         return Index(data, self.url).roots()
 
     async def blobs(self) -> list[tuple[Digest, int, float]]:
@@ -184,11 +184,8 @@ class LayoutOrigin:
     async def _index(self) -> Index:
         data = await self._call(self._objects.read, INDEX_KEY, INDEX_BYTES_MAX)
         if data is None and not self._objects.writable:
-            raise self._no_layout()
+            raise _no_layout(self.url)
         return Index(data, self.url)
-
-    def _no_layout(self) -> NotFound:
-        return NotFound(f"there is no image layout at {self.url}: it has no {INDEX_KEY}", remedy="Check the address")
 
     async def _call(self, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
         loop = asyncio.get_running_loop()
@@ -259,6 +256,10 @@ class LocalLayout(LayoutOrigin):
     async def import_file(self, digest: Digest, path: Path) -> None:
         """Move a finished file whose digest the caller computed into place."""
         await self._call(self._directory.import_file, blob_key(digest), path)
+
+
+def _no_layout(url: str) -> NotFound:
+    return NotFound(f"there is no image layout at {url}: it has no {INDEX_KEY}", remedy="Check the address")
 
 
 def _verified(

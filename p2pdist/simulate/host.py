@@ -31,11 +31,11 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
-from p2pdist.simulate.bittorrent_fetch import SwarmFetch
+from p2pdist.simulate.bittorrent import SwarmFetch
+from p2pdist.simulate.clock import Processor
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import Link, Network, Rack, Stream
 from p2pdist.simulate.origin import Blob, Origin
-from p2pdist.simulate.processor import Processor
 from p2pdist.simulate.tracker import AgentSession
 
 DOWNLOAD_TICK_S = 0.25

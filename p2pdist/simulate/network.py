@@ -28,8 +28,7 @@ from typing import Any, Protocol
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.pieces import PieceSet
-from p2pdist.simulate.clock import Call, World
-from p2pdist.simulate.processor import Processor
+from p2pdist.simulate.clock import Call, Processor, World
 
 CONNECT_TIMEOUT_S = 2.0
 GIVES_UP_S = 10.0

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.pieces import PieceLayout
-from p2pdist.simulate.bound import own_bounds
 from p2pdist.simulate.faults import Crash, Leave, Slow
 from p2pdist.simulate.host import Host
 from p2pdist.simulate.network import Rack
 from p2pdist.simulate.origin import Origin
-from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.scenario import Scenario, own_bounds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

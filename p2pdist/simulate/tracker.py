@@ -24,9 +24,8 @@ from p2pdist.model.messages import (
     Report,
     Welcome,
 )
-from p2pdist.simulate.clock import World
+from p2pdist.simulate.clock import Processor, World
 from p2pdist.simulate.network import CONNECT_TIMEOUT_S, TRACKER_NAME, Network
-from p2pdist.simulate.processor import Processor
 from tracker.core.events import Command, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 

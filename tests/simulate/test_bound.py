@@ -2,9 +2,8 @@
 
 import pytest
 
-from p2pdist.simulate.bound import Party, bound, own_bounds
 from p2pdist.simulate.faults import Late, Slow
-from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.scenario import Party, Scenario, bound, own_bounds
 
 
 def alike(hosts: int, rate: float, starts_at: float = 0.0, rack: int = -1) -> list[Party]:
