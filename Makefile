@@ -33,7 +33,7 @@ help:
 	@echo 'make test       the tests that take less than two seconds each, in less than six minutes'
 	@echo 'make check      formatting, lint, types, then these tests'
 	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs both'
-	@echo 'make test-long  the longest ones; TURN=3/10 for the fourth tenth of them. CI runs a tenth a day'
+	@echo 'make test-long  the longest ones; TURN=3/10 for the fourth tenth of them. CI runs a twentieth a day'
 	@echo 'make compose    the image, the services and the systemd units for real; needs root, docker with compose, systemd'
 	@echo 'make mutants    break the code on purpose and see that the tests notice'
 	@echo 'make bench      the benchmarks; broadcasts need root and YARDSTICK=path/to/swarm.py (bench/README.md)'

@@ -151,6 +151,7 @@ def test_every_connected_host_ends_with_everything() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_all_cases_with_many_seeds(first: int) -> None:
     both: Counter[str] = Counter()
