@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from formats_rig import torrent_info
 
 from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import TICK_S, BlobPull
@@ -23,7 +24,7 @@ from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import Holding
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.plan import Plan, Source, StripePlan
-from p2pdist.model.torrent import Torrent, decode_torrent, torrent_info
+from p2pdist.model.torrent import Torrent, decode_torrent
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.stream.events import StreamClosed

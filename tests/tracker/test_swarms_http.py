@@ -27,7 +27,7 @@ async def test_superpeers_that_read_parts_of_a_blob_count_as_leases() -> None:
         hosts.hold(name, swarm=True)
     hosts.pass_time(1.0)
     (swarm,) = hosts.fleet.swarms.values()
-    assert swarm.leases() == 6 != sum(map(len, swarm.roots))
+    assert swarm.leases() == 6 != sum(map(len, swarm.edges.roots))
     async with tracker_of(hosts) as (_, url):
         assert await leases_reported(url) == (6, 6)
 

@@ -86,7 +86,7 @@ async def test_who_must_pause_does_so_in_a_thread(server: Server, receiver: Rece
     stream = receiver.open(server.port, write=writes, pacer=Pacer(downlink))
     await receiver.until(lambda: receiver.received(stream) == [0, 1, 2, 3])
     assert writes.on_loop == [2, 3]
-    downlink._bucket.limit_bytes_s = 5e6
+    downlink._tokens.limit_bytes_s = 5e6
     server.outgoing[0].available = None
     server.outgoing[0].news.set()
     assert (await receiver.closed(stream)).reason == "done"
