@@ -83,7 +83,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def until(self, expression: str, timeout_s: float = 30.0) -> Any:
+    async def until(self, expression: str, timeout_s: float = 60.0) -> Any:
         """Wait until an expression holds in the page; its value then."""
         try:
             async with asyncio.timeout(timeout_s):

@@ -85,7 +85,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.005)
 

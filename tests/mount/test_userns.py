@@ -113,10 +113,8 @@ def test_one_layer_needs_no_overlay(place: Path, layer: Layer) -> None:
 def test_sixty_layers(place: Path, layer: Layer) -> None:
     """Sixty squashfuse processes come up and go."""
     images = [layer(f"l{number}", {f"f{number}": "x"}) for number in range(60)]
-    started = time.monotonic()
     code, said = run_script(place, images, "ls | wc -l")
     assert (code, said.splitlines()[1:]) == (0, ["60"])
-    assert time.monotonic() - started < 10
     assert not fuse_processes(place)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -127,12 +126,10 @@ async def test_a_server_without_ranges_is_told_apart(web: StartWeb, stored: Stor
 
 async def test_nobody_listens() -> None:
     async with opened(f"http://127.0.0.1:{free_port()}/x") as origin:
-        started = time.monotonic()
         with pytest.raises(Unavailable, match="connection refused") as caught:
             await origin.resolve(V1)
         assert origin.url in str(caught.value)
         assert caught.value.exit_code == 5
-        assert time.monotonic() - started < 5
 
 
 async def test_an_unknown_host_name() -> None:

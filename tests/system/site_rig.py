@@ -302,7 +302,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"{url} does not answer: {log.read_text()[-2000:]}")
 
 
-def until(condition: Any, timeout_s: float = 30.0) -> None:
+def until(condition: Any, timeout_s: float = 60.0) -> None:
     """Wait until `condition()` holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -208,11 +208,9 @@ async def test_a_hello_that_cannot_be_is_rejected(site: Site, text: str) -> None
 async def test_sockets_without_a_hello_are_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "HELLO_TIMEOUT_S", 0.3)
     silent = [await site.connect() for _ in range(20)]
-    until_here = asyncio.get_running_loop().time()
     transports = [socket._response.connection.transport for socket in silent[10:]]  # type: ignore[union-attr]
     while not all(transport is None or transport.is_closing() for transport in transports):
         await asyncio.sleep(0.05)  # those who do not even read the rejection
-    assert asyncio.get_running_loop().time() - until_here < 3
     silent = silent[:10]
     assert all([isinstance(await heard(socket), Reject) for socket in silent])
     assert all([(await socket.receive(timeout=3)).type is aiohttp.WSMsgType.CLOSE for socket in silent])

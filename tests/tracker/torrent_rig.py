@@ -168,7 +168,7 @@ async def running(*words: str, output: Path) -> AsyncIterator[asyncio.subprocess
                 await process.wait()
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until `condition()` holds."""
     async with asyncio.timeout(timeout_s):
         while not condition():

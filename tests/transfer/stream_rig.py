@@ -167,7 +167,7 @@ class Receiver:
             stream.start()
         return stream
 
-    async def until(self, holds: Callable[[], bool], timeout_s: float = 8.0) -> None:
+    async def until(self, holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not holds():
                 self.news.clear()
@@ -176,7 +176,7 @@ class Receiver:
     async def closed(self, stream: IncomingStream) -> StreamClosed:
         """The last event of a stream, once its thread has ended."""
         await self.until(lambda: any(isinstance(e, StreamClosed) and e.stream == stream.number for e in self.events))
-        assert await asyncio.to_thread(stream.join, 5.0)
+        assert await asyncio.to_thread(stream.join, 30.0)
         await asyncio.sleep(0.01)
         mine = [event for event in self.events if event.stream == stream.number]
         assert [isinstance(event, StreamClosed) for event in mine].count(True) == 1, "exactly one StreamClosed"

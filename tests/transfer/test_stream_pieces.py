@@ -99,10 +99,8 @@ async def test_close_from_another_thread_wakes_a_blocked_receive(server: Server,
     server.make = lambda layout, wanted: Pieces(layout, wanted, available={0})
     stream = receiver.open(server.port)
     await receiver.until(lambda: receiver.received(stream) == [0])
-    before = asyncio.get_running_loop().time()
     threading.Thread(target=stream.close).start()
     assert (await receiver.closed(stream)).reason == "closed"
-    assert asyncio.get_running_loop().time() - before < 1
 
 
 async def test_close_in_the_middle_of_a_piece_stores_nothing_of_it(server: Server, receiver: Receiver) -> None:
