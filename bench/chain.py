@@ -56,7 +56,7 @@ class Host:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.turns = Uplink()
+        self.uplink = Uplink()
         self.sources = Sources()
         self.tls: Tls | None = None
         self.pacer = Pacer(Downlink())
@@ -71,7 +71,7 @@ class Host:
     def origin(self) -> Origin:
         raise AssertionError("no host reads an origin here")
 
-    def tell_tracker(self, message: Complaint) -> None:
+    def send_to_tracker(self, message: Complaint) -> None:
         print(message, file=sys.stderr)
 
     def count_received(self, source: str, length: int) -> None:
@@ -94,7 +94,7 @@ async def serve(options: argparse.Namespace) -> None:
 
     async def streams(request: web.Request) -> web.StreamResponse:
         wanted = await read_stream_request(request)
-        turn = host.turns.open(DIGEST, wanted.stripe, PieceSet(blob.layout.count, wanted.have))
+        turn = host.uplink.open(DIGEST, wanted.stripe, PieceSet(blob.layout.count, wanted.have))
         try:
             with blob.held():
                 return await serve_stream(request, turn, blob.fileno(), blob.layout)
@@ -119,7 +119,7 @@ async def serve(options: argparse.Namespace) -> None:
         with open(options.source, "rb") as source:
             for piece in range(blob.layout.count):
                 assert blob.write(piece, source.read(blob.layout.length(piece)))
-        host.turns.held(DIGEST, blob.layout, stripes, blob.have)
+        host.uplink.held(DIGEST, blob.layout, stripes, blob.have)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         print(cpu_s(), flush=True)

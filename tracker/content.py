@@ -64,9 +64,9 @@ class Content:
     def __init__(self, origin: Origin | None, documents: Documents | None = None) -> None:
         self._origin = origin
         self._documents = documents
-        self._cache: _Kept[bytes] = _Kept(CACHE_BYTES_MAX)
-        self._bundles: _Kept[bytes] = _Kept(BUNDLES_BYTES_MAX)
-        self._torrents: _Kept[Torrent] = _Kept(TORRENTS_BYTES_MAX)
+        self._cache: _Cache[bytes] = _Cache(CACHE_BYTES_MAX)
+        self._bundles: _Cache[bytes] = _Cache(BUNDLES_BYTES_MAX)
+        self._torrents: _Cache[Torrent] = _Cache(TORRENTS_BYTES_MAX)
         self._tags: OrderedDict[str, tuple[float, Descriptor]] = OrderedDict()
         self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
         self._sizes: OrderedDict[Digest, int | None] = OrderedDict()
@@ -265,7 +265,7 @@ class Content:
 Document = TypeVar("Document", bound=Sized)
 
 
-class _Kept(Generic[Document]):
+class _Cache(Generic[Document]):
     """Documents by digest, the most lately used ones, up to `bytes_max` in all."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -168,7 +168,7 @@ class PreseedService:
         self._redundant.forget(host)
         self.submit(Gone(host))
 
-    def leaving(self, host: str) -> None:
+    def draining(self, host: str) -> None:
         self.submit(Gone(host))
 
     def heard(self, host: str, message: Kept | Spares) -> None:

@@ -81,7 +81,7 @@ class Listener(Protocol):
 
     def closed(self, host: str) -> None: ...
 
-    def leaving(self, host: str) -> None: ...
+    def draining(self, host: str) -> None: ...
 
     def heard(self, host: str, message: Kept | Spares) -> None: ...
 
@@ -243,7 +243,7 @@ class Service:
         if isinstance(event, Received) and isinstance(event.message, Leaving):
             host = self._host_of(event.session)
             if self.listener is not None and host is not None:
-                self.listener.leaving(host)
+                self.listener.draining(host)
         if planned:
             self.observe_plan(time.perf_counter() - started)
 

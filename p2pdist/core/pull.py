@@ -8,7 +8,7 @@ again; the download is paused while a swarm brings the pieces. The agent and the
 carry out commands and report what became of them.
 
 A tracker plans other parents for hosts that receive by a swarm, so it must know when that changes:
-each Holding carries `report_swarm`, and TellTracker asks for another one.
+each Holding carries `report_swarm`, and ReportTransport asks for another one.
 
 Invariants: a swarm begins only when no stream writes into the blob, and a stream is opened only
 when no swarm does; writers of an earlier pull count. Between BeginSwarm and SwarmClosed the blob is
@@ -103,11 +103,11 @@ class Switched:
 
 
 @dataclass(frozen=True, slots=True)
-class TellTracker:
+class ReportTransport:
     """Send the Holding again: the last one said otherwise about the swarm."""
 
 
-Command = dl.Command | BeginSwarm | EndSwarm | CutShort | FindPeers | Switched | TellTracker
+Command = dl.Command | BeginSwarm | EndSwarm | CutShort | FindPeers | Switched | ReportTransport
 
 
 class PullCore:
@@ -222,7 +222,7 @@ class PullCore:
         out: list[Command] = []
         if self.by_swarm != self._reported:
             self.report_swarm()
-            out.append(TellTracker())
+            out.append(ReportTransport())
         still = self._switch.transport == "swarm" and self._choice.still_s(now=now) > PEERS_V1_S
         if still and now >= self._peers_due:
             self._peers_due = inf

@@ -102,7 +102,7 @@ class LayoutOrigin:
             stopped.set()  # when this call is cancelled its thread would otherwise send the rest
         return size
 
-    async def write_small(self, data: bytes) -> Digest:
+    async def write_document(self, data: bytes) -> Digest:
         digest = digest_of(data)
         if await self.size(digest) != len(data):
             await self._call(self._objects.write, blob_key(digest), iter((data,)), len(data))

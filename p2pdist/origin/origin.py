@@ -47,7 +47,7 @@ class Origin(Protocol):
         sent, on another thread.
         """
 
-    async def write_small(self, data: bytes) -> Digest:
+    async def write_document(self, data: bytes) -> Digest:
         """Send `data` as a blob unless it is there; returns its digest."""
 
     async def tag(self, reference: Reference, descriptor: Descriptor) -> None:

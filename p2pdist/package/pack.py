@@ -37,13 +37,13 @@ from p2pdist.package.repository.repository import (
     OnProgress,
     Repository,
     read_content,
+    read_document,
     read_manifest,
-    read_small,
 )
 from p2pdist.package.source.links import NOWHERE, OUT, strange_links
 from p2pdist.package.source.scan import Dropped, Ignore, Link, TreeScan, check_unchanged, scan_tree, source_directory
 from p2pdist.package.tree.pack import Base, Options, pack_tree
-from p2pdist.package.tree.writer import write_small
+from p2pdist.package.tree.writer import write_document
 
 EXAMPLES = 3
 """Names that a warning gives of many."""
@@ -275,11 +275,11 @@ async def _read_base(base: Reference | None, layout: LocalRepository, origin: Re
         return None
     repositories: list[Repository] = [layout, origin] if origin else [layout]
     described, manifest, _ = await read_manifest(base, repositories)
-    data = await read_small(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX)
-    written = await write_small(layout, data)
+    data = await read_document(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX)
+    written = await write_document(layout, data)
     for pieces in manifest.piece_lists:
         if await layout.size(pieces.digest) != pieces.size:
-            written += await write_small(layout, await read_small(pieces.digest, repositories))
+            written += await write_document(layout, await read_document(pieces.digest, repositories))
     return _Below(described.digest, manifest, decode_config(data), repositories, written)
 
 
@@ -296,7 +296,7 @@ async def _add_manifest(
     if len(parts) > PARTS_MAX:
         raise UsageError(f"{reference} would draw on {len(parts)} catalogs and packs, over the limit of {PARTS_MAX}")
     data = encode_config(config)
-    written = await write_small(layout, data)
+    written = await write_document(layout, data)
     return Manifest(Descriptor(CONFIG_TYPE, digest_of(data), len(data)), layers, tuple(lists.values()), parts), written
 
 
@@ -305,7 +305,7 @@ async def _name(reference: Reference, layout: LocalRepository, manifest: Manifes
     were written."""
     body = encode_manifest(manifest)
     described = Descriptor(MANIFEST_TYPE, digest_of(body), len(body))
-    written = await write_small(layout, body)
+    written = await write_document(layout, body)
     if await _tagged(reference, layout) != described.digest:
         await layout.tag(reference, described)
     return described, written
@@ -413,7 +413,7 @@ async def _add_image(
             await layout.import_file(content.digest, image)
         finally:
             stopped.set()
-    written += await write_small(layout, content.pieces.encode())
+    written += await write_document(layout, content.pieces.encode())
     return _Layer(
         content.descriptor(SQUASHFS_TYPE),
         (),

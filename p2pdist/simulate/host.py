@@ -677,7 +677,7 @@ class Host:
                     self._context.on_ended(self, pull)
                 case dl.GaveUp(error):
                     self._gave_up(pull, error)
-                case pl.TellTracker():
+                case pl.ReportTransport():
                     self.session.send(pull.holding())
                 case CutShort():
                     self.client.close_all(pull)

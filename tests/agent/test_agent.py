@@ -57,7 +57,7 @@ class Rig:
         lie = Digest("sha256:" + "ab" * 32)
         self.layout.blob_path(lie).write_bytes(self.data)
         false = Descriptor(BLOB_TYPE, lie, layer.size, layer.annotations)
-        digest = await self.layout.write_small(
+        digest = await self.layout.write_document(
             encode_manifest(Manifest(manifest.config, (false,), manifest.piece_lists))
         )
         await self.layout.tag(blob_reference(lie), Descriptor(described.media_type, digest, 1))

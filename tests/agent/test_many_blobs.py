@@ -54,14 +54,14 @@ async def push(origin: LocalLayout, tag: Reference, contents: list[bytes]) -> No
     for content in contents:
         pieces = PieceList.of_stream(io.BytesIO(content), len(content))
         encoded = pieces.encode()
-        await origin.write_small(content)
-        notes = {PIECES_DIGEST: await origin.write_small(encoded), PIECES_SIZE: str(pieces.layout.piece_size)}
+        await origin.write_document(content)
+        notes = {PIECES_DIGEST: await origin.write_document(encoded), PIECES_SIZE: str(pieces.layout.piece_size)}
         layers.append(Descriptor(BLOB_TYPE, digest_of(content), len(content), notes))
         lists.append(Descriptor(PIECES_TYPE, pieces.digest, len(encoded)))
     config = encode_config(Config())
-    described = Descriptor(CONFIG_TYPE, await origin.write_small(config), len(config))
+    described = Descriptor(CONFIG_TYPE, await origin.write_document(config), len(config))
     manifest = encode_manifest(Manifest(described, tuple(layers), tuple(lists)))
-    await origin.tag(tag, Descriptor(MANIFEST_TYPE, await origin.write_small(manifest), len(manifest)))
+    await origin.tag(tag, Descriptor(MANIFEST_TYPE, await origin.write_document(manifest), len(manifest)))
 
 
 class Site:

@@ -68,7 +68,7 @@ class Published:
 
     async def push(self, origin: LocalLayout, *, tag: Reference = TAG) -> None:
         for document in self.documents:
-            await origin.write_small(document)
+            await origin.write_document(document)
         await origin.tag(tag, Descriptor(MANIFEST_TYPE, self.digest, len(self.manifest)))
 
 

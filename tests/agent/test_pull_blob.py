@@ -67,13 +67,13 @@ class Around:
     host, tls, kept, swarming = "h1", None, None, None
 
     def __init__(self) -> None:
-        self.turns, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
+        self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
         self.received: Counter[str] = Counter()
 
     def pacer_of(self, blob: Digest) -> None:
         return None
 
-    def tell_tracker(self, message: object) -> None:
+    def send_to_tracker(self, message: object) -> None:
         pass
 
     def count_received(self, source: str, length: int) -> None:

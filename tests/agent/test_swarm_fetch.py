@@ -98,7 +98,7 @@ class Context:
     host, tls, kept = "h1", None, None
 
     def __init__(self, policy: str) -> None:
-        self.turns, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
+        self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
         self.swarming = Swarming(policy)
         self.story: list[str] = []
         self.holdings: list[bool] = []
@@ -106,7 +106,7 @@ class Context:
     def pacer_of(self, blob: Digest) -> None:
         return None
 
-    def tell_tracker(self, message: object) -> None:
+    def send_to_tracker(self, message: object) -> None:
         if isinstance(message, Holding):
             self.holdings.append(message.swarm)
 

@@ -31,9 +31,9 @@ from p2pdist.core.pull import (
     PeersKnown,
     PriorityChanged,
     PullCore,
+    ReportTransport,
     SwarmClosed,
     Switched,
-    TellTracker,
     TorrentKnown,
     WriterGone,
 )
@@ -81,7 +81,7 @@ def test_a_pull_by_trees_never_leaves_them() -> None:
     pull = Pull("trees")
     assert pull.plan(A) == [OpenStream(1, A, 0)]
     pull(TrackerChanged(False))
-    assert not {type(command) for _ in range(100) for command in pull(Tick(), 1.0)} & {BeginSwarm, TellTracker}
+    assert not {type(command) for _ in range(100) for command in pull(Tick(), 1.0)} & {BeginSwarm, ReportTransport}
 
 
 def test_under_the_policy_swarm_no_stream_is_opened_before_the_torrent_is_known() -> None:
@@ -104,7 +104,7 @@ def test_a_torrent_that_nothing_knows_is_not_waited_for_long() -> None:
     pull.core.report_swarm()
     pull.plan(A)
     assert pull(Tick(), DOCUMENT_S - 0.1) == []
-    assert pull(Tick(), 0.2) == [TellTracker(), OpenStream(1, A, 0)]
+    assert pull(Tick(), 0.2) == [ReportTransport(), OpenStream(1, A, 0)]
     assert pull(TorrentKnown(True)) == [Switched("trees", "swarm"), CloseStream(1, after_piece=True)]
     assert pull(PieceStored(1, 0)) == []
     assert pull(StreamEnded(1, "closed")) == [BeginSwarm("swarm")]
@@ -116,7 +116,7 @@ def test_streams_that_do_not_end_are_cut_short() -> None:
     pull(TorrentKnown(True))
     switched = pull(Tick(), 2 * STUCK_S)
     assert switched[:2] == [Switched("trees", "swarm"), CloseStream(1, after_piece=True)]
-    assert TellTracker() in switched
+    assert ReportTransport() in switched
     assert pull(Tick(), LEAVE_S / 2) == []
     assert pull(Tick(), LEAVE_S / 2) == [CutShort()]
     assert pull(StreamEnded(1, "closed")) == [BeginSwarm("swarm")]
@@ -138,7 +138,7 @@ def test_after_a_swarm_that_failed_the_trees_go_on_for_good(policy: Policy, reas
     pull.core.report_swarm()
     pull.plan(A)
     assert pull(SwarmClosed(reason)) == [Switched("swarm", "trees")]
-    assert pull(Tick()) == [TellTracker(), OpenStream(1, A, 0)]
+    assert pull(Tick()) == [ReportTransport(), OpenStream(1, A, 0)]
     commands = [command for _ in range(100) for command in pull(Tick(), 1.0)]
     assert not any(isinstance(command, BeginSwarm) for command in commands)
 
@@ -162,13 +162,13 @@ def test_the_tracker_is_told_when_the_blob_comes_otherwise_and_not_else() -> Non
     assert not pull.core.report_swarm()
     pull(PieceStored(1, 0), 0.1)
     assert pull(Tick(), 0.1) == []
-    assert pull(Tick(), 2 * STUCK_S).count(TellTracker()) == 1
+    assert pull(Tick(), 2 * STUCK_S).count(ReportTransport()) == 1
     assert pull.core.by_swarm, "it is to come by the swarm, which waits for the stream's end"
     pull(StreamEnded(1, "closed"))
-    assert TellTracker() not in pull(Tick(), 0.1)
+    assert ReportTransport() not in pull(Tick(), 0.1)
     pull(SwarmClosed("failed"))
-    assert pull(Tick(), 0.1).count(TellTracker()) == 1
-    assert TellTracker() not in pull(Tick(), 0.1)
+    assert pull(Tick(), 0.1).count(ReportTransport()) == 1
+    assert ReportTransport() not in pull(Tick(), 0.1)
     assert not pull.core.by_swarm
 
 
@@ -176,7 +176,7 @@ def test_a_holding_that_is_sent_anyway_tells_the_tracker() -> None:
     pull = in_swarm("auto")
     pull(SwarmClosed("failed"))
     assert not pull.core.report_swarm()
-    assert TellTracker() not in pull(Tick())
+    assert ReportTransport() not in pull(Tick())
 
 
 def test_the_swarm_of_version_1_is_a_swarm_for_the_tracker() -> None:
@@ -185,7 +185,7 @@ def test_the_swarm_of_version_1_is_a_swarm_for_the_tracker() -> None:
     pull(PeersKnown(True))
     assert pull(Tick(), 2 * SWARM_STILL_S)[:2] == [Switched("swarm", "swarm-v1"), EndSwarm()]
     assert pull(SwarmClosed("closed")) == [BeginSwarm("swarm-v1")]
-    assert TellTracker() not in pull(Tick())
+    assert ReportTransport() not in pull(Tick())
 
 
 def test_peers_of_version_1_are_looked_for_while_the_swarm_gives_nothing() -> None:

@@ -39,13 +39,13 @@ async def make_package(layout: LocalLayout, blobs: list[bytes], *tags: str) -> l
         file.write_bytes(data)
         content = read_content(file)
         await layout.import_file(content.digest, file)
-        await layout.write_small(content.pieces.encode())
+        await layout.write_document(content.pieces.encode())
         layers.append(content.descriptor(BLOB_TYPE))
         lists.append(content.pieces_descriptor())
     config = encode_config(Config())
-    described = Descriptor(CONFIG_TYPE, await layout.write_small(config), len(config))
+    described = Descriptor(CONFIG_TYPE, await layout.write_document(config), len(config))
     body = encode_manifest(Manifest(described, tuple(layers), tuple(lists)))
-    manifest = Descriptor(MANIFEST_TYPE, await layout.write_small(body), len(body))
+    manifest = Descriptor(MANIFEST_TYPE, await layout.write_document(body), len(body))
     for tag in tags:
         await layout.tag(parse_reference(tag), manifest)
     return [layer.digest for layer in layers] + [item.digest for item in (*lists, described, manifest)]

@@ -157,11 +157,11 @@ async def store_file(origin: LayoutOrigin, path: Path, tag: str) -> tuple[Digest
     descriptor."""
     content = read_content(path)
     await origin.write_blob(content.digest, path)
-    await origin.write_small(content.pieces.encode())
+    await origin.write_document(content.pieces.encode())
     config = encode_config(Config())
-    described = Descriptor(CONFIG_TYPE, await origin.write_small(config), len(config))
+    described = Descriptor(CONFIG_TYPE, await origin.write_document(config), len(config))
     body = encode_manifest(Manifest(described, (content.descriptor(BLOB_TYPE),), (content.pieces_descriptor(),)))
-    manifest = Descriptor(MANIFEST_TYPE, await origin.write_small(body), len(body))
+    manifest = Descriptor(MANIFEST_TYPE, await origin.write_document(body), len(body))
     await origin.tag(parse_reference(tag), manifest)
     return content.digest, manifest
 

@@ -71,7 +71,7 @@ async def test_what_no_tag_leads_to_goes_and_the_rest_stays(place: Place, layout
 
 async def test_age_counts_from_the_last_writing(layout: LocalLayout) -> None:
     digests = await make_package(layout, [b"layer"], "app:1")
-    orphan = await layout.write_small(ORPHAN)
+    orphan = await layout.write_document(ORPHAN)
     assert (await sweep(layout, older_than_s=3600)).blobs_removed == 0
     backdate(layout.directory, 7200, kind="blobs")
     assert (await sweep(layout, older_than_s=3600)).blobs_removed == 1
@@ -81,7 +81,7 @@ async def test_age_counts_from_the_last_writing(layout: LocalLayout) -> None:
 
 async def test_a_lease_keeps_blobs_until_it_is_given_up_or_void(layout: LocalLayout) -> None:
     await make_package(layout, [b"layer"], "app:1")
-    orphan = await layout.write_small(ORPHAN)
+    orphan = await layout.write_document(ORPHAN)
     async with Lease(layout, [orphan]):
         assert (await sweep(layout, older_than_s=-1)).blobs_removed == 0
         backdate(layout.directory, LEASE_S - 60, kind="notes")
@@ -89,7 +89,7 @@ async def test_a_lease_keeps_blobs_until_it_is_given_up_or_void(layout: LocalLay
         backdate(layout.directory, LEASE_S + 60, kind="notes")
         assert (await sweep(layout, older_than_s=-1)).blobs_removed == 1
         assert await layout.notes() == [], "void notes are removed"
-    await layout.write_small(ORPHAN)
+    await layout.write_document(ORPHAN)
     async with Lease(layout, [digest_of(b"something else")]):
         assert (await sweep(layout, older_than_s=-1)).blobs_removed == 1
 
@@ -108,7 +108,7 @@ async def test_a_lease_taken_after_the_marking_still_counts(layout: LocalLayout)
 
     looks: list[object] = []
     await make_package(layout, [b"layer"], "app:1")
-    orphan = await layout.write_small(ORPHAN)
+    orphan = await layout.write_document(ORPHAN)
     slow = Slow(layout.directory)
     assert (await sweep(slow, older_than_s=-1)).blobs_removed == 0
     assert len(looks) > 2
@@ -226,7 +226,7 @@ async def test_a_failed_deletion_leaves_its_note(layout: LocalLayout) -> None:
             raise Unavailable("no answer in time")
 
     await make_package(layout, [b"layer"], "app:1")
-    orphan = await layout.write_small(ORPHAN)
+    orphan = await layout.write_document(ORPHAN)
     failing = Failing(layout.directory)
     with pytest.raises(Unavailable):
         await sweep(failing, older_than_s=-1)
@@ -243,11 +243,11 @@ async def test_an_unreadable_manifest_of_a_tag_stops_everything(
     origin = place.origin
     await make_package(layout, [b"layer"], "app:1")
     await push(named("app:1"), layout, origin)
-    orphan = await origin.write_small(ORPHAN)
+    orphan = await origin.write_document(ORPHAN)
     if data is None:
         lost = Descriptor(MANIFEST_TYPE, digest_of(b"gone"), 4)
     else:
-        lost = Descriptor(MANIFEST_TYPE, await origin.write_small(data), len(data))
+        lost = Descriptor(MANIFEST_TYPE, await origin.write_document(data), len(data))
     await origin.tag(named("app:broken"), lost)
     with pytest.raises((NotFound, Corrupt), match="app:broken") as caught:
         await sweep(origin, older_than_s=-1)
@@ -259,7 +259,7 @@ async def test_an_unreadable_manifest_of_a_tag_stops_everything(
 
 
 async def test_where_there_is_no_layout_nothing_is_removed_or_made(place: Place, tmp_path: Path) -> None:
-    orphan = await place.origin.write_small(ORPHAN)
+    orphan = await place.origin.write_document(ORPHAN)
     with pytest.raises(NotFound, match=r"no index\.json"):
         await sweep(place.origin, older_than_s=-1)
     assert await place.origin.size(orphan) == len(ORPHAN)
@@ -283,7 +283,7 @@ async def test_a_web_server_is_not_collected_in(web: object, layout: LocalLayout
 
 async def test_a_malformed_lease_stops_everything(layout: LocalLayout) -> None:
     await make_package(layout, [b"layer"], "app:1")
-    await layout.write_small(ORPHAN)
+    await layout.write_document(ORPHAN)
     await layout.write_note(note_name("lease-"), b"what is this\n")
     with pytest.raises(Corrupt, match="lease-"):
         await sweep(layout, older_than_s=-1)
@@ -308,7 +308,7 @@ async def test_a_packing_keeps_collections_out_and_the_other_way_round(
 ) -> None:
     monkeypatch.setattr(layout_module, "PACKING_WAIT_S", 0.1)
     await make_package(layout, [b"layer"], "app:1")
-    await layout.write_small(ORPHAN)
+    await layout.write_document(ORPHAN)
     async with layout.packing(), layout.packing():
         with pytest.raises(Conflict, match="being packed"):
             await sweep(layout, older_than_s=-1)
@@ -346,7 +346,7 @@ async def test_images_that_skopeo_wrote_stay_whole(tmp_path: Path, layout: Local
     nested as it does."""
     platforms = []
     for machine in ("amd64", "arm64"):
-        layers = [await layout.write_small(f"{machine} layer {number}".encode()) for number in range(2)]
+        layers = [await layout.write_document(f"{machine} layer {number}".encode()) for number in range(2)]
         config = json.dumps(
             {"architecture": machine, "os": "linux", "rootfs": {"type": "layers", "diff_ids": layers}}
         ).encode()
@@ -359,14 +359,14 @@ async def test_images_that_skopeo_wrote_stay_whole(tmp_path: Path, layout: Local
                 for number in range(2)
             ],
         }
-        await layout.write_small(config)
+        await layout.write_document(config)
         manifest = json.dumps(body).encode()
-        await layout.write_small(manifest)
+        await layout.write_document(manifest)
         platform = {"architecture": machine, "os": "linux"}
         platforms.append({**describe(MANIFEST_TYPE, manifest), "platform": platform})
     kind = "application/vnd.oci.image.index.v1+json"
     nested = json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": platforms}).encode()
-    await layout.tag(named("multi:1"), Descriptor(kind, await layout.write_small(nested), len(nested)))
+    await layout.tag(named("multi:1"), Descriptor(kind, await layout.write_document(nested), len(nested)))
     everything = {digest for digest, _, _ in await layout.blobs()}
     for target, options in (("all", ["--all"]), ("one", ["--override-arch", "arm64"])):
         command = ["skopeo", "copy", *options, f"oci:{layout.directory}:multi:1", f"oci:{tmp_path}/{target}:multi:1"]
@@ -374,7 +374,7 @@ async def test_images_that_skopeo_wrote_stay_whole(tmp_path: Path, layout: Local
         origin = open_origin((tmp_path / target).as_uri())
         assert isinstance(origin, LayoutOrigin)
         before = {digest for digest, _, _ in await origin.blobs()}
-        await origin.write_small(ORPHAN)
+        await origin.write_document(ORPHAN)
         assert (await sweep(origin, older_than_s=-1)).blobs_removed == 1
         assert {digest for digest, _, _ in await origin.blobs()} == before
         kinds = [described.media_type for _, described in await origin.roots()]

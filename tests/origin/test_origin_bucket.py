@@ -51,7 +51,7 @@ async def test_a_missing_bucket_is_named(s3: Any) -> None:
     with pytest.raises(NotFound, match="s3://nowhere/x"):
         await origin.resolve(V1)
     with pytest.raises(NotFound, match="s3://nowhere/x"):
-        await origin.write_small(b"data")
+        await origin.write_document(b"data")
     await origin.close()
 
 

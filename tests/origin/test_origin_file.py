@@ -37,7 +37,7 @@ async def test_only_the_last_directory_is_made(tmp_path: Path) -> None:
     """A path below a file system that is not mounted is not filled in by accident."""
     origin = open_origin((tmp_path / "absent/origin").as_uri())
     with pytest.raises(NotFound, match="there is no directory"):
-        await origin.write_small(b"data")
+        await origin.write_document(b"data")
     assert not (tmp_path / "absent").exists()
     await origin.close()
 
@@ -46,7 +46,7 @@ async def test_names_with_spaces_and_odd_bytes(tmp_path: Path) -> None:
     root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a b%\xff"))
     origin = LocalLayout(root)
     root.mkdir()
-    digest = await origin.write_small(b"data")
+    digest = await origin.write_document(b"data")
     again = open_origin(origin.url)
     if root.as_posix().isascii():
         assert await again.read(digest) == b"data"

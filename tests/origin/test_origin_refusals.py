@@ -172,7 +172,7 @@ async def test_without_the_right_to_list_it_is_named(storage: Storage) -> None:
     with pytest.raises(Refused, match=r"s3:ListBucket.*missing"):
         await origin.size(DIGEST)
     with pytest.raises(Refused, match=r"s3:PutObject|s3:ListBucket"):
-        await origin.write_small(b"content")
+        await origin.write_document(b"content")
     await origin.close()
 
 

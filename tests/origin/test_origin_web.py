@@ -216,7 +216,7 @@ async def test_it_cannot_be_written_to(web: StartWeb, stored: Stored) -> None:
     directory, _, manifest = stored
     async with opened(web(directory).url) as origin:
         with pytest.raises(UsageError, match="cannot be written"):
-            await origin.write_small(b"new")
+            await origin.write_document(b"new")
         with pytest.raises(UsageError, match="cannot be written"):
             await origin.tag(V1, manifest)
 

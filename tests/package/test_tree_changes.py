@@ -513,7 +513,7 @@ async def test_tags_of_other_tools_are_left_alone(layout: LocalLayout, source: P
     pool."""
     await pack(source, BASE, layout)
     body = b'{"schemaVersion":2,"config":{"mediaType":"a/b","digest":"sha256:%s","size":1},"layers":[]}' % (b"0" * 64)
-    digest = await layout.write_small(body)
+    digest = await layout.write_document(body)
     await layout.tag(V1, Descriptor("application/vnd.oci.image.manifest.v1+json", Digest(digest), len(body)))
     packed = await pack_tree(source, V2, layout)
     assert (await read_back(layout, packed)).trees[0] == listed(source)

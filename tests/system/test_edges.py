@@ -382,7 +382,7 @@ def test_a_package_whose_layers_are_one_blob_is_pulled_once_and_shown(site: Site
         manifest = decode_manifest(await origin.read(described.digest))
         for tag, layers, lists in (("zero:1", (), ()), ("twice:1", manifest.layers * 2, manifest.piece_lists)):
             body = encode_manifest(Manifest(manifest.config, layers, lists))
-            digest = await origin.write_small(body)
+            digest = await origin.write_document(body)
             await origin.tag(parse_reference(tag), Descriptor(described.media_type, digest, len(body)))
         await origin.close()
 

@@ -161,6 +161,6 @@ def test_a_host_elsewhere_is_kept_from_the_swarm() -> None:
 
 
 def test_who_keeps_to_a_rate_is_not_called_slow() -> None:
-    assert fleet("app:* upload = '1MB/s'").fleet.policies.paced(FIRST)
-    assert not fleet("app:* upload = '1MB/s'").fleet.policies.paced(THIRD)
-    assert not fleet("app:* cache = 'pin'").fleet.policies.paced(FIRST)
+    assert fleet("app:* upload = '1MB/s'").fleet.policies.limits_rate(FIRST)
+    assert not fleet("app:* upload = '1MB/s'").fleet.policies.limits_rate(THIRD)
+    assert not fleet("app:* cache = 'pin'").fleet.policies.limits_rate(FIRST)

@@ -71,29 +71,29 @@ class TorrentSite:
 
     async def attach(self, subject: Digest, document: bytes) -> None:
         """Publish a torrent document about a blob or package."""
-        described = Descriptor(TORRENT_TYPE, await self.origin.write_small(document), len(document))
+        described = Descriptor(TORRENT_TYPE, await self.origin.write_document(document), len(document))
         await self.origin.tag(torrent_reference(subject), described)
 
     async def _layer(self, data: bytes, name: str, *, torrent: bool) -> tuple[Descriptor, Descriptor]:
-        digest = await self.origin.write_small(data)
+        digest = await self.origin.write_document(data)
         pieces = PieceList.of_stream(BytesIO(data), len(data))
         annotations = {PIECES_DIGEST: pieces.digest, PIECES_SIZE: str(pieces.layout.piece_size)}
         if torrent:
             await self.attach(digest, torrent_info(BytesIO(data), len(data), name))
-        listed = await self.origin.write_small(pieces.encode())
+        listed = await self.origin.write_document(pieces.encode())
         return Descriptor(BLOB_TYPE, digest, len(data), annotations), Descriptor(
             PIECES_TYPE, listed, len(pieces.encode())
         )
 
     async def _config(self) -> Descriptor:
         body = encode_config(Config())
-        return Descriptor(CONFIG_TYPE, await self.origin.write_small(body), len(body))
+        return Descriptor(CONFIG_TYPE, await self.origin.write_document(body), len(body))
 
     async def _tag(
         self, reference: Reference, config: Descriptor, layers: list[Descriptor], pieces: list[Descriptor]
     ) -> Digest:
         body = encode_manifest(Manifest(config, tuple(layers), tuple(pieces)))
-        digest = await self.origin.write_small(body)
+        digest = await self.origin.write_document(body)
         await self.origin.tag(reference, Descriptor(MANIFEST_TYPE, digest, len(body)))
         return digest
 

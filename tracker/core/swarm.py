@@ -116,7 +116,7 @@ class Passes:
         """The trees were drawn for so many receivers."""
         self.drawn_for = receivers
 
-    def kept(self, receivers: int) -> None:
+    def keep(self, receivers: int) -> None:
         """With so many receivers the trees are not worth drawing anew."""
         self.kept_for = receivers
 

@@ -201,7 +201,7 @@ class ServiceContext:
     session: TrackerSession
     own_origin: Origin | None
     neighbourhood: Neighbourhood | None
-    turns: Uplink
+    uplink: Uplink
     received_bytes: Counter[str]
     """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
 
@@ -424,7 +424,7 @@ class SwarmService:
     def _moved_by_trees(self) -> tuple[int, int]:
         """Bytes sent and received so far."""
         received = self._context.received_bytes
-        return self._context.turns.sent_bytes_total, received["origin"] + received["peer"]
+        return self._context.uplink.sent_bytes_total, received["origin"] + received["peer"]
 
     def _share(self, session: TorrentSession, moved: tuple[int, int]) -> None:
         left = [

@@ -38,9 +38,9 @@ from p2pdist.core.pull import (
     PeersKnown,
     PriorityChanged,
     PullCore,
+    ReportTransport,
     SwarmClosed,
     Switched,
-    TellTracker,
     TorrentKnown,
     WriterGone,
 )
@@ -137,7 +137,7 @@ class BlobPull:
         self._writers = BlobWriters(context.writers, blob.digest)
         self._core = PullCore(self._download, policy, priority=priority, other_writers=self._writers.others)
         self._begins_with_swarm = policy == "swarm"
-        context.turns.held(blob.digest, blob.layout, self._stripes, self._download.have)
+        context.uplink.held(blob.digest, blob.layout, self._stripes, self._download.have)
         if not tracker_present:
             self.tracker_changed(False)
 
@@ -223,13 +223,13 @@ class BlobPull:
                         self._streams.is_unreached(stripe, source, reason) and NAMES.silent and by_name(source.address)
                     )
                     complaint = Complaint(self.blob.digest, stripe, source.host, reason, piece, nameless)
-                    self._context.tell_tracker(complaint)
+                    self._context.send_to_tracker(complaint)
                 case Completed():
                     self._end(None)
                 case GaveUp(error):
                     self._end(error)
-                case TellTracker():
-                    self._context.tell_tracker(self.holding())
+                case ReportTransport():
+                    self._context.send_to_tracker(self.holding())
                 case Switched(before, after):
                     logger.info("blob=%s comes by %s from now on, by %s before", self.blob.digest, after, before)
                 case CutShort():
@@ -357,7 +357,7 @@ class BlobPull:
         self._stored(number, piece)
 
     def _stored(self, number: int, piece: int) -> None:
-        self._context.turns.verified(self.blob.digest, piece)
+        self._context.uplink.verified(self.blob.digest, piece)
         if self._swarm is not None:
             self._swarm.held(piece)
         self._submit(PieceStored(number, piece))

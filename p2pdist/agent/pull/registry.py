@@ -63,7 +63,7 @@ class PullResources:
     session: TrackerSession
     policies: Policies
     origins: Origins
-    turns: Uplink
+    uplink: Uplink
     tls: Tls | None
     swarming: SwarmService | None
     received_bytes: Counter[str]
@@ -86,7 +86,7 @@ class PullResources:
         """The pacer for what arrives of a blob."""
         return self.policies.pacer(blob)
 
-    def tell_tracker(self, message: Complaint | Holding) -> None:
+    def send_to_tracker(self, message: Complaint | Holding) -> None:
         """Send a message if a tracker answers."""
         self.session.send(message)
 
@@ -117,7 +117,7 @@ class Registry:
         tracker_wait_s: float,
     ) -> None:
         self._store, self._packages, self._resources = store, packages, resources
-        self._session, self._uplink, self._policies = resources.session, resources.turns, resources.policies
+        self._session, self._uplink, self._policies = resources.session, resources.uplink, resources.policies
         self._drain, self._neighbourhood = drain, neighbourhood
         self._alone, self._tracker_wait_s = alone, tracker_wait_s
         self._fetching: dict[Digest, BlobPull] = {}

@@ -42,7 +42,7 @@ class PullContext(Protocol):
     into each blob, also for pulls that have ended."""
 
     host: str
-    turns: Uplink
+    uplink: Uplink
     sources: Sources
     tls: Tls | None
     origin_share: TokenBucket
@@ -56,7 +56,7 @@ class PullContext(Protocol):
     def pacer_of(self, blob: Digest) -> Pacer:
         """The limits on receiving a blob."""
 
-    def tell_tracker(self, message: Complaint | Holding) -> None:
+    def send_to_tracker(self, message: Complaint | Holding) -> None:
         """Send a message to the tracker, if one answers."""
 
     def count_received(self, source: str, length: int) -> None:
@@ -206,7 +206,7 @@ class PullStreams:
     async def _reading(self, stripe: int, length: int) -> AsyncIterator[None]:
         """Within it a piece may be read from the origin: it begins when this host's children and
         the fleet's share of the origin allow that."""
-        async with self._context.turns.reading(self._blob.digest, stripe):
+        async with self._context.uplink.reading(self._blob.digest, stripe):
             await asyncio.sleep(self._context.origin_share.take(length, time.monotonic()))
             yield
 
@@ -230,4 +230,4 @@ class PullStreams:
         logger.warning("source=origin stripe=%d blob=%s: %s", stripe, self._blob.digest, error)
         if reason == "corrupt":
             self._context.count_rejected("corrupt")
-        self._context.tell_tracker(Complaint(self._blob.digest, stripe, ORIGIN.host, reason))
+        self._context.send_to_tracker(Complaint(self._blob.digest, stripe, ORIGIN.host, reason))

@@ -46,7 +46,7 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
 
 async def _inspect(ref: str, layout: Path, origin: str | None, *, only_origin: bool) -> tuple[dict[str, Any], str]:
     """The package for scripts, and what it consists of for people."""
-    from p2pdist.package.repository.repository import Repository, read_manifest, read_small
+    from p2pdist.package.repository.repository import Repository, read_document, read_manifest
 
     reference = parse_reference(ref)
     async with opened_layout(layout) as local, opened_origin(origin) as central:
@@ -54,7 +54,7 @@ async def _inspect(ref: str, layout: Path, origin: str | None, *, only_origin: b
         if central and only_origin:
             repositories = [central]
         described, manifest, repository = await read_manifest(reference, repositories)
-        config = decode_config(await read_small(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX))
+        config = decode_config(await read_document(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX))
     found = {
         "reference": str(reference),
         "digest": described.digest,

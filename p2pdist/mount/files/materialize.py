@@ -22,7 +22,7 @@ from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import object_name
 from p2pdist.mount.files.tree import Given, TreeWriter, finish
 from p2pdist.mount.files.unpack import Listing, list_layers, unpack
-from p2pdist.mount.files.variants import Kept, varied
+from p2pdist.mount.files.variants import VariantSource, varied
 from p2pdist.mount.layers import TreeLayer, check_object, check_objects
 from p2pdist.mount.squashfs import Image
 
@@ -65,7 +65,7 @@ class _Tree:
         self.stored = self.stored or check_objects(self.entries, self.objects)
 
     @contextmanager
-    def kept(self, method: str) -> Iterator[Kept | None]:
+    def variant_source(self, method: str) -> Iterator[VariantSource | None]:
         """The variants that files are linked to, if there are to be any."""
         found = (
             varied(self.entries, root=os.geteuid() == 0) if method == "hardlink" and self.variants is not None else None
@@ -76,7 +76,7 @@ class _Tree:
             return
         directory = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            yield Kept(directory, found.contents)
+            yield VariantSource(directory, found.contents)
         finally:
             os.close(directory)
 
@@ -143,7 +143,7 @@ def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging
                 continue
             objects = os.open(layer.objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                with layer.kept(method) as kept:
+                with layer.variant_source(method) as kept:
                     directories += TreeWriter(top, objects, method, given, kept).write(layer.entries)
             finally:
                 os.close(objects)

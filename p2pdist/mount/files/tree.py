@@ -37,7 +37,7 @@ from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteo
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import object_name
 from p2pdist.mount.files.remove import remove_tree
-from p2pdist.mount.files.variants import Kept, linked_mode
+from p2pdist.mount.files.variants import VariantSource, linked_mode
 from p2pdist.mount.layers import check_object, wrong_object
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class TreeWriter:
     reflink, hardlink or copy, `objects` a descriptor of the directory of objects, `kept` the
     variants that are linked, too; what was done is added to `given`."""
 
-    def __init__(self, top: int, objects: int, method: str, given: Given, kept: Kept | None = None) -> None:
+    def __init__(self, top: int, objects: int, method: str, given: Given, kept: VariantSource | None = None) -> None:
         self._top, self._objects, self._method, self._given, self._kept = top, objects, method, given, kept
 
     def write(self, entries: Sequence[Entry]) -> list[Directory]:
@@ -180,7 +180,7 @@ class TreeWriter:
 class _Maker:
     """Makes files, one after the other. For one thread; what was done is in `given`."""
 
-    def __init__(self, objects: int, method: str, kept: Kept | None) -> None:
+    def __init__(self, objects: int, method: str, kept: VariantSource | None) -> None:
         self._objects, self._method, self._kept, self.given = objects, method, kept, Given()
         self._root = os.geteuid() == 0
         self._checked: os.stat_result | None = None

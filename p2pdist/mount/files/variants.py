@@ -21,7 +21,7 @@ from p2pdist.model.tree import Entry, File, variant_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class VariantSource:
     """Where variants are kept, and for which contents."""
 
     directory: int

@@ -111,7 +111,7 @@ class _Sender:
             if await self._origin.size(blob.digest) == blob.size:
                 count = 0
             elif isinstance(source, bytes):
-                await self._origin.write_small(source)
+                await self._origin.write_document(source)
                 self._advance(count := blob.size)
             elif not source.exists():
                 raise NotFound(

@@ -117,7 +117,7 @@ class Repository(Protocol):
 
     async def write_blob(self, digest: Digest, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> int: ...
 
-    async def write_small(self, data: bytes) -> Digest: ...
+    async def write_document(self, data: bytes) -> Digest: ...
 
     async def tag(self, reference: Reference, descriptor: Descriptor) -> None: ...
 
@@ -161,7 +161,7 @@ async def read_manifest(
     )
 
 
-async def read_small(digest: Digest, repositories: list[Repository], *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
+async def read_document(digest: Digest, repositories: list[Repository], *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
     """A small blob from the first repository that has it. Raises NotFound naming all of them."""
     for repository in repositories:
         if await repository.size(digest) is not None:

@@ -175,6 +175,6 @@ class _Hashers:
 async def publish(subject: Digest, document: bytes, repository: Target) -> Made:
     """Keep a torrent document at a repository, and tag it as the one about `subject`."""
     async with Lease(repository, [digest_of(document)]):  # until the tag leads to it
-        described = Descriptor(TORRENT_TYPE, await repository.write_small(document), len(document))
+        described = Descriptor(TORRENT_TYPE, await repository.write_document(document), len(document))
         await repository.tag(torrent_reference(subject), described)
     return Made(subject, described.digest, decode_torrent(document))

@@ -30,7 +30,7 @@ from p2pdist.model.tree import (
     walking_order,
 )
 from p2pdist.package.repository.push import Difference, compare
-from p2pdist.package.repository.repository import Repository, read_small
+from p2pdist.package.repository.repository import Repository, read_document
 from p2pdist.package.tree.pool import read_catalog
 
 Paths = tuple[bytes, ...]
@@ -83,7 +83,7 @@ async def read_trees(manifest: Manifest, repositories: list[Repository]) -> Tree
     layers = []
     for layer in manifest.layers:
         if layer.media_type == TREE_TYPE:
-            root = decode_root(await read_small(layer.digest, repositories))
+            root = decode_root(await read_document(layer.digest, repositories))
             try:
                 layers.append(await asyncio.to_thread(decode_tree, root, pages))
             except KeyError as error:

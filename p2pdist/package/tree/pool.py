@@ -41,7 +41,7 @@ from p2pdist.model.manifest import (
     decode_manifest,
 )
 from p2pdist.model.tree import content_hash
-from p2pdist.package.repository.repository import LocalRepository, Repository, read_small
+from p2pdist.package.repository.repository import LocalRepository, Repository, read_document
 from p2pdist.package.tree.cache import CachedCatalog
 
 CATALOGS_MAX = 48
@@ -291,7 +291,7 @@ async def _read(
     """Read a catalog, verified, and keep a copy `into` a layout. None when it is not to be
     decoded."""
     try:
-        data = await read_small(described.digest, repositories, limit=CATALOG_BYTES_MAX)
+        data = await read_document(described.digest, repositories, limit=CATALOG_BYTES_MAX)
         catalog = await asyncio.to_thread(decode_catalog, data) if decode else None
     except P2PDistError as error:
         kind = type(error) if isinstance(error, NotFound | Corrupt) else P2PDistError
@@ -300,7 +300,7 @@ async def _read(
             remedy=error.remedy or "Fetch it again from where it was pushed to, or remove the tags that draw on it",
         ) from error
     if into and await into.size(described.digest) != described.size:
-        await into.write_small(data)
+        await into.write_document(data)
     return catalog
 
 

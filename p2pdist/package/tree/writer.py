@@ -77,7 +77,7 @@ async def store_tree(
     top, count = await _add(layout, encode_root(root))
     written += count
     for _, content in added:
-        written += await write_small(layout, content.pieces.encode())
+        written += await write_document(layout, content.pieces.encode())
     return _outcome(top, added, plan, pool, root, built.builder), written
 
 
@@ -215,16 +215,16 @@ async def _adopt(layout: LocalRepository, pack: Written) -> int:
 async def _add(layout: LocalRepository, data: bytes) -> tuple[Content, int]:
     """Store a document with its piece list; returns how many bytes were not there."""
     pieces = await asyncio.to_thread(PieceList.of_stream, io.BytesIO(data), len(data))
-    count = await write_small(layout, data) + await write_small(layout, pieces.encode())
+    count = await write_document(layout, data) + await write_document(layout, pieces.encode())
     return Content(digest_of(data), pieces), count
 
 
-async def write_small(layout: LocalRepository, data: bytes) -> int:
+async def write_document(layout: LocalRepository, data: bytes) -> int:
     """Store a small blob unless it is there; returns how many bytes were written."""
     digest = digest_of(data)
     if await layout.size(digest) == len(data):
         return 0
-    await layout.write_small(data)
+    await layout.write_document(data)
     return len(data)
 
 

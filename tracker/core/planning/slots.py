@@ -168,7 +168,7 @@ def outgrown(swarm: Swarm) -> bool:
     if len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm)):
         return True
     if not swarm.edges.unplanned:  # a host that waits may make trees deeper
-        swarm.passes.kept(swarm.receivers)
+        swarm.passes.keep(swarm.receivers)
     return False
 
 

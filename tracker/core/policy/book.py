@@ -102,7 +102,7 @@ class PolicyBook:
         if len(refusing) == len(packages):
             refusing[0].zones.check(zone, holding.blob, refusing[0].match)
 
-    def paced(self, blob: Digest) -> bool:
+    def limits_rate(self, blob: Digest) -> bool:
         """Whether a policy limits how fast hosts send or receive a blob, so that their pace says
         nothing of them."""
         if not self.table.policies:

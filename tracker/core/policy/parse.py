@@ -59,7 +59,7 @@ class Section:
         value = self._take(key)
         if value is None or isinstance(value, str):
             return value
-        self.wrong(key, f"{shown(value)} is not a text", remedy)
+        self.wrong(key, f"{quoted(value)} is not a text", remedy)
         return None
 
     def choice(self, key: str, choices: Sequence[str]) -> str | None:
@@ -68,7 +68,7 @@ class Section:
         value = self.text(key, remedy)
         if value is None or value in choices:
             return value
-        self.wrong(key, f"{shown(value)} is none of them", remedy)
+        self.wrong(key, f"{quoted(value)} is none of them", remedy)
         return None
 
     def parsed(self, key: str, parse: Callable[[str], Value], example: str) -> Value | None:
@@ -87,7 +87,7 @@ class Section:
         value = self._take(key)
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
             return value
-        self.wrong(key, f"{shown(value)} is not a whole number from {low} to {high}", "Write such a number")
+        self.wrong(key, f"{quoted(value)} is not a whole number from {low} to {high}", "Write such a number")
         return None
 
     def texts(self, key: str, most: int, example: str) -> tuple[str, ...] | None:
@@ -98,9 +98,9 @@ class Section:
         if isinstance(value, list) and 0 < len(value) <= most and all(isinstance(each, str) and each for each in value):
             if len(set(value)) == len(value):
                 return tuple(value)
-            self.wrong(key, f"{shown(value)} names something twice", "Name each once")
+            self.wrong(key, f"{quoted(value)} names something twice", "Name each once")
         else:
-            self.wrong(key, f"{shown(value)} is not a list of 1 to {most} texts", f"Write a list, such as {example}")
+            self.wrong(key, f"{quoted(value)} is not a list of 1 to {most} texts", f"Write a list, such as {example}")
         return None
 
     def table(self, key: str, example: str) -> Section | None:
@@ -109,7 +109,7 @@ class Section:
         if isinstance(value, dict):
             return Section(f"{self.name}.{key}", value, self._mistakes)
         if value is not None:
-            self.wrong(key, f"{shown(value)} is not a table", f"Write {example}")
+            self.wrong(key, f"{quoted(value)} is not a table", f"Write {example}")
         return None
 
     def tables(self, key: str) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ class Section:
         if isinstance(value, list) and all(isinstance(each, dict) for each in value):
             return value
         if value is not None:
-            self.wrong(key, f"{shown(value)} is not a list of tables", f"Head each with [[{key}]]")
+            self.wrong(key, f"{quoted(value)} is not a list of tables", f"Head each with [[{key}]]")
         return []
 
     def end(self) -> None:
@@ -134,7 +134,7 @@ class Section:
         return self._values.get(key)
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """A value as it is named in a mistake."""
     try:
         text = repr(value)
