@@ -75,7 +75,7 @@ class Usage:
 
     bytes_complete: int
     bytes_partial: int
-    bytes_documents: int
+    bytes_small: int
     capacity: int | None
     """None means: as much as the disk has."""
     disk_free: int
@@ -88,7 +88,7 @@ class Usage:
     @property
     def bytes_total(self) -> int:
         """All that counts against the capacity."""
-        blobs = self.bytes_complete + self.bytes_partial + self.bytes_documents
+        blobs = self.bytes_complete + self.bytes_partial + self.bytes_small
         return blobs + self.bytes_objects + self.bytes_expected + self.bytes_images + self.bytes_variants
 
 

@@ -281,4 +281,4 @@ async def test_nothing_of_an_answer_that_lies_is_stored(site: Site, body: bytes)
         packages, store = await site.agent(url)
         with pytest.raises(Corrupt):
             await packages.find(Reference("team/app", digest=HONEST.digest), silent)
-        assert store.usage().bytes_documents == 0
+        assert store.usage().bytes_small == 0

@@ -260,7 +260,7 @@ def test_small_blobs_are_checked_at_reading(tmp_path: Path, open_store: Any, siz
     digest = store.put_document(manifest)
     assert digest == digest_of(manifest) == store.put_document(manifest)
     assert store.read_document(digest) == manifest
-    assert store.usage().bytes_documents == size
+    assert store.usage().bytes_small == size
     if size <= ROW_BYTES_MAX:
         in_index(tmp_path, "UPDATE smalls SET data=? WHERE digest=?", manifest[:-1], digest)
     else:
@@ -270,7 +270,7 @@ def test_small_blobs_are_checked_at_reading(tmp_path: Path, open_store: Any, siz
     store.close()
     store = open_store(tmp_path)
     assert store.read_document(digest) == manifest and store.read_document(digest_of(b"another")) == b"another"
-    assert store.usage().bytes_documents == size + 7
+    assert store.usage().bytes_small == size + 7
     assert store.read_document(digest_of(b"other")) is None
     assert store.put_document(b"") == digest_of(b"") and store.read_document(digest_of(b"")) == b""
     with pytest.raises(TooLarge):

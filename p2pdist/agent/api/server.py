@@ -112,7 +112,7 @@ class AgentCollector(Collector):
         store = GaugeMetricFamily("p2pdist_agent_store_bytes", "Bytes in the store", labels=["state"])
         store.add_metric(["complete"], usage.bytes_complete)
         store.add_metric(["partial"], usage.bytes_partial)
-        store.add_metric(["small"], usage.bytes_documents)
+        store.add_metric(["small"], usage.bytes_small)
         store.add_metric(["objects"], usage.bytes_objects)
         store.add_metric(["expected"], usage.bytes_expected)
         store.add_metric(["images"], usage.bytes_images)
