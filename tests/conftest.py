@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--turn 3/10`: of the tests that are selected, the third tenth alone."""
+    """`--turn 3/10`: every tenth of the selected tests, beginning with the fourth."""
     parser.addoption("--turn", metavar="N/K", help="run part N (from 0) of K of the selected tests")
 
 

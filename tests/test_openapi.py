@@ -33,12 +33,13 @@ POLICIES: Document = {"policy": [{"match": "team/*", "readers": 4, "download": "
 
 
 def routes_served(app: web.Application) -> set[tuple[str, str]]:
-    """Methods and paths of an application's router; HEAD comes with GET."""
-    return {
-        (route.method.lower(), route.resource.canonical)
-        for route in app.router.routes()
-        if route.resource is not None and route.method != "HEAD"
+    """Methods and paths of an application's router, where HEAD comes with GET."""
+    routes = {
+        (route.method.lower(), route.resource.canonical) for route in app.router.routes() if route.resource is not None
     }
+    headed = {path for method, path in routes if method == "head"}
+    assert headed == {path for method, path in routes if method == "get"}
+    return {(method, path) for method, path in routes if method != "head"}
 
 
 def routes_described(document: Document) -> set[tuple[str, str]]:

@@ -242,7 +242,7 @@ def save(record: Record, work: Path) -> None:
 def _parse(path: Path) -> Record | None:
     try:
         with path.open() as file:
-            fields = json.loads(file.read(_BYTES_MAX))
+            fields = {**json.loads(file.read(_BYTES_MAX))}  # raises TypeError where it is no object
         method, images = fields.pop("how"), tuple(fields.pop("images"))
         record = Record(**fields, method=method, images=images)
     except (OSError, ValueError, TypeError, KeyError):

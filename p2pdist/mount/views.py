@@ -62,7 +62,7 @@ class MountedView:
 
     path: Path
     method: str
-    """squashfs or one of WAYS_TO_SHOW."""
+    """squashfs or one of MOUNT_METHODS."""
     why: str
     """One line that says which method and why."""
 

@@ -64,7 +64,7 @@ class Stream:
 class Around:
     """An agent that counts what came."""
 
-    host, tls, kept, swarming = "h1", None, None, None
+    host, tls, connections, swarming = "h1", None, None, None
 
     def __init__(self) -> None:
         self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()

@@ -53,9 +53,12 @@ COUNT = 8
 class Pull:
     """A pull of COUNT pieces in one stripe, and the time kept."""
 
-    def __init__(self, policy: Policy, *, priority: Priority = "start", other_writers: int = 0) -> None:
+    def __init__(self, policy: Policy, *, priority: Priority = "start", other_writers: int = 0, held: int = 0) -> None:
         layout = PieceLayout(COUNT * 65536, 65536)
-        download = Download(BLOB, layout, 1, PieceSet(COUNT), Sources(), 0.0, patience_s=600.0, host="h")
+        have = PieceSet(COUNT)
+        for piece in range(held):
+            have.add(piece)
+        download = Download(BLOB, layout, 1, have, Sources(), 0.0, patience_s=600.0, host="h")
         self.core = PullCore(download, policy, priority=priority, other_writers=other_writers)
         self.now = 0.0
 
@@ -75,6 +78,12 @@ def in_swarm(policy: Policy = "swarm") -> Pull:
         commands = pull(Tick(), 2 * STUCK_S)
     assert BeginSwarm("swarm") in commands
     return pull
+
+
+@pytest.mark.parametrize("policy", ["trees", "swarm", "auto"])
+def test_a_pull_that_lacks_nothing_is_complete_at_the_first_tick(policy: Policy) -> None:
+    """As after a pull whose last step failed on a full disk."""
+    assert Pull(policy, held=COUNT)(Tick())[-1:] == [Completed()]
 
 
 def test_a_pull_by_trees_never_leaves_them() -> None:

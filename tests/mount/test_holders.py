@@ -9,7 +9,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from p2pdist.mount.records import Process, hold, is_held, parse_process, process, run_from, user
+import pytest
+
+from p2pdist.mount.records import Process, hold, is_held, parse_process, process, records, run_from, user
 
 
 def test_a_process_is_alive_until_it_ends() -> None:
@@ -61,3 +63,10 @@ def test_a_hold_is_inherited(tmp_path: Path) -> None:
         program.kill()
     assert not is_held(tmp_path)
     assert not is_held(tmp_path / "none") and hold(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("text", ["", "1", "null", '"x"', "[]", "{}", '{"how": "copy"}', "no JSON"])
+def test_files_that_are_no_records_are_left_alone(tmp_path: Path, text: str) -> None:
+    stray = tmp_path / "0123456789abcdef.json"
+    stray.write_text(text)
+    assert records(tmp_path) == [] and stray.read_text() == text

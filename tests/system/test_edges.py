@@ -156,6 +156,8 @@ def test_an_agent_that_was_killed_comes_back_under_its_name_at_once(site: Site) 
     agent = Agent(site, "phoenix").start()
     agent.kill()
     agent.start()
+    log = agent.log.read_text()
+    assert "another agent named phoenix" not in log and "rejects" not in log, "the tracker did not refuse its name"
 
 
 @pytest.mark.slow

@@ -225,7 +225,8 @@ async def test_a_server_that_stops_does_not_wait_for_its_streams(blob: SampleBlo
     await web.SockSite(runner, listener).start()
     stream = receiver.open(listener.getsockname()[1])
     await receiver.until(lambda: receiver.received(stream) == [0])
-    await runner.cleanup()
+    async with asyncio.timeout(30):
+        await runner.cleanup()
     assert (await receiver.closed(stream)).reason in ("short", "reset")
     assert server.outgoing[0].cancelled
     assert server.ended == 1

@@ -51,7 +51,7 @@ async def _health(request: web.Request) -> web.Response:
         len(service.fleet.swarms),
         PolicyHealth(len(book.table.policies), book.problem),
     )
-    return web.Response(body=msgspec.json.encode(health), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(health), content_type="application/json", charset="utf-8")
 
 
 async def _metrics(request: web.Request) -> web.Response:

@@ -120,7 +120,7 @@ def _answer(request: web.Request, torrent: Torrent, kind: str, digest: Digest, s
         )
     v2 = wanted.info_hash_v2.hex() if wanted.layers else msgspec.UNSET
     link = MagnetLink(magnet(wanted, tracker, seeds), wanted.name, wanted.size, wanted.info_hash_v1.hex(), v2)
-    return web.Response(body=msgspec.json.encode(link), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(link), content_type="application/json", charset="utf-8")
 
 
 def magnet(torrent: Torrent, tracker: str, web_seeds: list[str]) -> str:

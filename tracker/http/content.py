@@ -80,7 +80,7 @@ of it."""
 
 
 def _json(body: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json", charset="utf-8")
 
 
 def _described(descriptor: Descriptor) -> web.Response:

@@ -182,9 +182,12 @@ class Registry:
         if digest in self._served:  # evicted a moment ago: what was there must not be offered any more
             self._unserve(digest)
         self._unwanted.discard(digest)
-        pull = self._fetching[digest] = BlobPull(
-            blob, self._resources, tracker_present=present, priority=priority, selection=selection
-        )
+        try:
+            pull = BlobPull(blob, self._resources, tracker_present=present, priority=priority, selection=selection)
+        except BaseException:
+            blob.release()
+            raise
+        self._fetching[digest] = pull
         self._uplink.limit(digest, self._policies.upload_limit(digest))
         self._served.add(digest)
         pull.done.add_done_callback(lambda done: self._fetched(pull, done))

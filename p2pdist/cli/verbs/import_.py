@@ -67,10 +67,11 @@ def command(
     """
     from p2pdist.package.source.scan import source_path
 
+    reference = parse_reference(tag)
     parse_entrypoint(settings["entrypoint"])
     importing = _Import(
         source_path(source, "directory or archive"),
-        parse_reference(tag),
+        reference,
         form or "squashfs",
         follow_links=follow_links,
         world_readable=world_readable,
