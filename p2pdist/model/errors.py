@@ -82,6 +82,12 @@ class Refused(P2PDistError):
     slug, title, exit_code, http_status = "refused", "Refused", 4, 403
 
 
+class Unauthenticated(Refused):
+    """Nothing is known of the sender of a request, or its credential is not valid."""
+
+    slug, title, http_status = "unauthenticated", "A credential is needed", 401
+
+
 class Unavailable(P2PDistError):
     """A tracker, origin or agent that cannot be reached or is overloaded. Trying again may help."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from p2pdist.model.access import TICKET_CHARACTERS_MAX
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.plan import STRIPES_MAX, Address, HostName, Plan, StripeNumber
@@ -37,6 +38,7 @@ Priority = Literal["start", "preseed"]
 
 PreseedId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 KeptState = Literal["waiting", "pulling", "done", "failed"]
+TicketText = Annotated[str, Meta(max_length=TICKET_CHARACTERS_MAX)]
 REASON_CHARACTERS_MAX = 500
 DRAIN_S_MAX = 86400.0
 
@@ -70,7 +72,9 @@ class Holding(Message, frozen=True):
     """The host holds or pulls this blob. `counts` is the number of verified pieces per stripe;
     `parents` names, per stripe, the host it receives from (`""` the origin, None no host). `swarm`:
     it receives by BitTorrent, and parents say little. Sent to join a swarm, when the priority rises
-    or the transport changes and, after a new session opens, to rebuild the tracker's view."""
+    or the transport changes and, after a new session opens, to rebuild the tracker's view. `ticket`
+    is the last one that the host got for the blob: it shows a tracker that has just started that
+    the host may receive it."""
 
     blob: WireDigest
     size: Count
@@ -79,6 +83,7 @@ class Holding(Message, frozen=True):
     parents: Annotated[tuple[HostName | None, ...], Meta(max_length=STRIPES_MAX)] = ()
     priority: Priority = "start"
     swarm: bool = False
+    ticket: TicketText = ""
 
 
 class Holdings(Message, frozen=True):
@@ -177,9 +182,28 @@ class OriginShare(Message, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """A plan for one blob."""
+    """A plan for one blob. `ticket` lets the host receive it from other agents (model/access.py);
+    empty while access is off."""
 
     plan: Plan
+    ticket: TicketText = ""
+
+
+class Access(Message, frozen=True):
+    """What an agent needs to judge others while access is on. Sent after the welcome and when any
+    of it changes; replaces what was sent before. `keys`: public halves of the keys that sign
+    tickets, base64 by name. `authorities`: certificates, PEM, of which a peer's must come.
+    `revoked`: `host:NAME` and `token:ID`. `public`: patterns of packages for which no ticket is
+    needed. `local`: patterns of packages by `user:NAME` or `group:NAME` of processes at the
+    agent's Unix socket; empty: the socket's group may use all. `mount_roots`: directories below
+    which views may be mounted; empty: no limit but the caller's own rights."""
+
+    keys: Annotated[dict[str, str], Meta(max_length=16)]
+    authorities: Annotated[str, Meta(max_length=1 << 16)]
+    revoked: Annotated[tuple[str, ...], Meta(max_length=10_000)] = ()
+    public: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
+    local: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
+    mount_roots: Annotated[tuple[str, ...], Meta(max_length=100)] = ()
 
 
 class Keep(Message, frozen=True):
@@ -212,7 +236,7 @@ class Reject(Message, frozen=True):
 
 
 FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares
-FromTracker = Welcome | Pace | OriginShare | Assign | Keep | Release | Reject
+FromTracker = Welcome | Pace | OriginShare | Assign | Access | Keep | Release | Reject
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
@@ -248,6 +272,36 @@ def decode_from_tracker(data: bytes | str) -> FromTracker:
         return _from_tracker.decode(data)
     except UNDECODABLE as error:
         raise UsageError(f"malformed session message: {' '.join(str(error).split())[:300]}") from error
+
+
+# -- joining a fleet (POST /v1/join with a join token, POST /v1/renew with a certificate)
+
+
+class JoinRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/join: `token` is a join token (credentials/join.py), `host` the name of the
+    agent's host, `request` a certificate signing request in PEM, `addresses` the IP addresses and
+    names under which others reach the agent."""
+
+    token: Annotated[str, Meta(max_length=1024)]
+    host: Annotated[HostName, Meta(min_length=1)]
+    request: Annotated[str, Meta(max_length=16384)]
+    addresses: Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=64)] = ()
+
+
+class RenewRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/renew, by the host in the certificate of the connection."""
+
+    request: Annotated[str, Meta(max_length=16384)]
+    addresses: Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=64)] = ()
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """Answer to POST /v1/join and POST /v1/renew: the agent's certificate, and the certificates of
+    the fleet's authorities, all PEM; `fleet` is the fleet's name."""
+
+    fleet: str
+    certificate: str
+    authorities: str
 
 
 class Reachability(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from p2pdist.model.access import Right
 from p2pdist.model.digest import WireDigest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.transfer.problems import PROBLEM_TYPE
@@ -68,7 +69,8 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Route:
     """One method of one path, as aiohttp writes paths. A GET answers HEAD as well (RFC 9110,
-    9.3.2)."""
+    9.3.2). `right` is what the route asks of the identity that requests it; a route that names none
+    is served to nobody while access is on."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
@@ -83,6 +85,8 @@ class Route:
 
     messages: dict[str, Any] = field(default_factory=dict)
     """Types of WebSocket messages, by sender."""
+
+    right: Right | None = None
 
     @property
     def described_path(self) -> str:

@@ -1,0 +1,257 @@
+"""The authority of a fleet: certificates for its trackers and agents (X.509, RFC 5280; names as in
+SPIFFE, https://spiffe.io/docs/latest/spiffe-about/spiffe-concepts/).
+
+A certificate names its owner twice. The URI `spiffe://FLEET/agent/HOST` is read by the other end
+(`name_in`), which learns which host it speaks with. The DNS name is compared by TLS itself when a
+connection is opened: TRACKER_DNS for trackers, `agent_dns(HOST)` for agents, a hash because names
+of hosts need not be names of the DNS. An agent therefore reaches the host that its plan names, or
+no host.
+
+A certificate lasts CERTIFICATE_S, and its owner renews it at half of that. An authority lasts until
+an operator rotates it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from p2pdist.model.errors import Refused, UsageError
+
+TRACKER_DNS = "tracker.p2pdist"
+CERTIFICATE_S = 86400.0
+AUTHORITY_S = 10 * 365 * 86400.0
+BACKDATED_S = 300.0
+"""A new certificate is valid since so long ago, as clocks differ."""
+
+CSR_BYTES_MAX = 16384
+ADDRESSES_MAX = 64
+
+_FLEET = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?\Z")
+
+Kind = Literal["agent", "tracker"]
+
+
+def agent_dns(host: str) -> str:
+    """The DNS name in the certificate of a host's agent."""
+    return f"{hashlib.sha256(host.encode()).hexdigest()[:40]}.agent.p2pdist"
+
+
+def check_fleet(name: str) -> str:
+    """Raises UsageError for what cannot be the name of a fleet."""
+    if not _FLEET.match(name):
+        raise UsageError(f"{name[:80]!r} cannot name a fleet", remedy="Use lower-case letters, digits, dots and dashes")
+    return name
+
+
+def fingerprint(certificate: bytes) -> str:
+    """SHA-256 of a PEM certificate's DER form, in hexadecimal digits."""
+    return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
+
+
+def name_in(peer: Mapping[str, Any] | None, fleet: str, kind: Kind) -> str:
+    """The name of the owner in a verified certificate, as `ssl.SSLSocket.getpeercert` returns it:
+    the host of an agent; "" where the certificate is of another fleet or kind, or missing."""
+    prefix = f"spiffe://{fleet}/{kind}/"
+    for what, value in (peer or {}).get("subjectAltName", ()):
+        if what == "URI" and value.startswith(prefix):
+            return unquote(value.removeprefix(prefix))
+    return ""
+
+
+def make_key() -> ec.EllipticCurvePrivateKey:
+    """A new private key, ECDSA P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def encode_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """PEM of a private key, not encrypted: it stands in files of mode 0600."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A certificate signing request (RFC 2986), PEM. It proves that its sender has the key; the
+    authority decides on all names."""
+    return (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """One authority: its certificate, and its key, which only trackers have."""
+
+    fleet: str
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def create(cls, fleet: str, *, now: float) -> Authority:
+        """A new one. `now`: seconds since the epoch."""
+        key, name = make_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"p2pdist {check_fleet(fleet)}")])
+        certificate = (
+            _builder(name, name, key.public_key(), AUTHORITY_S, now)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(sign_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(fleet, certificate, key)
+
+    @classmethod
+    def load(cls, fleet: str, certificate: bytes, key: bytes) -> Authority:
+        """From PEM. Raises UsageError where the two do not belong together or cannot be used."""
+        try:
+            loaded, private = (
+                x509.load_pem_x509_certificate(certificate),
+                serialization.load_pem_private_key(key, password=None),
+            )
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"the authority of {fleet} cannot be read: {error}") from error
+        if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != loaded.public_key():
+            raise UsageError(f"the key of the authority of {fleet} is not that of its certificate")
+        return cls(fleet, loaded, private)
+
+    @property
+    def pem(self) -> bytes:
+        """The certificate."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def fingerprint(self) -> str:
+        """What join tokens pin."""
+        return self.certificate.fingerprint(hashes.SHA256()).hex()
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since the epoch."""
+        return self.certificate.not_valid_before_utc.timestamp() + BACKDATED_S
+
+    def issue(
+        self,
+        request: bytes,
+        kind: Kind,
+        name: str,
+        addresses: Iterable[str] = (),
+        *,
+        now: float,
+        lasts_s: float = CERTIFICATE_S,
+    ) -> bytes:
+        """A certificate, PEM, for the sender of a signing request, which becomes `name`: a host, or
+        for a tracker any word. `addresses` are IP addresses and names under which other clients may
+        reach it. Raises UsageError for a request that is none."""
+        key = _requested_key(request)
+        uri = f"spiffe://{self.fleet}/{kind}/{quote(name, safe='')}"
+        dns = TRACKER_DNS if kind == "tracker" else agent_dns(name)
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri), x509.DNSName(dns)]
+        names += map(_general_name, sorted(set(addresses))[:ADDRESSES_MAX])
+        certificate = (
+            _builder(x509.Name([]), self.certificate.subject, key, lasts_s, now)
+            .add_extension(x509.SubjectAlternativeName(names), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(sign_certificates=False), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]),
+                critical=False,
+            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def pinned(certificates: bytes, pin: str) -> bytes:
+    """Of the authorities that a tracker states (PEM, one after the other), the one with this
+    fingerprint; raises Refused where none has it: it is another fleet's tracker, or somebody stands
+    before it."""
+    for certificate in split_pem(certificates):
+        if fingerprint(certificate) == pin:
+            return certificate
+    raise Refused(
+        "the tracker's authority is not the one that the join token pins",
+        remedy="Check --tracker, or fetch a new token: the tracker's log says where it stands",
+    )
+
+
+def split_pem(certificates: bytes) -> Sequence[bytes]:
+    """PEM certificates one by one. Raises Refused for anything else."""
+    try:
+        loaded = x509.load_pem_x509_certificates(certificates)
+    except ValueError as error:
+        raise Refused(f"what should be certificates cannot be read: {error}") from error
+    return [certificate.public_bytes(serialization.Encoding.PEM) for certificate in loaded]
+
+
+def expires_at(certificate: bytes) -> float:
+    """When a PEM certificate ends, in seconds since the epoch."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+
+
+def _requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
+    if len(request) > CSR_BYTES_MAX:
+        raise UsageError(f"a certificate signing request of {len(request)} bytes is over the limit")
+    try:
+        loaded = x509.load_pem_x509_csr(request)
+        key, valid = loaded.public_key(), loaded.is_signature_valid
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise UsageError(f"the certificate signing request cannot be read: {error}") from error
+    if not valid or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UsageError("the certificate signing request is not signed by an elliptic curve key of its own")
+    return key
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(address))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(address)
+    except ValueError as error:
+        raise UsageError(f"{address[:80]!r} cannot stand in a certificate") from error
+
+
+def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lasts_s: float, now: float
+) -> x509.CertificateBuilder:
+    at = datetime.datetime.fromtimestamp(now, datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(at - datetime.timedelta(seconds=BACKDATED_S))
+        .not_valid_after(at + datetime.timedelta(seconds=lasts_s))
+    )

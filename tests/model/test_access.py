@@ -1,0 +1,162 @@
+"""Rights, patterns of packages, and tickets."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pdist.model.access import (
+    ANONYMOUS,
+    OPEN,
+    SKEW_S,
+    TICKET_ALONE_S,
+    LocalRules,
+    Patterns,
+    Role,
+    RoleDocument,
+    Ticket,
+    agent_identity,
+    check_ticket,
+    decode_ticket,
+    encode_ticket,
+)
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import NotFound, Refused, Unauthenticated, UsageError
+
+BLOB, OTHER = digest_of(b"a"), digest_of(b"b")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "matches"),
+    [
+        ("*", "team/trainer", True),
+        ("team/*", "team/trainer", True),
+        ("team/*", "team/a/b", True),
+        ("team/*", "team", False),
+        ("team/*", "teams/trainer", False),
+        ("team/*", "team-b/trainer", False),
+        ("team/trainer", "team/trainer", True),
+        ("team/trainer", "team/trainer2", False),
+        ("team/trainer", "team/trainer/x", False),
+    ],
+)
+def test_patterns_go_by_component(pattern, name, matches):
+    assert Patterns.parse([pattern], "here").match(name) is matches
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "team/tr*", "te*m/x", "/team", "team/", "TEAM/*", "team/*/x", "**", "a b", "t:v1", "*\n"]
+)
+def test_what_matches_no_name_is_refused(pattern):
+    with pytest.raises(UsageError, match="here"):
+        Patterns.parse([pattern], "here")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (("*",), ("team/*",), ("team/*",)),
+        (("team/*",), ("team/a", "b/c"), ("team/a",)),
+        (("team/*", "x"), ("team/a/*", "x"), ("x", "team/a/*")),
+        (("team/*",), ("b/*",), ()),
+        (("team/*",), ("teams/*",), ()),
+    ],
+)
+def test_narrowed_is_what_both_match(one, other, both):
+    assert set(Patterns(one).narrowed(Patterns(other)).patterns) == set(both)
+
+
+names = st.sampled_from(["a", "a/b", "a/b/c", "ab/c", "b", "b/c"])
+patterns = st.lists(st.sampled_from(["*", "a", "a/*", "a/b", "a/b/*", "b/*", "ab/*"]), max_size=4)
+
+
+@given(patterns, patterns, names)
+def test_narrowed_matches_a_name_when_both_do(one, other, name):
+    narrowed = Patterns(tuple(one)).narrowed(Patterns(tuple(other)))
+    assert narrowed.match(name) == (Patterns(tuple(one)).match(name) and Patterns(tuple(other)).match(name))
+
+
+def test_a_stranger_needs_a_credential_and_others_a_right():
+    with pytest.raises(Unauthenticated):
+        ANONYMOUS.require("rank")
+    with pytest.raises(Refused) as refusal:
+        agent_identity("h1", Patterns(("*",))).require("preseed")
+    assert not isinstance(refusal.value, Unauthenticated)
+    OPEN.require("cancel-any")
+    ANONYMOUS.require("open")
+
+
+def test_what_may_not_be_read_is_not_there():
+    reader = agent_identity("h1", Patterns(("team/*",)))
+    reader.require_read(["other/x", "team/a"], "the blob")
+    with pytest.raises(NotFound):
+        reader.require_read(["other/x"], "the blob")
+    with pytest.raises(NotFound):
+        reader.require_read([], "the blob")
+    agent_identity("h2", Patterns(("*",))).require_read([], "the blob")
+
+
+def test_a_role_has_the_rights_that_it_names_and_no_other():
+    role = Role.parse("slurm", RoleDocument(("preseed", "rank"), ("team/*",)))
+    someone = role.identity("token", "7f3a")
+    assert {right for right in ("rank", "preseed", "cancel-any", "watch", "read", "agent") if someone.may(right)} == {
+        "rank",
+        "preseed",
+        "read",
+    }
+    for right in ("agent", "local-admin", "ticket", "root"):
+        with pytest.raises(UsageError, match="no right"):
+            Role.parse("odd", RoleDocument((right,)))
+
+
+def test_local_rules_join_what_the_user_and_its_groups_may_read():
+    rules = LocalRules({"group:a": Patterns(("a/*",)), "user:joe": Patterns(("b/*",))})
+    assert rules.patterns(["user:joe", "group:a", "group:x"]).patterns == ("b/*", "a/*")
+    assert rules.patterns(["user:eve"]).patterns == ()
+    assert LocalRules().patterns(["user:eve"]).everything
+
+
+def sign(message):
+    return hashlib.sha512(b"secret" + message).digest()
+
+
+def verify(key, message, signature):
+    return key == "k1" and signature == sign(message)
+
+
+def test_a_ticket_holds_for_its_blob_receiver_and_time():
+    ticket = decode_ticket(encode_ticket(Ticket("k1", BLOB, "h1", "start", 1000.0), sign), verify)
+    check_ticket(ticket, blob=BLOB, receiver="h1", alone=False, now=1000.0 + SKEW_S)
+    check_ticket(ticket, blob=BLOB, receiver="h1", alone=True, now=1000.0 + SKEW_S + TICKET_ALONE_S)
+    for blob, receiver, alone, now in (
+        (OTHER, "h1", False, 0.0),
+        (BLOB, "h2", False, 0.0),
+        (BLOB, "h1", False, 1001.0 + SKEW_S),
+        (BLOB, "h1", True, 1001.0 + SKEW_S + TICKET_ALONE_S),
+    ):
+        with pytest.raises(Refused):
+            check_ticket(ticket, blob=blob, receiver=receiver, alone=alone, now=now)
+    check_ticket(Ticket("k1", BLOB, "*", "start", 0.0), blob=BLOB, receiver="any", alone=False, now=0.0)
+
+
+def test_a_ticket_of_another_key_is_none():
+    with pytest.raises(Refused):
+        decode_ticket(encode_ticket(Ticket("k2", BLOB, "h1", "start", 1000.0), sign), verify)
+
+
+@given(st.integers(min_value=0), st.integers(min_value=1, max_value=255))
+def test_a_changed_ticket_is_none(place, change):
+    import base64
+
+    text = encode_ticket(Ticket("k1", BLOB, "h1", "start", 1000.0), sign)
+    data = bytearray(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    data[place % len(data)] ^= change
+    with pytest.raises(Refused):
+        decode_ticket(base64.urlsafe_b64encode(bytes(data)).decode().rstrip("="), verify)
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_ticket_or_refused(text):
+    with pytest.raises(Refused):
+        decode_ticket(text, verify)
