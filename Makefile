@@ -91,7 +91,7 @@ test-long: setup
 	$(PYTEST) -m long --turn $(TURN) $(TEST_ARGS)
 
 compose: setup
-	$(BIN)/pytest -m long tests/system/test_compose.py tests/system/test_units.py
+	$(BIN)/pytest -m long -rs tests/system/test_compose.py tests/system/test_units.py
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import site
 import subprocess
 import sys
 import tempfile
@@ -189,15 +190,19 @@ def copy_python(target: Path) -> list[Path]:
     ignore = shutil.ignore_patterns(*NOT_OF_PYTHON, "site-packages", "dist-packages")
     shutil.copytree(source / "lib" / version, target / "lib" / version, ignore=ignore, symlinks=True)
     pip = Path(subprocess.check_output([sys.executable, "-c", "import pip; print(pip.__path__[0])"], text=True).strip())
-    shutil.copytree(
-        pip, target / "lib" / version / "site-packages" / "pip", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(pip, packages_of(target) / "pip", ignore=shutil.ignore_patterns("__pycache__"))
     run_pip = target / "bin" / "pip"
     run_pip.write_text(
         f"#!/usr/local/bin/{version}\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
     )
     run_pip.chmod(0o755)
     return [source / "bin" / version, *(source / "lib" / version).glob("lib-dynload/*.so")]
+
+
+def packages_of(prefix: Path) -> Path:
+    """Where this Python, copied to `prefix`, looks for packages: `site-packages`, or Debian's
+    `dist-packages`."""
+    return Path(site.getsitepackages([str(prefix)])[-1])
 
 
 def libraries_of(binary: Path) -> list[Path]:

@@ -19,14 +19,14 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from docker_rig import copy_python, libraries_of, remove_cgroups, remove_files
+from docker_rig import copy_python, libraries_of, packages_of, remove_cgroups, remove_files
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = Path("/opt/p2pdist")
 RUN_S = 150.0
 SYSTEMD = "/lib/systemd/systemd"
 HIERARCHIES = ("systemd", "unified")
-ENTRY = f"""#!{INSTALLED}/bin/python3.11
+ENTRY = f"""#!{INSTALLED}/bin/python{sys.version_info.major}.{sys.version_info.minor}
 import sys
 from p2pdist.cli.main import main
 sys.exit(main())
@@ -132,7 +132,7 @@ def _install(target: Path, files: Path) -> None:
     """This Python with the project and what it needs, where the units look for it; other users
     cannot read where it lies here."""
     binaries = copy_python(target)
-    packages = target / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    packages = packages_of(target)
     for name in ("p2pdist", "tracker"):
         shutil.copytree(ROOT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
     for distribution in _needed("p2pdist"):

@@ -1,0 +1,177 @@
+"""The commands of the README, run as they are written there, in its order, on one machine.
+
+Only names of machines, paths and sizes are replaced, by the table below. `docker compose` is tried
+by test_compose.py, Slurm by test_slurm.py, Kubernetes by test_kubernetes.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from site_rig import free_pair, free_port, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND_S = 60.0
+AT_WORK = ("p2pdist tracker ", "p2pdist agent ")
+"""Commands that run until they are ended."""
+
+MAY_FAIL = ("p2pdist doctor",)
+"""It ends with 1 where this machine lacks something, which is not the README's fault."""
+
+PACKAGES = {"team/weights:v7": "weights", "team/reader:v1": "reader", "team/base:v7": "base", "team/trainer:v1": "app"}
+"""What commands name and no block packs, with its source."""
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Language and text of the README's fenced blocks."""
+    return FENCED.findall((ROOT / "README.md").read_text())
+
+
+def commands() -> list[str]:
+    """Every p2pdist command of the README, in its order, without comments."""
+    text = "\n".join(text for _language, text in blocks())
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.partition(" # ")[0].rstrip() for line in lines if line.startswith("p2pdist ")]
+
+
+class Machine:
+    """A directory in which the README's paths and addresses mean something."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        port, agent_port = free_port(), free_pair()
+        self.replaced = {
+            "s3://packages/prod": f"file://{directory}/origin",
+            "http://tracker:7070": f"http://127.0.0.1:{port}",
+            "0.0.0.0:7070": f"127.0.0.1:{port}",
+            "0.0.0.0:7071": f"127.0.0.1:{agent_port}",
+            "/var/lib/p2pdist": f"{directory}/store",
+            "/srv/trainer": f"{directory}/shown",
+            "--count 200": "--count 1",
+            "--count 64": "--count 1",
+            "trainer 64": "trainer 1",
+            "reader 8": "reader 1",
+            "--hosts 2600 --size 3GB": "--hosts 26 --size 3MB",
+            "p2pdist top": "p2pdist top --once",
+        }
+        (directory / "p2pdist").write_text(f'#!/bin/sh\nexec {sys.executable} -m p2pdist.cli.main "$@"\n')
+        (directory / "p2pdist").chmod(0o755)
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("P2PDIST_")} | {
+            "PATH": f"{directory}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "P2PDIST_SOCKET": f"{directory}/agent.sock",
+            "P2PDIST_LAYOUT": f"{directory}/layout",
+        }
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, command: str) -> None:
+        """Run a tracker or an agent until the test ends, from when it is ready."""
+        log = self.directory / f"{len(self.running)}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["sh", "-c", f"exec {self.here(command)}"],
+                env=self.environ,
+                cwd=self.directory,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+            )
+        self.running.append(process)
+        address = re.findall(r"--listen (\S+)", self.here(command))[-1]
+        wait_for(f"http://{address}/readyz", process, log)
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", self.here(command)],
+            env=self.environ,
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def here(self, command: str) -> str:
+        """The command with what only exists elsewhere replaced."""
+        for name, value in self.replaced.items():
+            command = command.replace(name, value)
+        return command
+
+    def stop(self) -> None:
+        """End what still runs, the agent before the tracker."""
+        for process in reversed(self.running):
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.fixture
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    made = Machine(tmp_path_factory.mktemp("m"))
+    sources = {"environment/site-packages/dep.py": "N = 3", "venv/dep.py": "N = 4", "weights/w": "w", "reader/r": "r"}
+    sources |= {"base/b": "b", "app/app/train.py": "import sys, dep\nprint('epochs', sys.argv[2], 'dep', dep.N)"}
+    for name, text in sources.items():
+        path = made.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for reference, source in PACKAGES.items():
+        for command in (f"pack {source} -t {reference}", f"push {reference} --origin s3://packages/prod"):
+            done = made.run(f"p2pdist {command}")
+            assert done.returncode == 0, done.stderr
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_every_command_of_the_readme_works(machine: Machine) -> None:
+    """In the order of the README; the trainer says that it got its argument and its base."""
+    ended = {}
+    for command in commands():
+        if command.startswith(AT_WORK):
+            machine.start(command)
+            if command.startswith("p2pdist agent "):  # a ranking by roles needs a host for each
+                machine.start(f"{command} --name other --listen 127.0.0.1:{free_pair()} --store other --socket other.sock")
+            continue
+        if "rm team/trainer:v1" in command:
+            assert machine.run("p2pdist pull team/trainer:v1").returncode == 0
+        ended[command] = machine.run(command)
+        if "-t team/trainer:v4" in command:
+            ended["push v4"] = machine.run("p2pdist push team/trainer:v4 --origin s3://packages/prod")
+    wrong = {
+        command: f"{done.returncode}: {done.stdout[-500:]}{done.stderr[-1000:]}"
+        for command, done in ended.items()
+        if done.returncode != 0 and not command.startswith(MAY_FAIL)
+    }
+    assert not wrong, json.dumps(wrong, indent=1)
+    assert ended["p2pdist run team/trainer:v3 -- --epochs 3"].stdout == "epochs 3 dep 3\n"
+    assert len(ended) > 20
+
+
+def test_the_other_blocks_hold() -> None:
+    """Targets of make exist, the settings are TOML whose keys are options, and no other kind of
+    block is there that no test would run."""
+    kinds = {language: text for language, text in blocks() if language}
+    assert list(kinds) == ["toml"]
+    settings = tomllib.loads(kinds["toml"])
+    shown = subprocess.run(
+        [sys.executable, "-m", "p2pdist.cli.main", "agent", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert all(f"--{name} " in shown for name in ("origin", *settings["agent"]))
+    plain = [text for language, text in blocks() if not language]
+    lines = [line for text in plain[1:] for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+    assert [line for line in lines if not line.startswith(("p2pdist ", "make "))] == []
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    assert {line.split()[1] for line in lines if line.startswith("make ")} <= set(phony[1].split())
