@@ -135,9 +135,11 @@ def _install(target: Path, files: Path) -> None:
     packages = packages_of(target)
     for name in ("p2pdist", "tracker"):
         shutil.copytree(ROOT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for distribution in _needed("p2pdist"):
+    ours = importlib.metadata.distribution("p2pdist")
+    for distribution in (ours, *_needed("p2pdist")):
         for file in distribution.files or ():
-            if ".." not in file.parts and "__pycache__" not in file.parts:
+            installed = distribution is not ours or file.parts[0].endswith(".dist-info")  # what p2pdist's version reads
+            if installed and ".." not in file.parts and "__pycache__" not in file.parts:
                 (packages / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(str(file.locate()), packages / file)
     program = target / "bin" / "p2pdist"
