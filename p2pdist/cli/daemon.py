@@ -308,7 +308,7 @@ async def _replace_stale(path: Path) -> None:
     try:
         _, writer = await asyncio.open_unix_connection(path)
     except PermissionError:
-        raise  # the socket of another user, whose agent may well run
+        raise  # the socket of another user: that agent may well run
     except OSError:
         path.unlink(missing_ok=True)
         return

@@ -422,8 +422,8 @@ class Download:
         if parent is not None and reason is not None and not parent.is_origin:
             out.append(Complain(stripe.number, parent, reason))
         elif parent is not None and reason is None:
-            # A piece that does not come would keep the stream, and its place among those that are
-            # expected, for long.
+            # A piece that does not come would keep the stream, and its place among expected pieces,
+            # for long.
             comes = now - stripe.stored_at < max(COMES_MIN_S, COMES_PACES * stripe.pace_s)
             self._close(stripe, out, after_piece=comes)
         self._open(stripe, now, out)

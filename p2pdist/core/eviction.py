@@ -64,8 +64,7 @@ def due(packages: Sequence[StoredPackage], *, now: float) -> list[str]:
 
 
 def goes_first(packages: Sequence[StoredPackage]) -> frozenset[Digest]:
-    """Blobs that are evicted before all others: those that belong to packages that are not kept,
-    and to no others."""
+    """Blobs that are evicted before all others: they belong only to packages that are not kept."""
     kept = {blob for package in packages if package.policy.cache != "none" for blob in package.blobs}
     return frozenset(blob for package in packages if package.policy.cache == "none" for blob in package.blobs) - kept
 

@@ -88,11 +88,11 @@ def _orders(blob: Digest, superpeers: tuple[str, ...]) -> tuple[tuple[str, ...],
 
 
 READS_AT_ONCE = 4
-"""Pieces; but no more than one above those that it has brought, or waits for in vain: what many
-hosts begin at once comes at once, and late, and no host has anything to give till then."""
+"""Pieces that a host reads at once, at most one more than it has brought or waits for in vain:
+reads that many hosts begin at once all end late, and no host has anything to give till then."""
 
 LATE_S = 1.0
-"""After so long a read is waited for in vain."""
+"""A host waits for a read in vain when it takes longer."""
 
 LOOK_S = 0.25
 """How often the host looks at what peers have."""
@@ -152,9 +152,9 @@ class OriginSeeding:
         self._spread = fraction(str(self.blob).encode(), self.host)
 
     def look(self, readers: Readers, counts: Sequence[int], *, now: float) -> None:
-        """Find the pieces that no peer has and that are due, and those that other superpeers have
-        brought since the last look. `counts` says how many peers have each piece; it is empty while
-        that is unknown."""
+        """Find the pieces that no peer has and that are due, and the pieces that other superpeers
+        have brought since the last look. `counts` says how many peers have each piece; it is empty
+        while that is unknown."""
         before = self.seen
         self.seen = counts = counts or [0] * self.have.count
         for piece in [piece for piece, since in self._given_at.items() if now - since > TAKEN_S]:

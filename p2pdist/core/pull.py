@@ -35,7 +35,7 @@ PEERS_V1_S = 2.0
 """A swarm that has given nothing for so long is a reason to ask whether version 1 has peers, and
 how long after an answer that is asked again."""
 
-# -- events: those of Download, and these
+# -- events, beside the ones of Download
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class PriorityChanged:
 
 Event = dl.Event | TorrentKnown | PeersKnown | SwarmClosed | WriterGone | PriorityChanged
 
-# -- commands: those of Download, CutShort, and these
+# -- commands, beside the ones of Download, and CutShort
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ SUPERPEER_PACES = 4.0
 SUPERPEER_PACES_OF_SUPERPEERS = 12.0
 SUPERPEER_PACES_A_RANK = 3.0
 """A superpeer is given longer than other candidates: it may have to turn to the origin first.
-Another superpeer waits even longer for those before it, the longer the higher its rank, since it
-would read the origin itself."""
+Another superpeer waits even longer for the superpeers before it, the longer the higher its rank,
+since it would read the origin itself."""
 
 VISIT_S = 2.0
 DOUBLINGS_MAX = 8
@@ -193,7 +193,7 @@ class Candidates:
         return (source for source in order if source is not None)
 
     def _better_than(self, source: Source) -> list[Source]:
-        """The sources that the tracker prefers to `source`, of those that only stood still."""
+        """Sources that only stood still, and that the tracker prefers to `source`."""
         preferred = (self.parent,) if source in self.alternates else (self.parent, *self.alternates)
         return [candidate for candidate in self._still if candidate in preferred]
 

@@ -21,7 +21,7 @@ preseed stays in the trees under `auto`: only there it gives way to starts.
 
 Theory of the switch. Streams end after the pieces under way, or after LEAVE_S; a swarm ends when
 its transfer has let go of the file. What has verified by then is held, and the next transport
-fetches the rest, so no piece comes twice but those under way when a transport was left.
+fetches the rest, so only pieces under way when a transport was left come twice.
 
 Invariants: the transport changes in `TransportChoice.choose` alone; nothing leaves the trees for a
 torrent that is not known; a transport begins only when nothing writes into the blob, writers of an
@@ -65,7 +65,7 @@ ELSEWHERE_STILL_S = 4.0
 to be elsewhere: a tracker has planned since the swarm was chosen, or version 1 has peers."""
 
 PACES = 4.0
-"""A piece is late only when it also takes several times as long as those before it."""
+"""A piece is late only when it also takes several times as long as the pieces before it."""
 
 DOUBLINGS_MAX = 4
 

@@ -8,10 +8,10 @@ too: they say when they have a block to send.
 
 A block that the kernel does not take for long (a child that is dead or whose downlink is full)
 stops counting against the blocks in flight, so it cannot hold up other flows. Nor do blocks of a
-sluggish stream, whose blocks take much longer than those of the quickest one: the child is slow, or
-the path to it, and the uplink would idle for it. What such a stream could not take is not made up
-for later: it would have the whole uplink then. Nor do a preseed's blocks count where a start waits:
-its child gives way to other pulls, as this host does, and may be slow to take them.
+sluggish stream, whose blocks take much longer than the blocks of the quickest one: the child is
+slow, or the path to it, and the uplink would idle for it. What such a stream could not take is not
+made up for later: it would have the whole uplink then. Nor do a preseed's blocks count where a
+start waits: its child gives way to other pulls, as this host does, and may be slow to take them.
 
 The streams that are left when the quick ones have gone are not quick for that: how long a byte of a
 closed stream took is forgotten slowly (FORGET_S). Else a stream that came then would wait for each
@@ -276,9 +276,9 @@ class Uplink:
     limit_bytes_s: float | None = None
     """All blocks wait until this rate allows the next; see `wait_s`."""
     preseed_limit_bytes_s: float | None = None
-    """Those of preseeds also wait for this rate."""
+    """Blocks of preseeds also wait for this rate."""
     sent_bytes: int = 0
-    """Taken by the kernel while some flow waited, since the last sample (`take_sample`)."""
+    """What the kernel took while some flow waited, since the last sample (`take_sample`)."""
     busy_s: float = 0.0
     """Time in which some flow waited, since the last sample."""
     _blobs: dict[Digest, ServedBlob] = field(default_factory=dict)

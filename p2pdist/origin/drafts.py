@@ -3,8 +3,8 @@ abandoned.
 
 The process that makes a draft holds an exclusive flock(2) on it, which ends with the process
 however that ends. Other processes see the lock for certain only under the same kernel: over NFS
-locks may stay on a machine, and a machine that serves a directory does not see those of its
-clients. So a draft is named after the boot in which it was made (boot_id, random(4)). A draft of
+locks may stay on a machine, and a machine that serves a directory does not see its clients'
+locks. So a draft is named after the boot in which it was made (boot_id, random(4)). A draft of
 this boot that is not locked is abandoned, and any other one that was not written to for
 ABANDONED_AFTER_S. Stages have the same names after each boot, since notes of packings are kept by
 path: they hold a mark instead.

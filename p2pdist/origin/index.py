@@ -55,7 +55,7 @@ class Index:
         return sorted(found.items(), key=lambda item: item[0])
 
     def roots(self) -> list[tuple[str, Descriptor]]:
-        """All entries, those without a tag too, with a name for messages. Raises Corrupt for one
+        """All entries, with a tag or without, with a name for messages. Raises Corrupt for one
         that cannot be read."""
         found = []
         for entry in self._entries:

@@ -228,7 +228,7 @@ class LocalLayout(LayoutOrigin):
     def drafting(self) -> contextlib.AbstractContextManager[Path]:
         """A new directory on the same file system for unfinished files; gone with what is left in
         it when the block ends. It is locked meanwhile, so no other process takes the files for
-        those of a process that was killed."""
+        what a killed process left."""
         return self._directory.draft_directory()
 
     def staging(self, purpose: str) -> contextlib.AbstractContextManager[Path]:

@@ -52,7 +52,7 @@ class Layer:
     warn: bool = True
     """Warn of links and permissions that mean something else on a host."""
     modes: Mapping[bytes, int] = field(default_factory=dict)
-    """Modes by path that replace those of the source; not for a layer that is staged."""
+    """Modes by path in place of the source's; not for a layer that is staged."""
 
 
 @dataclass(frozen=True, slots=True)

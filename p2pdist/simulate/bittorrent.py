@@ -1,19 +1,18 @@
 """A simulated BitTorrent swarm of one blob: what libtorrent does, as far as switches between trees
 and swarms depend on it.
 
-Model. A member knows some hosts by name: those of the tracker's plans, those that an announce
-names, those that its own peers know (BEP 11). It connects to all of the first, and to as many of
-the others, by chance, as give it OUTGOING_MAX connections; it tries a host that does not answer
-TRIES_MAX times. A host answers if it is a member, or has the whole blob; a host that fetches the
-blob by trees does not. Both sides of a connection know what the other has. A side requests up to
-REQUESTS_MAX pieces at once, the rarest among its peers first, chance deciding among equals. It
-uploads to UPLOAD_SLOTS peers at once, every RECHOKE_S to those that gave most, and one of them by
-chance (optimistic unchoking). Each connection sends one piece at a time; all connections of a host
-share its uplink with its streams, first come, first served, and the receiver's downlink and the
-racks between as in network.py. A piece is verified when it has arrived; a member bans a peer that
-sent a wrong one. It makes a request that was not answered for REQUEST_S elsewhere. What is sent
-into a cut path is lost; a connection that was cut for PEER_TIMEOUT_S ends, and that of a process
-that dies at once.
+Model. A member knows some hosts by name: from the tracker's plans, from announces, and from its own
+peers (BEP 11). It connects to all of the first, and to as many of the others, by chance, as give it
+OUTGOING_MAX connections; it tries a host that does not answer TRIES_MAX times. A host answers if it
+is a member, or has the whole blob; a host that fetches the blob by trees does not. Both sides of a
+connection know what the other has. A side requests up to REQUESTS_MAX pieces at once, the rarest
+among its peers first, chance deciding among equals. It uploads to UPLOAD_SLOTS peers at once, every
+RECHOKE_S to the ones that gave most, and one of them by chance (optimistic unchoking). Each
+connection sends one piece at a time; all connections of a host share its uplink with its streams,
+first come, first served, and the receiver's downlink and the racks between as in network.py. A
+piece is verified when it has arrived; a member bans a peer that sent a wrong one. It makes a
+request that was not answered for REQUEST_S elsewhere. What is sent into a cut path is lost; a
+connection that was cut for PEER_TIMEOUT_S ends, and that of a process that dies at once.
 
 Left out: blocks below a piece, and with them pieces from several peers, the end game, and what a
 broken transfer loses besides whole pieces; the time that news of pieces takes; limits on
@@ -270,7 +269,7 @@ class Member:
     def __init__(self, mesh: Mesh, host: SwarmHost, pull: SwarmPull) -> None:
         self.mesh, self.host, self.pull, self.name = mesh, host, pull, host.name
         self.world, self.network = mesh.world, mesh.network
-        #: The pieces that the host holds, and those that it has requested, as bits.
+        #: The pieces that the host holds, and the pieces that it has requested, as bits.
         self.have = int.from_bytes(pull.have.bits, "little")
         self.under_way = 0
         #: How many of the peers have each piece.

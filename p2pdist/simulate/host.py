@@ -86,7 +86,7 @@ class Pull:
         self.completed_at: float | None = None
         #: Why the pull gave up.
         self.error: P2PDistError | None = None
-        #: Good bytes from the origin and from peers, and those of both that came by BitTorrent.
+        #: Good bytes from the origin and from peers, and what of both came by BitTorrent.
         self.bytes_origin = self.bytes_peers = self.bytes_swarm = 0
         #: Bytes that came for nothing: the host held them, or had closed their stream.
         self.bytes_again = 0

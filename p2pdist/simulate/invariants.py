@@ -192,8 +192,8 @@ class Invariants:
             self._named[swarm.blob, told.host] = None
 
     def _leases(self, fleet: Fleet) -> None:
-        """At most one lease a stripe and zone, and no more than the cap in all, of those that this
-        fleet granted and that are out."""
+        """At most one lease a stripe and zone, and no more than the cap in all, of the leases that
+        this fleet granted and that are out."""
         granted: dict[tuple[Digest, int, str], int] = {}
         for blob, stripe, name in list(self._granted):
             swarm = fleet.swarms.get(blob)

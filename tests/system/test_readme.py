@@ -142,7 +142,9 @@ def test_every_command_of_the_readme_works(machine: Machine) -> None:
         if command.startswith(AT_WORK):
             machine.start(command)
             if command.startswith("p2pdist agent "):  # a ranking by roles needs a host for each
-                machine.start(f"{command} --name other --listen 127.0.0.1:{free_pair()} --store other --socket other.sock")
+                machine.start(
+                    f"{command} --name other --listen 127.0.0.1:{free_pair()} --store other --socket other.sock"
+                )
             continue
         if "rm team/trainer:v1" in command:
             assert machine.run("p2pdist pull team/trainer:v1").returncode == 0

@@ -252,8 +252,8 @@ def _style(host: HostState) -> str:
 
 
 def _tree(state: FleetState) -> Iterator[str]:
-    """The first TREE_SHOWN hosts from the top, each once: parents of hosts that have everything are
-    those of before, and there may be circles."""
+    """The first TREE_SHOWN hosts from the top, each once: a complete host still shows its last
+    parent, so there may be circles."""
     from tracker.core.views.tree_view import NO_PARENT, ORIGIN
 
     children: dict[int, list[int]] = {}

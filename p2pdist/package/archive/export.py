@@ -249,8 +249,8 @@ def write_tar(
 ) -> int:
     """Write the directory `tree` as a tar (POSIX.1-2001, pax): entries in the order of names, owned
     by root, so equal trees give equal bytes. Files with long runs of zeros are sparse (GNU tar,
-    "Storing Sparse Files", PAX format 1.0), wherever the file system has holes. `modes` are those
-    of entries, by path, in the place of their own. Returns how many entries there are. Blocks;
+    "Storing Sparse Files", PAX format 1.0), wherever the file system has holes. `modes` replace
+    the modes of entries, by path. Returns how many entries there are. Blocks;
     raises OSError from the stream."""
     count = 0
     names: dict[tuple[int, int], str] = {}

@@ -15,7 +15,7 @@ A tar is taken whole or refused. tarfile ends at a broken header as it does at t
 archive, so `fromtarfile` tells the two apart. The end is a block of zeros; tools ignore the bytes
 behind it. Without the end the archive was cut off, unless a digest vouches for the whole.
 
-A user who imports must be able to read the files. An entry that its owner may not read stays
+The user that imports must be able to read the files. An entry that its owner may not read stays
 readable here, and `Applied.closed` keeps the mode that it gets in the package.
 
 tarfile keeps whole headers (long names, pax records, maps of sparse files) in memory, of any stated
@@ -91,8 +91,8 @@ class Applied:
     seen: Scan = field(default_factory=Scan)
     directories: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     closed: dict[bytes, int] = field(default_factory=dict)
-    """Modes of what its owner may not read, by path; it was made readable. Those of directories are
-    there once finish() has run."""
+    """Modes of entries that their owner may not read, by path; the entries were made readable.
+    Modes of directories are there once finish() has run."""
     behind: int = 0
     """Bytes that follow the ends of the archives, zeros apart."""
 

@@ -50,9 +50,9 @@ class Followed:
 
 
 def strange_links(source: Path, paths: Iterable[bytes], *, target: str = "", whole: bool = True) -> list[Link]:
-    """Those of the links `paths` of the directory `source`, which appears below `target` of the
-    package, that lead out of the package, and if the package is the `whole` of what a host will
-    see, those that lead nowhere. Raises Corrupt when one vanishes."""
+    """Which of the links `paths` of the directory `source`, shown below `target` of the package,
+    lead out of the package, or, if the package is the `whole` of what a host will see, nowhere.
+    Raises Corrupt when one vanishes."""
     top, prefix = os.fsencode(source), os.fsencode(target)
     found = []
     for path in paths:

@@ -134,8 +134,7 @@ def check_target(target: str, file: Path) -> None:
 
 
 def _underscored(body: dict[str, Any]) -> dict[str, Any]:
-    """Keys with underscores for hyphens, also those of layers; environment names stay as they
-    are."""
+    """Keys with underscores for hyphens, in layers too; environment names stay as they are."""
     plain = {key.replace("-", "_"): value for key, value in body.items()}
     if isinstance(plain.get("layer"), list):
         plain["layer"] = [_underscored(item) if isinstance(item, dict) else item for item in plain["layer"]]

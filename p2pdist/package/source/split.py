@@ -61,8 +61,8 @@ def site_directories(source: Path, environment: bytes) -> list[bytes]:
 
 
 def distributions(source: Path, site: bytes) -> Iterator[Distribution]:
-    """Those installed in the directory `site` of `source`, by name. Raises TooLarge, and
-    P2PDistError naming what cannot be read."""
+    """The distributions installed in the directory `site` of `source`, by name. Raises TooLarge,
+    and P2PDistError naming what cannot be read."""
     for name in _names(source, site):
         if match := _INFO.match(name):
             info = os.path.join(site, name)

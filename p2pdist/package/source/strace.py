@@ -43,7 +43,7 @@ _MADE_ANEW = re.compile(rb"\b(?:O_WRONLY|O_EXCL|O_TRUNC)\b")
 
 @dataclass(slots=True)
 class Used:
-    """Absolute paths as the processes wrote them: `paths` all of them, `opened` those that were
+    """Absolute paths as the processes wrote them: `paths` all of them, `opened` the ones that were
     opened or executed."""
 
     paths: set[bytes] = field(default_factory=set)

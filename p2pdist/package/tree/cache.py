@@ -3,12 +3,11 @@ neither read nor scanned again and an unchanged directory costs one scan.
 
 A cache is a hint that may be deleted at any time. For each source, layout and set of options there
 are two files in `.pack` of the layout: a volume, which never changes, and a file that each packing
-replaces and that holds what is newer than the volume. Of both there are those of the newest
-STATES_MAX. The file consists of the magic, lengths and hashes (`_SIZES`), the head, the index, and
-the newer blocks; an unchanged source needs the head alone. Blocks are read on demand, and nothing
-is used that does not match its hash. Packings may run at the same time: a packing that saves holds
-an exclusive flock on `.pack`, one that opens a file and its volume a shared one.
-"""
+replaces and that holds what is newer than the volume. The newest STATES_MAX of both are kept. The
+file consists of the magic, lengths and hashes (`_SIZES`), the head, the index, and the newer
+blocks; an unchanged source needs the head alone. Blocks are read on demand, and nothing is used
+that does not match its hash. Packings may run at the same time: a packing that saves holds an
+exclusive flock on `.pack`, one that opens a file and its volume a shared one."""
 
 from __future__ import annotations
 

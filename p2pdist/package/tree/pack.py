@@ -42,7 +42,7 @@ class Options:
     mtime: int | None = None
     """The latest modification time of an entry, in seconds since 1970."""
     modes: Mapping[bytes, int] = field(default_factory=dict)
-    """Modes by path that replace those of the source, which must be new to the files cache."""
+    """Modes by path in place of the source's, which must be new to the files cache."""
     timeless: bool = False
     """Give directories the time 0."""
     world_readable: bool = False

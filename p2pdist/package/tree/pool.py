@@ -1,7 +1,7 @@
 """The pack pool: the catalogs at hand and what they have, so that a new tree stores only what none
 of them has.
 
-At hand are the catalogs of the base, and those of the newest PACKAGES_MAX packages with trees in
+At hand are the catalogs of the base and of the newest PACKAGES_MAX packages with trees in
 the local layout. A pack counts only while it can be sent: when it lies in the layout, or belongs to
 the base. Where several packs have a chunk, or several catalogs a page, the base comes first, since
 the package draws on it anyhow, then packages of the same name, newest first, since hosts are likely
@@ -11,7 +11,7 @@ A tree could draw on all catalogs that have a page or chunk of it, and each vers
 catalog and one pack. Two rules keep manifests small and spare new hosts dead bytes:
 
 - The needed chunks of a pack are written anew when they are less than a quarter of it.
-- A tree that would draw on more than CATALOGS_MAX catalogs gets a new one in place of those of
+- A tree that would draw on more than CATALOGS_MAX catalogs gets a new one in place of the ones of
   which it needs least, with the chunks of their packs, until CATALOGS_KEPT are left. So this
   happens once in many versions, and the large catalogs stay.
 
