@@ -2,7 +2,7 @@
 sets the tag.
 
 A layer is packed from its directory if pack() can make it from there. Otherwise a staged copy
-(source/staging.py) is packed: of a layer with a `target`, where files are replaced to make the
+(source/stages.py) is packed: of a layer with a `target`, where files are replaced to make the
 layer reproducible or links are followed, and where an image holds a part of a directory.
 """
 
@@ -30,7 +30,7 @@ from p2pdist.package.source.links import FOLLOWED, Followed, followed_links, sna
 from p2pdist.package.source.project import Format, Project, ProjectFile
 from p2pdist.package.source.scan import Dropped, Link, check_unchanged, scan_tree, source_directory, with_parents
 from p2pdist.package.source.split import split
-from p2pdist.package.source.staging import stage, walk
+from p2pdist.package.source.stages import stage, walk
 from p2pdist.package.source.trace import Trace, select
 
 

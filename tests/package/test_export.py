@@ -19,7 +19,7 @@ import pytest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Config
 from p2pdist.package.archive.export import BLOCK, HOLE_BYTES_MIN, make_readable, write_tar, write_xar, xar_header
-from p2pdist.package.archive.importing import unpack_source
+from p2pdist.package.archive.import_ import unpack_source
 from p2pdist.package.image.squashfs import build_image
 
 GO = """#!/bin/sh

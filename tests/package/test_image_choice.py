@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_archive_importing import content, image_layout, tar_of
+from test_archive_import import content, image_layout, tar_of
 
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
-from p2pdist.package.archive.importing import unpack_source
+from p2pdist.package.archive.import_ import unpack_source
 
 HERE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 FOREIGN = "s390x" if HERE != "s390x" else "amd64"

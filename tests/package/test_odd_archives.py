@@ -17,12 +17,12 @@ from typing import Literal
 
 import odd_archives as odd
 import pytest
-from test_archive_importing import image_layout
+from test_archive_import import image_layout
 
 from p2pdist.model.errors import Corrupt, P2PDistError, TooLarge
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.package.archive.importing import unpack_source
+from p2pdist.package.archive.import_ import unpack_source
 from p2pdist.package.archive.untar import Applied, apply_tar, finish
 from p2pdist.package.pack import pack
 

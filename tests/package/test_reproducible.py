@@ -19,7 +19,7 @@ from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.image.reproducible import TIME_DEFAULT_S, clamp_time, recompile
 from p2pdist.package.layers import Layer, PackOptions, pack_layers
 from p2pdist.package.source.project import Format
-from p2pdist.package.source.staging import walk
+from p2pdist.package.source.stages import walk
 
 REFERENCE = parse_reference("app:v1")
 SOURCE = "import os\n\ndef where():\n    return where.__code__.co_filename, {'a', 'b', 'c'} == {1}\n"

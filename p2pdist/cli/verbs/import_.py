@@ -18,7 +18,7 @@ from p2pdist.model.manifest import Config, Reference, parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.origin.layout import LocalLayout
-    from p2pdist.package.archive.importing import Unpacked
+    from p2pdist.package.archive.import_ import Unpacked
     from p2pdist.package.pack import Packed, Settings
     from p2pdist.package.source.project import Format
 
@@ -98,7 +98,7 @@ class _Import:
     ) -> tuple[Packed, list[str], str]:
         """The package, notes for the user, and the kind of source. Raises UsageError and what
         unpacking and packing raise."""
-        from p2pdist.package.archive.importing import unpack_source
+        from p2pdist.package.archive.import_ import unpack_source
 
         async with opened_layout(layout) as local:
             with local.staging(f"{self.source.absolute()} imported") as stage:

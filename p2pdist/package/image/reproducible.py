@@ -1,7 +1,7 @@
 """Reproducible packages: equal packages from equal checkouts, whenever and wherever they were made.
 
 Three things differ between checkouts of one tree. Modification times: packing clamps later times to
-a given one (pack's `mtime`). Permissions, which follow the user's umask: staging.py keeps only
+a given one (pack's `mtime`). Permissions, which follow the user's umask: stages.py keeps only
 whether the owner may execute a file. And compiled Python: a .pyc file holds the time of its source
 and the path where it was compiled. This module compiles each one again from its source to a
 hash-based one (PEP 552, checked: the interpreter compares the hash of the source when it imports)
@@ -29,7 +29,7 @@ from pathlib import Path
 from p2pdist.model.errors import P2PDistError, UsageError, printable
 from p2pdist.package.image.squashfs import MTIME_MAX
 from p2pdist.package.source.scan import open_regular
-from p2pdist.package.source.staging import SourceEntry
+from p2pdist.package.source.stages import SourceEntry
 
 TIME_DEFAULT_S = 315_532_800
 """1980-01-01, the earliest time that zip files can hold."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from p2pdist.model.errors import TooLarge, UsageError
 from p2pdist.package.source.ignore import Ignore
 from p2pdist.package.source.scan import NotRegular, open_regular, unreadable, with_parents
-from p2pdist.package.source.staging import walk
+from p2pdist.package.source.stages import walk
 
 METADATA_BYTES_MAX = 64 << 20
 SITE_NAMES = (b"site-packages", b"dist-packages")

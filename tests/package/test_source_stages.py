@@ -12,7 +12,7 @@ from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.origin.drafts import remove_tree, staging
 from p2pdist.package.source.ignore import matcher
 from p2pdist.package.source.scan import with_parents
-from p2pdist.package.source.staging import stage, walk
+from p2pdist.package.source.stages import stage, walk
 
 
 def listing(directory: Path) -> dict[str, tuple[int, int, bytes | str]]:

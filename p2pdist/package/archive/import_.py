@@ -1,4 +1,4 @@
-"""Importing: a directory, a tar, or a container image becomes a directory tree and the config of
+"""Imports: a directory, a tar, or a container image becomes a directory tree and the config of
 its program.
 
 An image is an OCI image layout (image specification 1.0) or the output of `docker save`, as a

@@ -21,7 +21,7 @@ import pytest
 import zstandard
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
-from p2pdist.package.archive.importing import Unpacked, unpack_source
+from p2pdist.package.archive.import_ import Unpacked, unpack_source
 from p2pdist.package.archive.untar import Applied, apply_tar, finish
 
 Entry = tuple[str, Any]
