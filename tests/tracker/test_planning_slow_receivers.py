@@ -9,7 +9,7 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.member import Member
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.slow_receivers import STAY_MAX_S, STAY_S, reclassify, relocate
-from tracker.core.repair.repair import relieve
+from tracker.core.repair.repair import demote
 from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
@@ -28,7 +28,7 @@ def planned(hosts: int, *, racks: int = 1) -> Swarm:
 def slow_down(swarm: Swarm, names: list[str]) -> None:
     """Hosts are found to have slow downlinks, one after the other."""
     for name in names:
-        relieve(swarm, swarm.members[name], 0, now=1.0)
+        demote(swarm, swarm.members[name], 0, now=1.0)
         reclassify(swarm, swarm.members[name], slow_receiver=True)
         Planner().plan(swarm, leases=2)
     settle_all(swarm)
@@ -128,7 +128,7 @@ def test_it_stays_at_a_host_that_loses_its_slots() -> None:
     slow_down(swarm, ["h3"])
     late = swarm.members["h3"]
     parent = swarm.members[late.parents[0] or ""]
-    relieve(swarm, parent, 0, now=2.0)
+    demote(swarm, parent, 0, now=2.0)
     assert late.parents[0] == parent.host
     assert list(parent.children[0]) == ["h3"]
 
@@ -250,7 +250,7 @@ def test_a_rack_does_not_receive_through_a_slow_downlink() -> None:
     swarm = planned(16, racks=2)
     importer = next(each for each in swarm.members.values() if each.rack == " r1" and outside(swarm, each))
     slow = next(each for each in swarm.members.values() if each.rack == " r1" and each is not importer)
-    relieve(swarm, slow, 0, now=1.0)
+    demote(swarm, slow, 0, now=1.0)
     reclassify(swarm, slow, slow_receiver=True)
     feeder = next(name for name in swarm.racks[" r0"] if not swarm.edges.receives_through(0, name, slow.host))
     swarm.edges.attach(0, slow.host, feeder)

@@ -15,7 +15,7 @@ from tracker.core.monitor.progress import FAIR_REPORTS, note_rates, slow_host
 from tracker.core.planning.planner import Planner
 from tracker.core.rebalance.overload import spread_overload
 from tracker.core.rebalance.tail import hand_over
-from tracker.core.repair.repair import SLOW_RECEIVER_COMPLAINTS, relieve
+from tracker.core.repair.repair import SLOW_RECEIVER_COMPLAINTS, demote
 from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
@@ -437,7 +437,7 @@ def test_a_host_that_was_called_slow_is_tried_again_where_slots_are_short() -> N
     assert site.member(mistaken).slots == 0  # no host lacks its slots
     site.swarm.passes.strained = True
     for other in [each for each in site.swarm.members.values() if each.load == 2][:2]:
-        relieve(site.swarm, other, 0, now=site.now)
+        demote(site.swarm, other, 0, now=site.now)
     site.fleet.schedule.ask(BLOB, "test", site.now)
     site.go(6)
     assert site.member(mistaken).slots == 2
@@ -548,7 +548,7 @@ def test_where_slots_are_short_the_burden_goes_round() -> None:
     swarm = full(12)
     # Three hosts lose their slots: the others have fewer than are needed.
     for member in [each for each in swarm.members.values() if each.load and "" not in each.parents][:3]:
-        relieve(swarm, member, 0, now=0.0)
+        demote(swarm, member, 0, now=0.0)
     Planner().plan(swarm, leases=8)
     carried = set()
     for step in range(40):

@@ -1,27 +1,5 @@
-"""The protocol of rules: each is one part of a policy, in one module, as a frozen value with the
-decisions that follow from it.
-
-Cache: how the stores of agents keep a package once it is there (p2pdist/core/eviction.py does
-it).
-
-Priority: how urgent every pull of a package is, whatever it was asked as
-(p2pdist/core/fair_queue.py says what that is worth).
-
-Rates: what each host may send and receive of all packages of a policy together, beside the
-limits that it was given itself.
-
-Readers: how many leases on the origin all blobs of a policy's packages may hold together, in all
-zones.
-
-A blob of several packages goes by the first policy in the file that limits one of them. A limit
-below the number of a blob's stripes makes stripes wait for each other.
-
-Transport: how the blobs of a package come to agents that were not told so themselves
-(p2pdist/core/transport.py).
-
-Zones: where the hosts stand that may have a package. It orders a fleet and protects no secret:
-hosts name their own zones.
-"""
+"""The rules of a policy: each reads its own keys of the policy's table into a frozen value, and has
+the decisions that follow from them."""
 
 from __future__ import annotations
 
@@ -52,7 +30,8 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Cache(Rule):
-    """`cache = "lru"`, `"pin"` or `"none"`; or `ttl = "2h"`, in seconds here."""
+    """`cache = "lru"`, `"pin"` or `"none"`; or `ttl = "2h"`, in seconds here: how the stores of
+    agents keep a package (p2pdist/core/eviction.py)."""
 
     keeping: Keeping = "lru"
     ttl_s: float | None = None
@@ -75,7 +54,8 @@ class Cache(Rule):
 
 @dataclass(frozen=True)
 class PriorityRule(Rule):
-    """`priority = "start"` or `"preseed"`."""
+    """`priority = "start"` or `"preseed"`: how urgent every pull of a package is, whatever it asks
+    for (p2pdist/core/fair_queue.py)."""
 
     priority: Priority | None = None
 
@@ -92,7 +72,8 @@ EXAMPLE = "200MB/s"
 
 @dataclass(frozen=True)
 class Rates(Rule):
-    """`upload = "200MB/s"`, `download = "2Gbit/s"`; bytes/s, None for no limit."""
+    """`upload = "200MB/s"`, `download = "2Gbit/s"`: what each host may send and receive of all
+    packages of a policy together, beside its own limits; bytes/s, None for no limit."""
 
     upload_bytes_s: float | None = None
     download_bytes_s: float | None = None
@@ -123,7 +104,11 @@ READERS_MAX = 100_000
 
 @dataclass(frozen=True)
 class Readers(Rule):
-    """`readers = 4`; None for no limit but the tracker's own."""
+    """`readers = 4`: how many leases on the origin all blobs of a policy's packages may hold
+    together, in all zones; None for no limit but the tracker's own.
+
+    A blob of several packages goes by the first policy in the file that limits one of them. A limit
+    below the number of a blob's stripes makes stripes wait for each other."""
 
     readers: int | None = None
 
@@ -134,7 +119,8 @@ class Readers(Rule):
 
 @dataclass(frozen=True)
 class TransportRule(Rule):
-    """`transport = "trees"`, `"swarm"` or `"auto"`."""
+    """`transport = "trees"`, `"swarm"` or `"auto"`: how the blobs of a package come to agents
+    without --transport (p2pdist/core/transport.py)."""
 
     transport: Transport | None = None
 
@@ -152,7 +138,8 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True)
 class Zones(Rule):
-    """`zones = ["a", "b"]`; none for all. Hosts that name no zone stand in none of them."""
+    """`zones = ["a", "b"]`: the zones whose hosts may have a package, none for all. Hosts that name
+    no zone are in none of them. Zones order a fleet and protect no secret: hosts name their own."""
 
     zones: tuple[str, ...] = ()
 

@@ -172,7 +172,7 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
     return found
 
 
-def relieve(swarm: Swarm, member: Member, slots: int, *, now: float) -> None:
+def demote(swarm: Swarm, member: Member, slots: int, *, now: float) -> None:
     """Reduce a host's upload slots. Its children wait for other parents, and it does too where it
     had any: its best child takes its position, and it becomes a leaf; as a root it makes room for
     another. Slow receivers stay until there is a better parent (planning/slow_receivers.py)."""

@@ -17,7 +17,7 @@ from tracker.core.host import Host
 from tracker.core.monitor.progress import keeps_up
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import reclassify
-from tracker.core.repair.repair import relieve
+from tracker.core.repair.repair import demote
 from tracker.core.swarm import Swarm
 
 RECOVERY_S = 3.0
@@ -67,7 +67,7 @@ class Reputation:
         for blob in host.swarms:
             swarm = self.swarms[blob]
             member = swarm.members[host.name]
-            relieve(swarm, member, self.slots(host, swarm, now=now), now=now)
+            demote(swarm, member, self.slots(host, swarm, now=now), now=now)
             reclassify(swarm, member, slow_receiver=self.capacities.slow_receiver(host.name))
             swarm.record(now, f"{host.name} keeps {member.slots} upload slots: {reason}")
             self.schedule.ask(blob, reason, now)
