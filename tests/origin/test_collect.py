@@ -22,9 +22,9 @@ from p2pdist.origin import layout as layout_module
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, LocalLayout
 from p2pdist.package.repository import gc as collect_module
-from p2pdist.package.repository import leases as lease_module
+from p2pdist.package.repository import notes
 from p2pdist.package.repository.gc import sweep
-from p2pdist.package.repository.leases import LEASE_S, Lease, encode_note, note_name
+from p2pdist.package.repository.notes import LEASE_S, PushLease, encode_note, note_name
 from p2pdist.package.repository.push import push, push_blob
 
 ORPHAN = b"nothing leads here"
@@ -82,7 +82,7 @@ async def test_age_counts_from_the_last_writing(layout: LocalLayout) -> None:
 async def test_a_lease_keeps_blobs_until_it_is_given_up_or_void(layout: LocalLayout) -> None:
     await make_package(layout, [b"layer"], "app:1")
     orphan = await layout.write_document(ORPHAN)
-    async with Lease(layout, [orphan]):
+    async with PushLease(layout, [orphan]):
         assert (await sweep(layout, older_than_s=-1)).blobs_removed == 0
         backdate(layout.directory, LEASE_S - 60, kind="notes")
         assert (await sweep(layout, older_than_s=-1)).blobs_removed == 0
@@ -90,7 +90,7 @@ async def test_a_lease_keeps_blobs_until_it_is_given_up_or_void(layout: LocalLay
         assert (await sweep(layout, older_than_s=-1)).blobs_removed == 1
         assert await layout.notes() == [], "void notes are removed"
     await layout.write_document(ORPHAN)
-    async with Lease(layout, [digest_of(b"something else")]):
+    async with PushLease(layout, [digest_of(b"something else")]):
         assert (await sweep(layout, older_than_s=-1)).blobs_removed == 1
 
 
@@ -169,8 +169,8 @@ async def test_a_push_whose_lease_lapsed_looks_at_everything_again(
     """A process that slept for an hour may have lost what it had sent; the tag waits until it is
     sent again."""
     slept = 0.0
-    awake = lease_module.clock
-    monkeypatch.setattr(lease_module, "clock", lambda: awake() + slept)
+    awake = notes.clock
+    monkeypatch.setattr(notes, "clock", lambda: awake() + slept)
     held: list[bool] = []
 
     class Watched(LocalLayout):

@@ -18,7 +18,7 @@ from origin_rig import Place
 
 from p2pdist.origin.layout import NOTES, LocalLayout
 from p2pdist.package.repository.gc import sweep
-from p2pdist.package.repository.leases import LEASE_S, REMOVAL_S
+from p2pdist.package.repository.notes import LEASE_S, REMOVAL_S
 from p2pdist.package.repository.push import push
 
 PUSHERS = 8

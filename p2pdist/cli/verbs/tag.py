@@ -38,7 +38,7 @@ def command(ref: str, alias: str, layout: Path, origin: str | None, as_json: boo
 
 
 async def _tag(ref: str, alias: str, layout: Path, origin: str | None) -> dict[str, Any]:
-    from p2pdist.package.repository.leases import Lease
+    from p2pdist.package.repository.notes import PushLease
     from p2pdist.package.repository.repository import read_manifest
 
     reference, name = parse_reference(ref), parse_reference(alias)
@@ -48,7 +48,7 @@ async def _tag(ref: str, alias: str, layout: Path, origin: str | None) -> dict[s
         repository = central or local
         described, manifest, _ = await read_manifest(reference, [repository])
         blobs = (*manifest.blobs, *manifest.documents())
-        async with Lease(repository, [described.digest, *(blob.digest for blob in blobs)]):
+        async with PushLease(repository, [described.digest, *(blob.digest for blob in blobs)]):
             for blob in (described, *blobs):  # no tag had to lead to them so far
                 if await repository.size(blob.digest) is None:
                     raise NotFound(

@@ -1,1 +1,1 @@
-"""Packages in a layout or at an origin: pushing, leases, collection, torrents."""
+"""Packages in a layout or at an origin: push, notes, collection, torrents."""

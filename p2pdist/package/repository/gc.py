@@ -1,11 +1,11 @@
 """Garbage collection in a repository, by mark and sweep: a blob leaves when no tag leads to it and
 no push is about to name it.
 
-It lists the blobs and marks the ones to which leases and tags lead. Then, batch by batch, it leaves
-a removal note, reads leases and tags once more in this order, and deletes the blobs of the batch
-that are still not marked. leases.py proves that no blob of a visible tag is ever deleted. A packing
-cannot name beforehand the old packs that it will draw on; in a directory it holds a lock instead,
-and a batch waits for it.
+It lists the blobs and marks the ones to which push leases and tags lead. Then, batch by batch, it
+leaves a removal note, reads leases and tags once more in this order, and deletes the blobs of the
+batch that are still not marked. notes.py proves that no blob of a visible tag is ever deleted. A
+packing cannot name beforehand the old packs that it will draw on; in a directory it holds a lock
+instead, and a batch waits for it.
 
 The minimum age is a second guard, for writers without leases: other tools, and copies of files by
 hand. Ages are by the clock of the storage. A blob that is written after the listing is not deleted.
@@ -46,7 +46,7 @@ from p2pdist.model.manifest import (
     Descriptor,
 )
 from p2pdist.model.torrent import TORRENT_TYPE
-from p2pdist.package.repository.leases import (
+from p2pdist.package.repository.notes import (
     LEASE,
     LEASE_S,
     REMOVAL,

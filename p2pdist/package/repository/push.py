@@ -2,10 +2,9 @@
 sets the tag, so a visible tag never dangles.
 
 A push skips blobs that are there already, and a garbage collection may be about to remove just
-these because no tag leads to them. A lease (leases.py) keeps both apart: the push takes it on all
-blobs of the package before it looks at any, and looks at all of them once more after the tag is
-set.
-"""
+these because no tag leads to them. A push lease (notes.py) keeps both apart: the push takes it on
+all blobs of the package before it looks at any, and looks at all of them once more after the tag is
+set."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from p2pdist.model.manifest import (
     encode_config,
     encode_manifest,
 )
-from p2pdist.package.repository.leases import Lease, NoteBoard
+from p2pdist.package.repository.notes import NoteBoard, PushLease
 from p2pdist.package.repository.repository import LocalRepository, OnProgress, Repository, read_content, read_manifest
 
 BLOBS_IN_FLIGHT = 4
@@ -90,7 +89,7 @@ class _Sender:
         """Send the missing blobs, then the manifest, then set the tag, if `reference` has one, all
         under a lease."""
         names = [item.blob.digest for item in (*content, manifest)]
-        async with Lease(self._origin, names, on_wait=self._wait) as lease:
+        async with PushLease(self._origin, names, on_wait=self._wait) as lease:
             await self._send_all(content, manifest)
             while lease.in_doubt:
                 await lease.take()

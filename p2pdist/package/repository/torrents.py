@@ -29,7 +29,7 @@ from p2pdist.model.torrent import (
     package_torrent,
     torrent_reference,
 )
-from p2pdist.package.repository.leases import Lease
+from p2pdist.package.repository.notes import PushLease
 from p2pdist.package.repository.push import Target
 
 READ_BYTES = 8 << 20
@@ -174,7 +174,7 @@ class _Hashers:
 
 async def publish(subject: Digest, document: bytes, repository: Target) -> Made:
     """Keep a torrent document at a repository, and tag it as the one about `subject`."""
-    async with Lease(repository, [digest_of(document)]):  # until the tag leads to it
+    async with PushLease(repository, [digest_of(document)]):  # until the tag leads to it
         described = Descriptor(TORRENT_TYPE, await repository.write_document(document), len(document))
         await repository.tag(torrent_reference(subject), described)
     return Made(subject, described.digest, decode_torrent(document))

@@ -1,4 +1,5 @@
-"""Leases and removals: how writers and garbage collections of one repository know of each other.
+"""Notes: push leases and removals, by which writers and garbage collections of one repository know
+of each other.
 
 A repository is an image layout in a directory or a bucket. The machines that use it see nothing of
 each other but its files. No storage can delete a blob on the condition that no writer has just
@@ -6,9 +7,9 @@ relied on it, and no bucket can refresh the age of a blob without copying it (S3
 value onto itself unchanged, and copies no more than 5 GB at once). So both sides leave notes, small
 values beside the blobs:
 
-- a **lease** names every blob of a package that a writer is about to tag. The writer writes it
-  before it looks for blobs that are there already, renews it while it works, and removes it after
-  the tag is visible;
+- a **push lease** (here: lease) names every blob of a package that a writer is about to tag. The
+  writer writes it before it looks for blobs that are there already, renews it while it works, and
+  removes it after the tag is visible;
 - a **removal** names the blobs that a collector is about to delete. The collector writes it before
   it reads leases and tags for the last time, and removes it after the deletion.
 
@@ -97,7 +98,7 @@ async def read_note(board: NoteBoard, name: str) -> frozenset[Digest]:
     return frozenset(map(Digest, digests))
 
 
-class Lease:
+class PushLease:
     """Protects the blobs `names` from garbage collections while the block lasts. Entering it waits
     for removals of these blobs; `on_wait` is called at each check of that."""
 
@@ -109,7 +110,7 @@ class Lease:
         self._apart: set[str] = set()
         """Removals that name nothing of ours; what a note says never changes."""
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> PushLease:
         try:
             await self.take()
         except BaseException:
