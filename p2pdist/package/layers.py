@@ -121,12 +121,14 @@ def used_layer(layer: Layer, trace: Trace) -> tuple[Layer, list[str]]:
 def split_layer(layer: Layer, first_party: Sequence[str]) -> tuple[list[Layer], list[str]]:
     """The layers of a virtual environment, up to three, of which none is empty; and notes. Raises
     UsageError."""
-    found = split(layer.source, first_party=first_party, ignore=layer.ignore)
+    divided = split(layer.source, first_party=first_party, ignore=layer.ignore)
     notes = [
-        *found.notes,
-        f"third-party: {len(found.third_party)} distributions; first-party: {', '.join(found.first_party) or 'no distribution'}",
+        *divided.notes,
+        f"third-party: {len(divided.third_party)} distributions; first-party: {', '.join(divided.first_party) or 'no distribution'}",
     ]
-    parts = [part if layer.only is None else part & layer.only for part in (found.lower, found.compiled, found.upper)]
+    parts = [
+        part if layer.only is None else part & layer.only for part in (divided.lower, divided.compiled, divided.upper)
+    ]
     return [replace(layer, only=part, split=True) for part in parts if part], notes
 
 
@@ -229,7 +231,7 @@ def _followed(layer: Layer, options: PackOptions) -> dict[bytes, Followed]:
     if not layer.warn or not (options.follow_links or snapshot_blobs(layer.source)):
         return {}
     walked = walk(layer.source, ignore=layer.ignore, only=layer.only)
-    links = [found.path for found in walked if stat.S_ISLNK(found.status.st_mode)]
+    links = [entry.path for entry in walked if stat.S_ISLNK(entry.status.st_mode)]
     return followed_links(layer.source, links, target=layer.target, all_links=options.follow_links)
 
 
@@ -268,8 +270,8 @@ def _make(
         files = walk(layer.source, ignore=layer.ignore, only=layer.only)
         report = on_progress or (lambda what, done, total: None)
         others = walk(layer.source, ignore=layer.ignore) if layer.split else ()
-        found = recompile(layer.source, files, work / "compiled", others=others, report=report)
-        replaced, notes = found.files, found.notes
+        compiled = recompile(layer.source, files, work / "compiled", others=others, report=report)
+        replaced, notes = compiled.files, compiled.notes
     links = [
         Link(os.fsdecode(path), os.fsdecode(os.readlink(layer.source / os.fsdecode(path))), FOLLOWED)
         for path in followed

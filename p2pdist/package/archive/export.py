@@ -232,12 +232,12 @@ def write_xar(image: Path, config: Config, output: Path, *, report: Report = lam
 def make_readable(tree: Path) -> dict[bytes, int]:
     """Give this user, the owner, the right to read all entries of the directory `tree`. Returns the
     former modes, by path, of the entries that it changed."""
-    found: dict[bytes, int] = {}
+    modes: dict[bytes, int] = {}
     opened: dict[tuple[int, int], int] = {}
     for path, status in _walk(tree, opened):
         if status.st_mode & _needed(status) != _needed(status) or (status.st_dev, status.st_ino) in opened:
-            found[path] = opened.setdefault((status.st_dev, status.st_ino), stat.S_IMODE(status.st_mode))
-    return found
+            modes[path] = opened.setdefault((status.st_dev, status.st_ino), stat.S_IMODE(status.st_mode))
+    return modes
 
 
 def write_tar(
@@ -261,12 +261,14 @@ def write_tar(
             name = os.fsdecode(path)
             member = _member(name, status, (modes or {}).get(path, status.st_mode))
             full = os.path.join(os.fsencode(tree), path)
-            known = names.setdefault((status.st_dev, status.st_ino), name) if stat.S_ISREG(status.st_mode) else name
+            first_name = (
+                names.setdefault((status.st_dev, status.st_ino), name) if stat.S_ISREG(status.st_mode) else name
+            )
             count += 1
             if member is None:
                 continue
-            if known != name:
-                member.type, member.linkname, member.size = tarfile.LNKTYPE, known, 0
+            if first_name != name:
+                member.type, member.linkname, member.size = tarfile.LNKTYPE, first_name, 0
                 archive.addfile(member)
             elif member.issym():
                 member.linkname = os.fsdecode(os.readlink(full))
@@ -302,20 +304,20 @@ def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, file: BinaryIO)
 def _ranges(file: BinaryIO, size: int) -> list[tuple[int, int]]:
     """The (begin, end) of a file between runs of zeros of HOLE_BYTES_MIN and more. What it holds
     decides, not how it is stored."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for begin, end in _stored(file.fileno(), size):
         for at in range(begin, end, CHUNK_BYTES):
             data = os.pread(file.fileno(), min(CHUNK_BYTES, end - at), at)
             for first, last in data_ranges(at, data):
-                gap = at + first - (found[-1][1] if found else 0)
-                if gap < HOLE_BYTES_MIN or len(found) >= RANGES_MAX:
-                    start = found.pop()[0] if found else 0
-                    found.append((start, at + last))
+                gap = at + first - (ranges[-1][1] if ranges else 0)
+                if gap < HOLE_BYTES_MIN or len(ranges) >= RANGES_MAX:
+                    start = ranges.pop()[0] if ranges else 0
+                    ranges.append((start, at + last))
                 else:
-                    found.append((at + first, at + last))
-    if found and size - found[-1][1] < HOLE_BYTES_MIN:
-        found[-1] = (found[-1][0], size)
-    return found
+                    ranges.append((at + first, at + last))
+    if ranges and size - ranges[-1][1] < HOLE_BYTES_MIN:
+        ranges[-1] = (ranges[-1][0], size)
+    return ranges
 
 
 def _stored(handle: int, size: int) -> Iterator[tuple[int, int]]:

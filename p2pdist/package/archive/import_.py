@@ -221,13 +221,15 @@ class _Images:
         platform was asked for."""
         if not image.architecture:
             return ()
-        found = platform_of(image.os, image.architecture, image.variant)
+        platform = platform_of(image.os, image.architecture, image.variant)
         if self.choice.platform:
-            wanted, exact = parse_platform(self.choice.platform)
-            if (wanted.os, wanted.architecture) != (found.os, found.architecture) or (exact and not wanted.runs(found)):
-                raise NotFound(f"there is no image for {wanted} in it, only one for {found}")
+            choice, exact = parse_platform(self.choice.platform)
+            if (choice.os, choice.architecture) != (platform.os, platform.architecture) or (
+                exact and not choice.runs(platform)
+            ):
+                raise NotFound(f"there is no image for {choice} in it, only one for {platform}")
         here = _here()
-        return () if here.runs(found) else (f"the image is for {found}; this machine is {here}",)
+        return () if here.runs(platform) else (f"the image is for {platform}; this machine is {here}",)
 
     def _apply(self, layers: list[Path], image: _Image, kind: str) -> Unpacked:
         if len(layers) > LAYERS_MAX or len(image.rootfs.diff_ids) != len(layers):
@@ -294,13 +296,13 @@ def _names_of(descriptor: _Descriptor) -> list[str]:
     return [name for key in _NAMES if (name := (descriptor.annotations or {}).get(key))]
 
 
-def _is_called(wanted: str, names: list[str], digest: str) -> bool:
-    """Whether `wanted` is one of the names, as it stands or as docker and podman write it out, or
+def _is_called(image_name: str, names: list[str], digest: str) -> bool:
+    """Whether `image_name` is one of the names, as it stands or as docker and podman write it out, or
     the digest. A name that has neither a slash nor a colon is a tag alone."""
-    full = _written_out(wanted)
+    full = _written_out(image_name)
     meant = (full, full.replace("docker.io/library/", "localhost/", 1))
     written = (_written_out(name) for name in names if "/" in name or ":" in name)
-    return wanted in (digest, *names) or any(name in meant for name in written)
+    return image_name in (digest, *names) or any(name in meant for name in written)
 
 
 def _written_out(name: str) -> str:
@@ -315,39 +317,45 @@ def _written_out(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] or "@" in name else f"{name}:latest"
 
 
-def _chosen(images: list[_Descriptor], platform: str, wanted: str) -> _Descriptor:
+def _chosen(images: list[_Descriptor], platform: str, image_name: str) -> _Descriptor:
     """One of images that have the wanted name. Raises NotFound, or UsageError where they differ by
     more than their platform."""
     platforms = [_platform_of(image) for image in images]
     images = [
-        image for image, found in zip(images, platforms, strict=True) if not found or found.architecture != "unknown"
+        image
+        for image, offered in zip(images, platforms, strict=True)
+        if not offered or offered.architecture != "unknown"
     ]
     platforms = [_platform_of(image) for image in images]
     if len(images) == 1:
         return images[0]  # what its config says of its platform is looked at before it is unpacked
     if platform:
         target, exact = parse_platform(platform)
-        fitting = [image for image, found in zip(images, platforms, strict=True) if not found or target.runs(found)]
+        fitting = [
+            image for image, offered in zip(images, platforms, strict=True) if not offered or target.runs(offered)
+        ]
         fitting.sort(key=_level_of, reverse=True)
         if not fitting and not exact:
             same = target.os, target.architecture
             fitting = [
                 i
-                for i, found in zip(images, platforms, strict=True)
-                if found and (found.os, found.architecture) == same
+                for i, offered in zip(images, platforms, strict=True)
+                if offered and (offered.os, offered.architecture) == same
             ]
     else:
         target = _here()
-        fitting = [image for image, found in zip(images, platforms, strict=True) if not found or target.runs(found)]
+        fitting = [
+            image for image, offered in zip(images, platforms, strict=True) if not offered or target.runs(offered)
+        ]
     if not fitting:
-        shown = ", ".join(dict.fromkeys(str(found) for found in platforms if found))
+        shown = ", ".join(dict.fromkeys(str(offered) for offered in platforms if offered))
         raise NotFound(
             f"there is no image for {target} in it; there is: {shown[:500]}", remedy="Choose with --platform"
         )
     first, *others = fitting
     for other in others:
         alike = _platform_of(first) in (None, _platform_of(other)) or _platform_of(other) is None
-        if alike or (not wanted and _names_of(first) != _names_of(other)):
+        if alike or (not image_name and _names_of(first) != _names_of(other)):
             raise _ambiguous("", [name for image in images for name in _names_of(image) or [image.digest]])
     return first
 
@@ -363,8 +371,8 @@ def _platform_of(descriptor: _Descriptor) -> Platform | None:
 
 
 def _level_of(descriptor: _Descriptor) -> tuple[int, int]:
-    found = _platform_of(descriptor)
-    return found.level if found else (0, 0)
+    platform = _platform_of(descriptor)
+    return platform.level if platform else (0, 0)
 
 
 def _here() -> Platform:
@@ -376,10 +384,10 @@ def _here() -> Platform:
     return machine_platform(platform.machine(), cpu)
 
 
-def _ambiguous(wanted: str, names: list[str]) -> P2PDistError:
+def _ambiguous(name: str, names: list[str]) -> P2PDistError:
     shown = ", ".join(dict.fromkeys(names)) or "they have no names"
-    if wanted:
-        return NotFound(f"there is no image {wanted!r} in it; there is: {shown[:500]}")
+    if name:
+        return NotFound(f"there is no image {name!r} in it; there is: {shown[:500]}")
     return UsageError(
         f"it does not hold exactly one image for this machine: {shown[:500]}", remedy="Choose with --image"
     )

@@ -435,12 +435,12 @@ def _check_records(data: bytes) -> None:
         raise Corrupt(f"the archive has a pax header with over {DIGITS_MAX} digits in a row", remedy=_REMEDY)
     position = 0
     while data[position : position + 1].isdigit():
-        found = _RECORD.match(data, position)
-        end = position + int(found[1]) if found else 0
-        equals = data.find(b"=", found.end(), end) if found else 0
-        if not found or data[end - 1 : end] != b"\n" or equals <= found.end():
+        record = _RECORD.match(data, position)
+        end = position + int(record[1]) if record else 0
+        equals = data.find(b"=", record.end(), end) if record else 0
+        if not record or data[end - 1 : end] != b"\n" or equals <= record.end():
             raise Corrupt("the archive has a pax header that is none", remedy=_REMEDY)
-        if data[found.end() : equals] in _NUMBERS and not data[equals + 1 : end - 1].isdigit():
+        if data[record.end() : equals] in _NUMBERS and not data[equals + 1 : end - 1].isdigit():
             raise Corrupt("the archive has a pax header with a size that is no number", remedy=_REMEDY)
         position = end
 
@@ -471,16 +471,16 @@ def _is_directory(member: tarfile.TarInfo) -> bool:
 def _ranges(archive: Any, member: Any) -> list[tuple[int, int]]:
     """The (offset, length) of a file's content that the archive holds; the rest are holes. Raises
     Corrupt."""
-    found = [(0, member.size)] if member.sparse is None else [piece for piece in member.sparse if piece[1]]
+    pieces = [(0, member.size)] if member.sparse is None else [piece for piece in member.sparse if piece[1]]
     end = 0
-    for begin, length in found:
+    for begin, length in pieces:
         if begin < end or length < 0:
             raise _wrong(os.fsencode(member.name), "is a sparse file whose parts overlap")
         end = begin + length
     stored = archive.offset - member.offset_data
-    if end > member.size or stored != _blocks(sum(length for _, length in found)):
+    if end > member.size or stored != _blocks(sum(length for _, length in pieces)):
         raise _wrong(os.fsencode(member.name), "does not have the size that the archive tells")
-    return found
+    return pieces
 
 
 def _blocks(size: int) -> int:

@@ -113,8 +113,8 @@ def recompile(
     their sources are among `files` and `others`. `report` is called with bytes of source. Blocks.
     Never writes to `source`."""
     source, work = Path(os.path.abspath(source)), Path(os.path.abspath(work))  # the interpreter runs elsewhere
-    taken = {found.path: found.status.st_size for found in files if _is_file(source, found)}
-    sources = {**{found.path: found.status.st_size for found in others if _is_file(source, found)}, **taken}
+    taken = {entry.path: entry.status.st_size for entry in files if _is_file(source, entry)}
+    sources = {**{entry.path: entry.status.st_size for entry in others if _is_file(source, entry)}, **taken}
     replaced = Replaced()
     jobs: dict[tuple[bytes, str], list[_Job]] = {}
     for path in sorted(path for path in taken if path.endswith(b".pyc")):
@@ -142,11 +142,11 @@ def recompile(
     return replaced
 
 
-def _is_file(source: Path, found: SourceEntry) -> bool:
+def _is_file(source: Path, entry: SourceEntry) -> bool:
     """Whether it is a regular file or a link to one: an interpreter that opened a FIFO would wait
     for ever."""
-    mode = found.status.st_mode
-    return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and os.path.isfile(os.path.join(os.fsencode(source), found.path)))
+    mode = entry.status.st_mode
+    return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and os.path.isfile(os.path.join(os.fsencode(source), entry.path)))
 
 
 def _magic(source: Path, path: bytes) -> bytes:
@@ -196,8 +196,8 @@ def _interpreter(magic: bytes, tag: str) -> str | None:
     ever executed."""
     version = _VERSION.match(tag)
     names = [f"python{version[1]}.{version[2]}"] if version else []
-    found = [shutil.which(name, path=part) for name in (*names, "python3") for part in os.get_exec_path()]
-    for program in dict.fromkeys((sys.executable, *(path for path in found if path))):
+    programs = [shutil.which(name, path=part) for name in (*names, "python3") for part in os.get_exec_path()]
+    for program in dict.fromkeys((sys.executable, *(path for path in programs if path))):
         try:
             done = subprocess.run(
                 [program, "-S", "-s", "-B", "-c", _MAGIC],

@@ -100,11 +100,11 @@ async def build_image(
         }
     try:
         with _exclude_options(output, exclude) as options, _mode_options(output, stated) as more:
-            said, code = await _run(
+            message, code = await _run(
                 [program, *_arguments(source, output, level, mtime, world_readable), *memory, *options, *more], on_bytes
             )
         if code != 0:
-            raise _failure(source, output, said, code, size_estimate)
+            raise _failure(source, output, message, code, size_estimate)
     except BaseException:
         output.unlink(missing_ok=True)
         raise
@@ -250,15 +250,15 @@ async def _tail(process: asyncio.subprocess.Process) -> str:
     return kept.decode("utf-8", "backslashreplace")
 
 
-def _failure(source: Path, output: Path, said: str, code: int, size_estimate: int) -> P2PDistError:
-    if code < 0 or "Out of memory" in said or "Cannot allocate memory" in said:
+def _failure(source: Path, output: Path, message: str, code: int, size_estimate: int) -> P2PDistError:
+    if code < 0 or "Out of memory" in message or "Cannot allocate memory" in message:
         return _without_memory(source, code)
-    if "No space left" in said or "Disk quota" in said:
-        code = errno.EDQUOT if "Disk quota" in said else errno.ENOSPC
+    if "No space left" in message or "Disk quota" in message:
+        code = errno.EDQUOT if "Disk quota" in message else errno.ENOSPC
         return DiskFull.on(str(output.parent), os.statvfs(output.parent), needed=size_estimate, code=code)
-    if "invalid option" in said:
+    if "invalid option" in message:
         return P2PDistError("the installed mksquashfs is too old", remedy="Install squashfs-tools 4.5 or later")
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     telling = [line for line in lines if "exit" not in line.lower()] or lines or [f"it ended with exit code {code}"]
     return P2PDistError(f"mksquashfs cannot pack {source}: {telling[0][:500]}")
 

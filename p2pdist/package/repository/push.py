@@ -203,8 +203,8 @@ async def _all(sends: list[Coroutine[Any, Any, None]]) -> None:
             for send in sends:
                 group.create_task(send)
     except BaseExceptionGroup as failures:
-        known, _ = failures.split(P2PDistError)
-        failure: BaseException = known or failures
+        expected, _ = failures.split(P2PDistError)
+        failure: BaseException = expected or failures
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         raise failure from None

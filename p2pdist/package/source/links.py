@@ -54,7 +54,7 @@ def strange_links(source: Path, paths: Iterable[bytes], *, target: str = "", who
     lead out of the package, or, if the package is the `whole` of what a host will see, nowhere.
     Raises Corrupt when one vanishes."""
     top, prefix = os.fsencode(source), os.fsencode(target)
-    found = []
+    strange = []
     for path in paths:
         full = os.path.join(top, path)
         try:
@@ -65,8 +65,8 @@ def strange_links(source: Path, paths: Iterable[bytes], *, target: str = "", who
         if what == OUT or (
             whole and not _leads_out(text, path) and not text.startswith(b"/") and not os.path.exists(full)
         ):
-            found.append(Link(os.fsdecode(path), os.fsdecode(text), what))
-    return found
+            strange.append(Link(os.fsdecode(path), os.fsdecode(text), what))
+    return strange
 
 
 def _leads_out(text: bytes, path: bytes) -> bool:
@@ -82,21 +82,21 @@ def followed_links(
     package, otherwise for links of a Hugging Face snapshot to the blobs beside it. Raises
     UsageError, with `all_links`, naming a link that leads to no regular file."""
     blobs = snapshot_blobs(source)
-    found = {}
+    targets = {}
     for link in strange_links(source, paths, target=target, whole=False):
         full = os.path.join(os.fsencode(source), os.fsencode(link.path))
         real = os.path.realpath(full)
         status = _status(real)
         if status is not None and stat.S_ISREG(status.st_mode):
             if all_links or (blobs is not None and real.startswith(blobs + b"/")):
-                found[os.fsencode(link.path)] = Followed(real, status)
+                targets[os.fsencode(link.path)] = Followed(real, status)
         elif all_links:
             kind = "nothing" if status is None else "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise UsageError(
                 f"the link {printable(link.path)} -> {printable(link.target)} leads to {kind} and cannot be followed",
                 remedy="Leave it out with --ignore, or put the directory there as a layer of p2pdist.toml",
             )
-    return found
+    return targets
 
 
 def snapshot_blobs(source: Path) -> bytes | None:

@@ -156,11 +156,11 @@ def _has_working_directory() -> bool:
 
 def with_parents(paths: Collection[bytes]) -> frozenset[bytes]:
     """The paths and the directories above them."""
-    found = set(paths)
+    complete = set(paths)
     for path in paths:
-        while (path := path.rpartition(b"/")[0]) and path not in found:
-            found.add(path)
-    return frozenset(found)
+        while (path := path.rpartition(b"/")[0]) and path not in complete:
+            complete.add(path)
+    return frozenset(complete)
 
 
 def leaves_out(path: bytes, is_directory: bool, ignore: Ignore | None, only: Collection[bytes] | None) -> bool:

@@ -51,13 +51,13 @@ def normal_name(name: str) -> str:
 def site_directories(source: Path, environment: bytes) -> list[bytes]:
     """The site-packages directories of the virtual environment at `environment` (b"" is `source`
     itself), relative to `source`."""
-    found = []
+    directories = []
     library = os.path.join(environment, b"lib")
     for name in _names(source, library):
         site = os.path.join(library, name, b"site-packages")
         if name.startswith(b"python") and os.path.isdir(os.path.join(os.fsencode(source), site)):
-            found.append(site)
-    return found
+            directories.append(site)
+    return directories
 
 
 def distributions(source: Path, site: bytes) -> Iterator[Distribution]:
@@ -82,12 +82,12 @@ def _record(source: Path, site: bytes, info: bytes) -> frozenset[bytes] | None:
     data = _read(source, os.path.join(info, b"RECORD"))
     if data is None:
         return None
-    found = set()
+    paths = set()
     for row in csv.reader(os.fsdecode(data).splitlines()):
         path = os.path.normpath(os.path.join(site, os.fsencode(row[0]))) if row else b""
         if path and not path.startswith((b"/", b"../")) and b"\0" not in path:
-            found.add(path)
-    return frozenset(found)
+            paths.add(path)
+    return frozenset(paths)
 
 
 def _is_local(source: Path, info: bytes) -> bool:
@@ -212,12 +212,12 @@ def _divide(
     compiled: set[bytes] = set()
     upper: set[bytes] = set()
     directories: set[bytes] = set()
-    for found in walk(source, ignore=ignore):
-        if found.is_directory and not any(_is_furniture(found.path, place) for place in environments):
-            directories.add(found.path)
+    for entry in walk(source, ignore=ignore):
+        if entry.is_directory and not any(_is_furniture(entry.path, place) for place in environments):
+            directories.add(entry.path)
         else:
-            layer = lower if is_lower(found.path) else compiled if is_compiled(found.path) else upper
-            layer.add(found.path)
+            layer = lower if is_lower(entry.path) else compiled if is_compiled(entry.path) else upper
+            layer.add(entry.path)
     below, between, above = with_parents(lower), with_parents(compiled), with_parents(upper)
     # An empty directory belongs to no distribution.
     return below, between, above | with_parents(directories - below - between - above)

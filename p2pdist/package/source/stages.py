@@ -52,7 +52,7 @@ def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] 
         directory, depth = pending.pop()
         if depth > DEPTH_MAX:
             raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
-        found = []
+        children = []
         try:
             with os.scandir(os.path.join(top, directory)) as entries:
                 for entry in entries:
@@ -61,15 +61,15 @@ def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] 
                     if ignore is not None and ignore(path, stat.S_ISDIR(status.st_mode)):
                         continue
                     if only is None or path in only:
-                        found.append(SourceEntry(path, status))
+                        children.append(SourceEntry(path, status))
         except OSError as error:
             where = printable(os.fsdecode(error.filename or directory))
             raise P2PDistError(
                 f"cannot read {where}: {(error.strerror or str(error)).lower()}", remedy="Make it readable"
             ) from error
-        found.sort(key=lambda item: item.path)
-        yield from found
-        pending += [(item.path, depth + 1) for item in reversed(found) if item.is_directory]
+        children.sort(key=lambda item: item.path)
+        yield from children
+        pending += [(item.path, depth + 1) for item in reversed(children) if item.is_directory]
 
 
 def stage(

@@ -160,12 +160,12 @@ def _read_log(file: Path, directory: bytes, used: Used, where: dict[str, bytes])
 
 def _path(call: bytes, arguments: bytes, directory: bytes) -> bytes | None:
     """The absolute path that a call names; None when it names none, or a file that it makes."""
-    found = _STRING.search(arguments)
-    if found is None or found[2]:
+    string = _STRING.search(arguments)
+    if string is None or string[2]:
         return None
     if call.startswith(b"open") and _MADE.search(arguments) and _MADE_ANEW.search(arguments):
         return None
-    path = _plain(found[1])
+    path = _plain(string[1])
     start = _described(arguments) if _DIRECTORY.match(arguments) else directory
     if not path:
         return start if call == b"execveat" else None

@@ -100,14 +100,14 @@ def read_trace(file: Path) -> Trace:
 def select(source: Path, trace: Trace) -> Selection:
     """What of `source` was used. Raises UsageError when nothing was."""
     top = os.fsencode(source)
-    wanted = {os.fsencode(name) for name in trace.files}
-    paths = {path for path in wanted if os.path.lexists(os.path.join(top, path))}
+    used = {os.fsencode(name) for name in trace.files}
+    paths = {path for path in used if os.path.lexists(os.path.join(top, path))}
     if not paths:
         raise UsageError(
             f"nothing in {source} was used in the trace of {trace.root}",
             remedy="Trace with --root at the directory that is packed, or where its package is mounted",
         )
-    return Selection(with_parents(paths | set(_metadata(source, paths))), len(wanted) - len(paths))
+    return Selection(with_parents(paths | set(_metadata(source, paths))), len(used) - len(paths))
 
 
 def _metadata(source: Path, used: Collection[bytes]) -> Iterator[bytes]:
@@ -169,15 +169,15 @@ class _Ways:
 
     def _look(self, path: bytes) -> tuple[int, bytes]:
         """The mode of a path, 0 when there is nothing, and where it points."""
-        found = self._kinds.get(path)
-        if found is None:
+        kind = self._kinds.get(path)
+        if kind is None:
             try:
                 mode = os.lstat(path).st_mode
-                found = mode, os.readlink(path) if stat.S_ISLNK(mode) else b""
+                kind = mode, os.readlink(path) if stat.S_ISLNK(mode) else b""
             except OSError:
-                found = 0, b""
-            self._kinds[path] = found
-        return found
+                kind = 0, b""
+            self._kinds[path] = kind
+        return kind
 
 
 def _module(root: bytes, path: bytes) -> str:

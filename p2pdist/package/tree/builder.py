@@ -145,15 +145,15 @@ class Scanned:
     def chunks(self, chunk_list: Callable[[bytes], bytes]) -> dict[bytes, None]:
         """The BLAKE3 of the chunks of its files; `chunk_list` returns the encoded chunk list of a
         large file."""
-        found: dict[bytes, None] = {}
+        names: dict[bytes, None] = {}
         for entry in self.entries:
             if type(entry) is not File or not entry.size:
                 continue
             if entry.size <= WHOLE_MAX:
-                found[entry.content] = None
+                names[entry.content] = None
             else:
-                found.update((name, None) for name, _ in ChunkList.decode(chunk_list(entry.chunks)).chunks)
-        return found
+                names.update((name, None) for name, _ in ChunkList.decode(chunk_list(entry.chunks)).chunks)
+        return names
 
     def remember(self, chunks: Iterable[bytes], cache_builder: CacheBuilder) -> CachedDirectory:
         """What the files cache keeps of this directory, whose contents consist of `chunks`."""
@@ -203,8 +203,8 @@ class TreeBuilder:
     @property
     def dropped(self) -> list[tuple[bytes, str]]:
         """Path and kind of what the tree does not carry, sorted."""
-        found = [item for directory in self.unchanged for item in directory.cached.dropped]
-        return sorted(found + [item for directory in self.scanned for item in directory.dropped])
+        items = [item for directory in self.unchanged for item in directory.cached.dropped]
+        return sorted(items + [item for directory in self.scanned for item in directory.dropped])
 
     @property
     def stable(self) -> bool:
@@ -249,13 +249,13 @@ class TreeBuilder:
             while path not in above:
                 above.add(path)
                 path = path.rpartition(b"/")[0]
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for directory, begin, end in self.runs:
             if type(directory) is Scanned:
-                found += directory.entries[begin:end]
+                entries += directory.entries[begin:end]
             elif directory.path in above:
-                found += (entry for entry in directory.entries[end - 1 : end] if entry.path in above)
-        return found
+                entries += (entry for entry in directory.entries[end - 1 : end] if entry.path in above)
+        return entries
 
     def chunk_lists(self) -> list[bytes]:
         """The BLAKE3 of the chunk lists of large files, in walking order."""
@@ -294,11 +294,11 @@ class TreeBuilder:
         for runs in self.sections():
             names = split(cached.sections.get(_key(runs), b""))
             taken = bool(names) and all(map(available, names))
-            found: dict[bytes, bytes | None] = dict.fromkeys(names if taken else ())
-            found.update((content_hash(page), page) for page in (() if taken else _encoded(runs)))
-            pages.update(found)
+            section: dict[bytes, bytes | None] = dict.fromkeys(names if taken else ())
+            section.update((content_hash(page), page) for page in (() if taken else _encoded(runs)))
+            pages.update(section)
             key = (item for directory, begin, end in runs for item in (numbers[id(directory)], begin, end))
-            sections.append((tuple(key), b"".join(found)))
+            sections.append((tuple(key), b"".join(section)))
         return pages, sections
 
 
@@ -309,12 +309,12 @@ def split(names: bytes) -> list[bytes]:
 
 def _key(runs: list[Run]) -> tuple[int, ...]:
     """The key of a section in the last packing; empty when a scanned directory is in it."""
-    found: list[int] = []
+    numbers: list[int] = []
     for directory, begin, end in runs:
         if type(directory) is not Unchanged:
             return ()
-        found += (directory.number, begin, end)
-    return tuple(found)
+        numbers += (directory.number, begin, end)
+    return tuple(numbers)
 
 
 def _encoded(runs: list[Run]) -> Iterator[bytes]:

@@ -334,16 +334,16 @@ class CacheFile:
     def _forget(self, volume: str) -> None:
         """Delete the volumes of this cache but `volume`, and all files of the oldest caches."""
         newest: dict[str, int] = {}
-        found: list[tuple[str, str]] = []
+        files: list[tuple[str, str]] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 key = entry.name[:_KEY_LENGTH] if not entry.name.startswith("draft-") else entry.name
                 with contextlib.suppress(FileNotFoundError):
                     newest[key] = max(newest.get(key, 0), entry.stat().st_mtime_ns)
-                    found.append((key, entry.path))
+                    files.append((key, entry.path))
         old = set(sorted(newest, key=lambda key: -newest[key])[STATES_MAX:])
         kept = {str(self.path), str(self._volume(volume))}
-        for key, path in found:
+        for key, path in files:
             if key in old or (key == self.path.name and path not in kept):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)

@@ -49,16 +49,16 @@ class Trees:
     def chunks(self) -> set[bytes]:
         """All chunks of all contents. Raises Corrupt when a chunk list is in no catalog."""
         lists = {content_hash(data): data for catalog in self.catalogs for data in catalog.chunk_lists}
-        found: set[bytes] = set()
+        names: set[bytes] = set()
         for entries in self.layers:
             for file in (entry for entry in entries if type(entry) is File):
                 if file.size <= WHOLE_MAX:
-                    found.update((file.content,) if file.size else ())
+                    names.update((file.content,) if file.size else ())
                 elif file.chunks in lists:
-                    found.update(name for name, _ in ChunkList.decode(lists[file.chunks]).chunks)
+                    names.update(name for name, _ in ChunkList.decode(lists[file.chunks]).chunks)
                 else:
                     raise Corrupt("a chunk list of the package is in none of its catalogs", remedy="Pack it again")
-        return found
+        return names
 
 
 async def compare_packages(
@@ -141,31 +141,33 @@ def compare_trees(old: Sequence[Entry], new: Sequence[Entry]) -> PathChanges:
 def _resolved(entries: Iterable[Entry]) -> list[Entry]:
     """Entries with hard links replaced by files."""
     files: dict[bytes, File] = {}
-    found: list[Entry] = []
+    resolved: list[Entry] = []
     for entry in entries:
         if isinstance(entry, File):
             files[entry.path] = entry
         elif isinstance(entry, HardLink):
             file = files[entry.target]
-            found.append(File(entry.path, file.mode, file.mtime_ns, file.size, file.content, file.chunks, file.xattrs))
+            resolved.append(
+                File(entry.path, file.mode, file.mtime_ns, file.size, file.content, file.chunks, file.xattrs)
+            )
             continue
-        found.append(entry)
-    return found
+        resolved.append(entry)
+    return resolved
 
 
 def _left(lower: Sequence[Entry], upper: dict[bytes, Entry]) -> list[Entry]:
     """The entries of `lower`, which are in walking order, that `upper` lets be seen."""
-    found: list[Entry] = []
+    entries: list[Entry] = []
     hidden = b""
     for entry in lower:
         if hidden and entry.path.startswith(hidden):
             continue
         above = upper.get(entry.path)
         if above is None:
-            found.append(entry)
+            entries.append(entry)
         elif not isinstance(above, Directory) or above.opaque or not isinstance(entry, Directory):
             hidden = entry.path + b"/"
-    return found
+    return entries
 
 
 def _essence(entry: Entry) -> Entry:

@@ -165,13 +165,13 @@ class Assembler:
         where = self._scan.path(path)
         with self._failures(path):
             hides = opaque and is_opaque(where)
-            found = _user_attributes(where) if self._xattrs else ()
+            attributes = _user_attributes(where) if self._xattrs else ()
             counts = self._times.count(row, where)
-        if sum(len(name) + len(value) for name, value in found) > XATTR_BYTES_MAX:
+        if sum(len(name) + len(value) for name, value in attributes) > XATTR_BYTES_MAX:
             raise UsageError(f"{self._shown(path)} has more than {XATTR_BYTES_MAX} bytes of extended attributes")
         if not counts or not stable(row, now):
             scanned.stable = False
-        return hides, found
+        return hides, attributes
 
     @contextlib.contextmanager
     def _failures(self, path: bytes) -> Iterator[None]:

@@ -267,15 +267,15 @@ async def read_pack_pool(
 
 def blob_sizes(layout: LocalRepository, digests: Iterable[Digest]) -> dict[Digest, int | None]:
     """Sizes in bytes of blobs in the layout, None for a blob that is not there."""
-    found: dict[Digest, int | None] = {}
+    sizes: dict[Digest, int | None] = {}
     for digest in digests:
         try:
             status = layout.blob_path(digest).stat()
         except OSError:  # what cannot be reached cannot be drawn on
-            found[digest] = None
+            sizes[digest] = None
         else:
-            found[digest] = status.st_size if stat.S_ISREG(status.st_mode) else None
-    return found
+            sizes[digest] = status.st_size if stat.S_ISREG(status.st_mode) else None
+    return sizes
 
 
 async def read_catalog(described: Descriptor, repositories: list[Repository]) -> Catalog:
@@ -317,17 +317,17 @@ async def _manifests(name: str, layout: LocalRepository) -> list[Manifest]:
         same = tag.rpartition(":")[0] == name
         aged[described.digest] = (same or aged.get(described.digest, (False, 0))[0], written)
     newest = sorted(aged, key=lambda digest: (-aged[digest][1], digest))
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     order: list[bool] = []
     for digest in newest:
         data = await layout.read(digest, limit=MANIFEST_BYTES_MAX)
         # Other tools keep manifests of their own in a layout.
         if TREE_TYPE.encode() in data:
-            found.append(decode_manifest(data))
+            manifests.append(decode_manifest(data))
             order.append(aged[digest][0])
-            if len(found) == PACKAGES_MAX:
+            if len(manifests) == PACKAGES_MAX:
                 break
-    return [found[index] for index in sorted(range(len(found)), key=lambda index: not order[index])]
+    return [manifests[index] for index in sorted(range(len(manifests)), key=lambda index: not order[index])]
 
 
 def _parts(manifests: Iterable[Manifest], base: Manifest | None) -> dict[Digest, Part]:

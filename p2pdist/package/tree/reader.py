@@ -259,7 +259,7 @@ class ContentReader:
     def _read_batch(self, batch: list[FileToRead]) -> list[tuple[Read, int, bytes | None]]:
         """On a thread: each file's result, its size, and its stored form unless some pack has
         it."""
-        found = []
+        results = []
         own: set[bytes] = set()
         now, encoder = time.time_ns(), ChunkEncoder()
         for file in batch:
@@ -269,8 +269,8 @@ class ContentReader:
             if data and content not in own and not self._has(content):
                 own.add(content)
                 stored = encoder.encode(data)
-            found.append((Read(content, stable=clean and self._stable(file, now)), len(data), stored))
-        return found
+            results.append((Read(content, stable=clean and self._stable(file, now)), len(data), stored))
+        return results
 
     def _add_files(self, results: list[Read], found: list[tuple[Read, int, bytes | None]]) -> None:
         for read, size, stored in found:
@@ -324,22 +324,24 @@ class ContentReader:
     def _store_chunks(self, window: list[Chunk]) -> list[tuple[bytes, int, bytes | None]]:
         """On a thread: BLAKE3, length, and the stored form of each chunk unless some pack has
         it."""
-        found: list[tuple[bytes, int, bytes | None]] = []
+        stored_chunks: list[tuple[bytes, int, bytes | None]] = []
         own: set[bytes] = set()
         encoder = ChunkEncoder()
         last: Chunk | None = None
         for data in window:
-            name = found[-1][0] if data is last else content_hash(data)
+            name = stored_chunks[-1][0] if data is last else content_hash(data)
             stored = None
             if name not in own and not self._has(name):
                 own.add(name)
                 stored = encoder.encode(data, cut=True)
-            found.append((name, len(data), stored))
+            stored_chunks.append((name, len(data), stored))
             last = data
-        return found
+        return stored_chunks
 
-    def _add_chunks(self, chunks: list[tuple[bytes, int]], found: list[tuple[bytes, int, bytes | None]]) -> None:
-        for name, length, stored in found:
+    def _add_chunks(
+        self, chunks: list[tuple[bytes, int]], stored_chunks: list[tuple[bytes, int, bytes | None]]
+    ) -> None:
+        for name, length, stored in stored_chunks:
             chunks.append((name, length))
             if stored is not None and not self._has(name):
                 self.writer.add(name, length, stored)

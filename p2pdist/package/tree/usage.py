@@ -289,10 +289,10 @@ class Usage:
 
     def needed(self, builder: TreeBuilder) -> set[bytes]:
         """The BLAKE3 of all chunks of the tree."""
-        found: set[bytes] = set()
+        names: set[bytes] = set()
         for directory in builder.directories:
-            found.update(self._chunks[id(directory)] if isinstance(directory, Scanned) else split(directory.chunks()))
-        return found
+            names.update(self._chunks[id(directory)] if isinstance(directory, Scanned) else split(directory.chunks()))
+        return names
 
     def remember(
         self, builder: TreeBuilder, written: tuple[PackWriter, PackWriter], cache_builder: CacheBuilder
