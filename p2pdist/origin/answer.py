@@ -211,15 +211,15 @@ class Answer:
 def read_answer(error: BaseException) -> Answer:
     """What obstore tells in `error`."""
     text, _, dump = str(error).partition("\n\nDebug source")
-    asked, found = _HEAD.search(text), _STATUS.search(text)
-    body = found[3] if found else ""
-    status = int(found[1]) if found else 301 if "redirect without LOCATION" in text else 0
+    request, response = _HEAD.search(text), _STATUS.search(text)
+    body = response[3] if response else ""
+    status = int(response[1]) if response else 301 if "redirect without LOCATION" in text else 0
     return Answer(
         status,
         _first(_CODES, body),
         " ".join(_first(_MESSAGES, body).split())[:MESSAGE_MAX].rstrip("."),
         _first((_PLACES,), body),
-        redacted(asked[1]) if asked else "",
+        redacted(request[1]) if request else "",
         text,
         dump,
     )
@@ -228,8 +228,8 @@ def read_answer(error: BaseException) -> Answer:
 def _first(patterns: tuple[str, ...], text: str) -> str:
     """What the first of the patterns finds, empty where none does."""
     for pattern in patterns:
-        if found := re.search(pattern, text, re.DOTALL):
-            return found[1]
+        if match := re.search(pattern, text, re.DOTALL):
+            return match[1]
     return ""
 
 
@@ -241,7 +241,7 @@ def missing_storage(answer: Answer) -> bool:
 def failure(answer: Answer, what: str, url: str, cloud: Cloud, right: str) -> P2PDistError:
     """The failure to `what`, such as `read index.json`, at the origin `url`; it takes the right
     `right` of RIGHTS."""
-    said, dump = answer.text, answer.text + answer.dump
+    text, dump = answer.text, answer.text + answer.dump
     if "169.254.169.254" in dump or "metadata.google.internal" in dump:
         return Refused(
             f"no credentials for {url}",
@@ -254,7 +254,7 @@ def failure(answer: Answer, what: str, url: str, cloud: Cloud, right: str) -> P2
     cause = _CAUSES.get(answer.code, "")
     if (answer.status >= 500 and not cause) or answer.status in _BUSY_STATUS or answer.code in _BUSY:
         return Unavailable(
-            f"cannot {what} at {url}{through}: it answered {_named(answer, said)}",
+            f"cannot {what} at {url}{through}: it answered {_named(answer, text)}",
             remedy="Wait: it is overloaded or disturbed; see the storage's own health if that lasts",
         )
     if missing_storage(answer):
@@ -293,10 +293,10 @@ def _refusal(answer: Answer, cause: str, what: str, cloud: Cloud, right: str, pr
     return Refused(f"{what}: {', '.join(details)}", remedy=remedy)
 
 
-def _named(answer: Answer, said: str) -> str:
+def _named(answer: Answer, text: str) -> str:
     """Status, code and message as the storage gave them."""
-    found = _STATUS.search(said)
-    phrase = f"{found[1]}{found[2].rstrip()}" if found else str(answer.status)
+    status = _STATUS.search(text)
+    phrase = f"{status[1]}{status[2].rstrip()}" if status else str(answer.status)
     if not answer.code:
         return phrase
     return f"{answer.code} ({answer.status})" + (f": {answer.message}" if answer.message else "")

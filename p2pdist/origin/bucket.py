@@ -69,8 +69,8 @@ class Bucket:
         return not self._web
 
     def read(self, key: str, limit: int) -> bytes | None:
-        found = self._read(key, limit)
-        return None if found is None else found[0]
+        value = self._read(key, limit)
+        return None if value is None else value[0]
 
     def _read(self, key: str, limit: int) -> tuple[bytes, UpdateVersion] | None:
         """The value of `key` and what names its present version (ETag, or the generation of a
@@ -93,8 +93,8 @@ class Bucket:
                 f"{self.url} answers {key} with a web page",
                 remedy="Open the address in a browser: it may be a login page of the network, or not that of the layout",
             )
-        known: Any = {name: result.meta.get(name) for name in ("e_tag", "version")}
-        return bytes(data), cast("UpdateVersion", {name: value for name, value in known.items() if value is not None})
+        version: Any = {name: result.meta.get(name) for name in ("e_tag", "version")}
+        return bytes(data), cast("UpdateVersion", {name: value for name, value in version.items() if value is not None})
 
     def read_range(self, key: str, start: int, length: int) -> bytes | None:
         try:
@@ -138,11 +138,11 @@ class Bucket:
     def update(self, key: str, limit: int, edit: Callable[[bytes | None], bytes]) -> None:
         self._check_writable()
         for attempt in range(UPDATE_ATTEMPTS_MAX):
-            found = self._read(key, limit)
-            value = edit(found[0] if found else None)
+            before = self._read(key, limit)
+            value = edit(before[0] if before else None)
             try:
                 with self._failures(f"write {key}", "write", missing=True):
-                    self._put_if(key, value, found[1] if found else None)
+                    self._put_if(key, value, before[1] if before else None)
                 return
             except (AlreadyExistsError, PreconditionError):
                 # Another writer was faster: start again from what it wrote.
@@ -173,8 +173,8 @@ class Bucket:
         self._check_writable()
         prefix = folder + "/"
         with self._failures(f"list {folder}", "list", missing=True):
-            for found in self._store.list(prefix, chunk_size=LIST_CHUNK_KEYS):
-                for item in found:
+            for batch in self._store.list(prefix, chunk_size=LIST_CHUNK_KEYS):
+                for item in batch:
                     name = item["path"].removeprefix(prefix)
                     if "/" not in name:
                         yield Stored(prefix + name, item["size"], item["last_modified"].timestamp())

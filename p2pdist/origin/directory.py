@@ -149,9 +149,9 @@ class Directory:
             with entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
-                        found = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(found.st_mode):
-                            yield Stored(f"{folder}/{entry.name}", found.st_size, found.st_mtime)
+                        status = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            yield Stored(f"{folder}/{entry.name}", status.st_size, status.st_mtime)
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -234,13 +234,15 @@ class Directory:
             raise self._failure(key, error, needed) from error
 
     def _failure(self, key: str, error: OSError, needed: int) -> P2PDistError:
-        said = f"{key} at {self.url}: {error.strerror or error}"
+        message = f"{key} at {self.url}: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull.on(self.url, os.statvfs(self.root), needed=needed, code=error.errno)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             remedy = "Check the owner and the mode of the directory"
             if error.errno == errno.EROFS:
                 remedy = "Mount the file system writable; where the kernel made it read-only, dmesg says why"
-            return Refused(f"no access to {said}", remedy=remedy)
-        told = foreseen(error)
-        return Unavailable(f"cannot use {said}", remedy=told.remedy if told else "Check the disk under the directory")
+            return Refused(f"no access to {message}", remedy=remedy)
+        cause = foreseen(error)
+        return Unavailable(
+            f"cannot use {message}", remedy=cause.remedy if cause else "Check the disk under the directory"
+        )

@@ -152,8 +152,8 @@ def abandoned(directory: Path, *, remove: bool) -> Iterator[tuple[str, int]]:
 def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
     """The bytes of a draft that is abandoned, which is deleted if `remove`; None where it is not,
     or that cannot be told."""
-    found = entry.stat(follow_symlinks=False)
-    is_directory = stat.S_ISDIR(found.st_mode)
+    status = entry.stat(follow_symlinks=False)
+    is_directory = stat.S_ISDIR(status.st_mode)
     if is_directory and not entry.name.startswith((DRAFT, STAGE)):
         return None
     is_ours = entry.name.startswith(boot_mark()) or os.path.lexists(os.path.join(entry.path, boot_mark()))
@@ -163,7 +163,7 @@ def _end(entry: os.DirEntry[str], remove: bool) -> int | None:
     with _looked_for(entry.path) as is_free:
         if not is_free and (is_directory or is_free is False or not is_old):
             return None
-        size = _bytes_below(entry.path) if is_directory else found.st_size
+        size = _bytes_below(entry.path) if is_directory else status.st_size
         if remove and is_directory:
             remove_tree(Path(entry.path))
         elif remove:

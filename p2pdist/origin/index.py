@@ -47,23 +47,23 @@ class Index:
 
     def tags(self) -> list[tuple[str, Descriptor]]:
         """All tags with a well-formed SHA-256 descriptor, sorted by name."""
-        found: dict[str, Descriptor] = {}
+        descriptors: dict[str, Descriptor] = {}
         for entry in self._entries:
             name, descriptor = _name(entry), _descriptor(entry)
             if name is not None and descriptor is not None:
-                found[name] = descriptor
-        return sorted(found.items(), key=lambda item: item[0])
+                descriptors[name] = descriptor
+        return sorted(descriptors.items(), key=lambda item: item[0])
 
     def roots(self) -> list[tuple[str, Descriptor]]:
         """All entries, with a tag or without, with a name for messages. Raises Corrupt for one
         that cannot be read."""
-        found = []
+        entries = []
         for entry in self._entries:
             descriptor = _descriptor(entry)
             if descriptor is None:
                 raise self._corrupt(f"the entry of {_name(entry) or str(entry.get('digest'))[:100]} is malformed")
-            found.append((_name(entry) or descriptor.digest, descriptor))
-        return found
+            entries.append((_name(entry) or descriptor.digest, descriptor))
+        return entries
 
     def remove(self, name: str) -> bytes:
         """The bytes of this index without the tag `name`. Raises NotFound."""

@@ -61,10 +61,10 @@ class LayoutOrigin:
             if size > MANIFEST_BYTES_MAX:
                 raise Corrupt(f"{reference} at {self.url} is a blob of {size} bytes, not a manifest")
             return Descriptor(MANIFEST_TYPE, reference.digest, size)
-        found = (await self._index()).find(str(reference))
-        if found is None:
+        descriptor = (await self._index()).find(str(reference))
+        if descriptor is None:
             raise self._missing(str(reference))
-        return found
+        return descriptor
 
     async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
         data = await self._call(self._objects.read, blob_key(digest), limit)
@@ -140,15 +140,15 @@ class LayoutOrigin:
 
     async def blobs(self) -> list[tuple[Digest, int, float]]:
         stored = await self._call(lambda: list(self._objects.list(BLOBS)))
-        found = ((f"sha256:{item.key.rpartition('/')[2]}", item) for item in stored)
-        return [(Digest(digest), item.size, item.modified_s) for digest, item in found if is_digest(digest)]
+        items = ((f"sha256:{item.key.rpartition('/')[2]}", item) for item in stored)
+        return [(Digest(digest), item.size, item.modified_s) for digest, item in items if is_digest(digest)]
 
     async def remove(self, digests: Sequence[Digest]) -> None:
         await self._call(self._objects.delete, [blob_key(digest) for digest in digests])
 
     async def remove_unfinished(self, *, dry_run: bool = False) -> tuple[int, int]:
-        found = await self._call(lambda: list(self._objects.abandoned(remove=not dry_run)))
-        return len(found), sum(size for _, size in found)
+        abandoned = await self._call(lambda: list(self._objects.abandoned(remove=not dry_run)))
+        return len(abandoned), sum(size for _, size in abandoned)
 
     async def notes(self) -> list[tuple[str, float]]:
         stored = await self._call(lambda: list(self._objects.list(NOTES)))
