@@ -16,8 +16,8 @@ def conceal(arguments: Sequence[str]) -> bool:
     """Write over what may be secrets in the URLs that options are given, where the kernel keeps
     this process's command line. Returns whether there are any. Raises OSError where that cannot be
     done."""
-    found = [secret for url in _urls(arguments) for secret in secrets_in(url)]
-    if not found:
+    credentials = [secret for url in _urls(arguments) for secret in secrets_in(url)]
+    if not credentials:
         return False
     import ctypes
     import os
@@ -26,7 +26,7 @@ def conceal(arguments: Sequence[str]) -> bool:
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
     shown = ctypes.string_at(start, end - start)
-    for secret in map(os.fsencode, found):
+    for secret in map(os.fsencode, credentials):
         at = shown.find(secret)
         while at >= 0:
             ctypes.memset(start + at, ord("x"), len(secret))

@@ -50,8 +50,8 @@ def _is_module() -> bool:
         return sys.argv[0] == os.path.join(_OWN, "__main__.py")
     words = sys.orig_argv
     for at, word in enumerate(words):
-        options, found, name = word.partition("m")
-        if found and _FLAGS.match(options):
+        options, flag, name = word.partition("m")
+        if flag and _FLAGS.match(options):
             return (name or words[at + 1]).partition(".")[0] == "p2pdist"
     return False
 

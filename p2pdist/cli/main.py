@@ -157,10 +157,10 @@ def _conceal(given: list[str]) -> None:
     from p2pdist.cli.command_line import conceal
 
     try:
-        found, still = conceal(given), ""
+        concealed, still = conceal(given), ""
     except OSError as error:
-        found, still = True, f", and it is still there ({error.strerror})"
-    if not found:
+        concealed, still = True, f", and it is still there ({error.strerror})"
+    if not concealed:
         return
     warning = (
         f"a password or signature was given on the command line, where every user of this host can read it{still}; give the URL in "
@@ -229,22 +229,22 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
     if file is None:
         return
     body = _read_config(file)
-    known = {
+    settings = {
         flag.lstrip("-").replace("-", "_"): option
         for option in ctx.command.params
         if isinstance(option, click.Option)
         for flag in option.opts
         if flag.startswith("--")
     }
-    values = {key: value for key, value in body.items() if key in known and not isinstance(value, dict)}
+    values = {key: value for key, value in body.items() if key in settings and not isinstance(value, dict)}
     table: Any = body
     for name in path:
         table = table.get(name, {}) if isinstance(table, dict) else {}
     for key, value in (table if isinstance(table, dict) else {}).items():
-        if key not in known:
+        if key not in settings:
             raise click.UsageError(f"{file}: [{'.'.join(path)}] has no option {key!r}", ctx)
         values[key] = value
-    ctx.default_map = {known[key].name or "": _as_given(known[key], value) for key, value in values.items()}
+    ctx.default_map = {settings[key].name or "": _as_given(settings[key], value) for key, value in values.items()}
 
 
 def read_again(ctx: click.Context, name: str) -> Any:

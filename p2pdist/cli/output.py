@@ -160,21 +160,21 @@ def report(error: BaseException, *, as_json: bool) -> int:
     if os.environ.get("P2PDIST_DEBUG") == "1":
         traceback.print_exception(error)
     if isinstance(error, P2PDistError):
-        known = error
+        failure = error
     elif isinstance(error, FileNotFoundError) and not _has_directory():
-        known = NotFound("the working directory was removed", remedy="Change to one that exists: cd")
+        failure = NotFound("the working directory was removed", remedy="Change to one that exists: cd")
     elif isinstance(error, OSError) and (problem := foreseen(error)) is not None:
-        known = problem
+        failure = problem
     else:
         message = str(error).split("\n", 1)[0][:300]
-        known = P2PDistError(
+        failure = P2PDistError(
             f"unexpected {type(error).__name__}{': ' if message else ''}{message}",
             remedy="Set P2PDIST_DEBUG=1 to see where it happened",
         )
-    _lines(f"p2pdist: {known}")
+    _lines(f"p2pdist: {failure}")
     if as_json:
-        _print_problem(known)
-    return known.exit_code
+        _print_problem(failure)
+    return failure.exit_code
 
 
 def _has_directory() -> bool:

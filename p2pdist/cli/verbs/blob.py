@@ -110,10 +110,10 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
 def _seen(file: Path) -> tuple[int, int, int] | None:
     """Differs between a file and its successor of the same name."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def _pull(request: PullRequest, socket: Path, progress: output.Progress, *, quiet: bool) -> PullStatus:

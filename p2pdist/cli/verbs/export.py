@@ -79,12 +79,12 @@ class _Export:
             config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
             with layout.staging(f"{described.digest} exported as {self._kind}") as stage:
                 await self._write(manifest, config, layout, stage)
-        found: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
+        document: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
         if str(self._target) != "-":
-            found["path"] = str(self._target)
+            document["path"] = str(self._target)
             if self._kind != "dir":
-                found["size"] = self._target.stat().st_size
-        return found
+                document["size"] = self._target.stat().st_size
+        return document
 
     async def _write(self, manifest: Manifest, config: Config, layout: LocalLayout, stage: Path) -> None:
         from p2pdist.package.archive.export import write_xar
@@ -110,10 +110,10 @@ class _Export:
         from p2pdist.package.source.scan import scan_tree
 
         modes = await asyncio.to_thread(make_readable, tree)
-        found = preflight(await asyncio.to_thread(scan_tree, tree), times_kept=True)
+        checked = preflight(await asyncio.to_thread(scan_tree, tree), times_kept=True)
         level = LEVEL if self._level is None else self._level
         await build_image(
-            tree, image, level=level, exclude=found.excluded, modes=modes, size_estimate=found.bytes_total
+            tree, image, level=level, exclude=checked.excluded, modes=modes, size_estimate=checked.bytes_total
         )
         return image
 
@@ -137,17 +137,17 @@ class _Export:
         from p2pdist.package.source.scan import scan_tree
 
         modes = make_readable(tree)
-        found, done = preflight(scan_tree(tree)), 0
+        checked, done = preflight(scan_tree(tree)), 0
 
         def report(count: int) -> None:
             nonlocal done
             done += count
-            self._progress("exporting", done, found.bytes_total)
+            self._progress("exporting", done, checked.bytes_total)
 
         if str(self._target) == "-":
             write_tar(tree, cast(IO[bytes], sys.stdout.buffer), modes=modes, report=report)
             return
-        with new_file(self._target, needed=found.bytes_total, mode=0o666) as file:
+        with new_file(self._target, needed=checked.bytes_total, mode=0o666) as file:
             write_tar(tree, file, modes=modes, report=report)
 
     async def _merged(self, manifest: Manifest, layout: LocalLayout, stage: Path, *, writable: bool) -> Path:
@@ -174,13 +174,13 @@ class _Export:
 
         packs = await read_packs(manifest, layout)
         objects = stage / "objects"
-        found: list[Image | TreeLayer] = []
+        layers: list[Image | TreeLayer] = []
         for number, layer in enumerate(manifest.layers):
             if layer.media_type == TREE_TYPE:
                 entries = await read_entries(layer, packs, layout)
                 objects.mkdir(exist_ok=True)
                 await asyncio.to_thread(write_objects, entries, packs, layout, objects)
-                found.append(TreeLayer(lambda entries=entries: entries, stage / f"{number}.erofs", objects))  # type: ignore[misc]
+                layers.append(TreeLayer(lambda entries=entries: entries, stage / f"{number}.erofs", objects))  # type: ignore[misc]
                 continue
             if layer.media_type != SQUASHFS_TYPE:
                 raise UsageError(f"a layer of type {layer.media_type[:100]!r} cannot be exported")
@@ -188,5 +188,5 @@ class _Export:
             content = await asyncio.to_thread(read_content, path)
             if content.digest != layer.digest:
                 raise Corrupt(f"blob {layer.digest} at {layout.url} was altered", remedy="Delete it and pack again")
-            found.append(inspect(path))
-        return found
+            layers.append(inspect(path))
+        return layers

@@ -27,18 +27,18 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
     Example:
       p2pdist inspect team/trainer:v1 --origin s3://packages/prod
     """
-    found, contents = asyncio.run(_inspect(ref, layout, origin, only_origin=asks_origin_first()))
+    document, contents = asyncio.run(_inspect(ref, layout, origin, only_origin=asks_origin_first()))
     if as_json:
-        output.print_json(found)
+        output.print_json(document)
         return
-    click.echo(f"{found['reference']}  {found['digest']}")
-    click.echo(f"at            {found['at']}")
-    click.echo(f"entrypoint    {printable(' '.join(found['entrypoint'])) or '-'}")
-    for entry in found["env"]:
+    click.echo(f"{document['reference']}  {document['digest']}")
+    click.echo(f"at            {document['at']}")
+    click.echo(f"entrypoint    {printable(' '.join(document['entrypoint'])) or '-'}")
+    for entry in document["env"]:
         click.echo(f"env           {printable(entry)}")
-    if found["working_dir"]:
-        click.echo(f"working dir   {printable(found['working_dir'])}")
-    for kind, blobs in (("layer", found["layers"]), ("part", found["parts"])):
+    if document["working_dir"]:
+        click.echo(f"working dir   {printable(document['working_dir'])}")
+    for kind, blobs in (("layer", document["layers"]), ("part", document["parts"])):
         for blob in blobs:
             click.echo(f"{kind:13} {blob['digest']}  {output.amount(blob['size'])}  {printable(blob['mediaType'])}")
     click.echo(f"total         {contents}")
@@ -55,7 +55,7 @@ async def _inspect(ref: str, layout: Path, origin: str | None, *, only_origin: b
             repositories = [central]
         described, manifest, repository = await read_manifest(reference, repositories)
         config = decode_config(await read_document(manifest.config.digest, repositories, limit=MANIFEST_BYTES_MAX))
-    found = {
+    document = {
         "reference": str(reference),
         "digest": described.digest,
         "at": repository.url,
@@ -67,7 +67,7 @@ async def _inspect(ref: str, layout: Path, origin: str | None, *, only_origin: b
         "config": manifest.config.digest,
         "bytes_total": sum(blob.size for blob in manifest.blobs),
     }
-    return found, output.contents(manifest.layers, manifest.parts)
+    return document, output.contents(manifest.layers, manifest.parts)
 
 
 def _layer(layer: Descriptor) -> dict[str, Any]:

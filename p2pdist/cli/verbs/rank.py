@@ -53,16 +53,16 @@ def command(
     """
     if bool(references) == bool(roles):
         raise UsageError("name packages, or roles with --role", remedy="See p2pdist rank --help")
-    wanted: dict[str, Any] = {}
+    body: dict[str, Any] = {}
     if references:
-        wanted["packages"] = _names(references)
+        body["packages"] = _names(references)
     else:
-        wanted["roles"] = [
+        body["roles"] = [
             {"name": name, "count": number, "packages": _names(packages.split(","))} for name, number, packages in roles
         ]
     given = {"hosts": list(hosts), "selector": selector, "count": count, "coherent": coherent}
-    wanted |= {key: value for key, value in given.items() if value}
-    answer = asyncio.run(_ask(tracker, wanted))
+    body |= {key: value for key, value in given.items() if value}
+    answer = asyncio.run(_ask(tracker, body))
     if references and not answer:
         what = asyncio.run(_nobody(tracker, selector))
         asks = what.endswith("?")  # which says already what to do
@@ -103,8 +103,8 @@ async def _nobody(tracker: str, selector: str | None) -> str:
     return no_match(parse_selector(selector), [Host(row["host"], zone=row["zone"], rack=row["rack"]) for row in rows])
 
 
-async def _ask(tracker: str, wanted: dict[str, Any]) -> Any:
+async def _ask(tracker: str, body: dict[str, Any]) -> Any:
     from p2pdist.cli.connect import TrackerClient
 
     async with TrackerClient(tracker) as client:
-        return await client.ask("POST", "/v1/rank", wanted)
+        return await client.ask("POST", "/v1/rank", body)

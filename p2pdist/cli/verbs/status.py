@@ -90,16 +90,16 @@ def _pull_line(pull: dict[str, Any]) -> str:
 
 
 def _tracker(urls: str, *, as_json: bool) -> None:
-    found = asyncio.run(_ask(urls))
+    answers = asyncio.run(_ask(urls))
     if as_json:
-        output.print_json(found)
+        output.print_json(answers)
         return
-    hosts, swarms, preseeds = found["hosts"], found["swarms"], found["preseeds"]
+    hosts, swarms, preseeds = answers["hosts"], answers["swarms"], answers["preseeds"]
     absent = [each for each in hosts if not each["present"]]
     zones = sorted({each["zone"] for each in hosts} - {""})
     # A tracker of an older version says less of itself.
     output.say(
-        f"tracker  {found['tracker']}  version {found.get('version', '-')}  {1000 * found.get('lag_s', 0.0):.0f} ms late"
+        f"tracker  {answers['tracker']}  version {answers.get('version', '-')}  {1000 * answers.get('lag_s', 0.0):.0f} ms late"
     )
     where = f" in zones {', '.join(zones[:SHOWN_MAX])}" if zones else ""
     output.say(f"hosts    {len(hosts) - len(absent)} connected, {len(absent)} absent{where}")
@@ -116,7 +116,7 @@ def _tracker(urls: str, *, as_json: bool) -> None:
     output.say(f"preseeds {len(preseeds)}")
     for each in [each for each in preseeds if each["state"] in ("pending", "running")][-SHOWN_MAX:]:
         output.say(f"preseed  {each['id']}  {each['state']}  {each['hosts_done']} of {each['hosts_total']} hosts")
-    problem = found["policies"].get("problem")
+    problem = answers["policies"].get("problem")
     if problem:
         output.say(f"policies stale: {problem}")
 

@@ -258,8 +258,8 @@ def _tree(state: FleetState) -> Iterator[str]:
 
     children: dict[int, list[int]] = {}
     for number, (_, parent) in state.tree.items():
-        known = parent == ORIGIN or parent in state.tree
-        children.setdefault(parent if known else NO_PARENT, []).append(number)
+        attached = parent == ORIGIN or parent in state.tree
+        children.setdefault(parent if attached else NO_PARENT, []).append(number)
     tops = [*children.get(ORIGIN, ()), *children.get(NO_PARENT, ())]
     open_ends = [(number, 1) for number in reversed(tops)]
     shown: set[int] = set()

@@ -53,9 +53,9 @@ def command(ref: str, origin: str | None, tracker: str | None, file: Path | None
         made = asyncio.run(_make(reference, origin, progress))
     if file is not None and tracker is not None:
         kind = "blob" if is_digest(ref) else "package"
-        wanted = made.torrent.v1_only() if version == "1" else made.torrent
-        file.write_bytes(wanted.metainfo(f"{tracker.rstrip('/')}/announce?{kind}={made.subject}"))
-    found = {
+        torrent = made.torrent.v1_only() if version == "1" else made.torrent
+        file.write_bytes(torrent.metainfo(f"{tracker.rstrip('/')}/announce?{kind}={made.subject}"))
+    document = {
         "subject": made.subject,
         "document": made.document,
         "size": made.torrent.size,
@@ -63,9 +63,9 @@ def command(ref: str, origin: str | None, tracker: str | None, file: Path | None
         "info_hash_v2": made.torrent.info_hash_v2.hex(),
     }
     if as_json:
-        output.print_json(found)
+        output.print_json(document)
         return
-    click.echo(f"{ref}  btih:{found['info_hash_v1']}  btmh:1220{found['info_hash_v2']}")
+    click.echo(f"{ref}  btih:{document['info_hash_v1']}  btmh:1220{document['info_hash_v2']}")
     click.echo(f"{output.amount(made.torrent.size)} in {len(made.torrent.files)} files")
 
 

@@ -54,9 +54,9 @@ def command(arguments: tuple[str, ...], file: Path, root: Path | None, as_json: 
     data = encode_trace(trace)
     with new_file(file, needed=len(data), mode=0o666) as stream:
         stream.write(data)
-    found = {"trace": str(file), "root": trace.root, "files": len(trace.files), "modules": len(trace.modules)}
+    document = {"trace": str(file), "root": trace.root, "files": len(trace.files), "modules": len(trace.modules)}
     if as_json:
-        output.print_json({**found, "exit_code": code})
+        output.print_json({**document, "exit_code": code})
     else:
         output.line(f"{file}: {len(trace.files)} files and {len(trace.modules)} modules of {trace.root}")
     return code

@@ -35,21 +35,23 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
     """
     request = VerifyRequest(not no_repair, parse_rate(limit) if limit else None)
     with output.Progress(quiet=as_json) as progress:
-        found = _verify(request, socket, progress)
+        verified = _verify(request, socket, progress)
     if as_json:
-        output.print_json(found)
+        output.print_json(verified)
     else:
-        for name in found.wrong:
+        for name in verified.wrong:
             output.say(f"wrong     {name}")
-        for name in found.repaired:
+        for name in verified.repaired:
             output.say(f"repaired  {name}")
-        for path in found.shown:
+        for path in verified.shown:
             output.say(f"shown at {path}: unmount it and mount it again")
-        output.say(f"{found.checked} things, {output.amount(found.bytes_checked)} verified, {len(found.wrong)} wrong")
-    if found.failed or (found.wrong and no_repair):
+        output.say(
+            f"{verified.checked} things, {output.amount(verified.bytes_checked)} verified, {len(verified.wrong)} wrong"
+        )
+    if verified.failed or (verified.wrong and no_repair):
         raise Corrupt(
-            f"{len(found.wrong)} things in the store were wrong and are gone",
-            remedy="; ".join(found.failed) or "Pull the packages again",
+            f"{len(verified.wrong)} things in the store were wrong and are gone",
+            remedy="; ".join(verified.failed) or "Pull the packages again",
         )
 
 

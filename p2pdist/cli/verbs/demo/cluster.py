@@ -61,10 +61,10 @@ def free_ports(count: int) -> list[int]:
 def program() -> list[str]:
     """The p2pdist command that belongs to this Python."""
     beside = Path(sys.executable).with_name("p2pdist")
-    found = str(beside) if beside.exists() else shutil.which("p2pdist")
-    if not found:
+    path = str(beside) if beside.exists() else shutil.which("p2pdist")
+    if not path:
         raise Unavailable("the p2pdist command was not found", remedy="Install the project with make setup")
-    return [found]
+    return [path]
 
 
 @dataclass(slots=True)

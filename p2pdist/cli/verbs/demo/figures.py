@@ -97,24 +97,23 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
-def _round_claims(found: Round, agents: int) -> list[Claim]:
+def _round_claims(one: Round, agents: int) -> list[Claim]:
     complete = [
         pull
-        for pull in found.pulls
-        if pull.digest == found.digest
-        and pull.bytes_origin + pull.bytes_peers + pull.bytes_cached == found.package_bytes
+        for pull in one.pulls
+        if pull.digest == one.digest and pull.bytes_origin + pull.bytes_peers + pull.bytes_cached == one.package_bytes
     ]
-    sound = [run for run in found.runs if run.version == found.version and run.sound]
+    sound = [run for run in one.runs if run.version == one.version and run.sound]
     everyone = f"{agents} of {agents}"
     return [
         Claim(
-            f"version {found.version}: every agent holds the package",
+            f"version {one.version}: every agent holds the package",
             len(complete) == agents,
             f"{len(complete)} of {agents}",
             everyone,
         ),
         Claim(
-            f"version {found.version}: the program ran from the merged view",
+            f"version {one.version}: the program ran from the merged view",
             len(sound) == agents,
             f"{len(sound)} of {agents}",
             everyone,
@@ -124,17 +123,17 @@ def _round_claims(found: Round, agents: int) -> list[Claim]:
 
 def claims(figures: Figures) -> list[Claim]:
     """Every promise, held or not. A missing round is a promise not held."""
-    found = [claim for one in figures.rounds for claim in _round_claims(one, figures.agents)]
+    checked = [claim for one in figures.rounds for claim in _round_claims(one, figures.agents)]
     if figures.rounds:
         first = figures.rounds[0]
         ratio = first.origin_bytes / first.package_bytes
         text = "version 1: origin bytes / package bytes"
-        found.append(Claim(text, ratio <= ORIGIN_RATIO_MAX, f"{ratio:.3f}", f"<= {ORIGIN_RATIO_MAX}"))
+        checked.append(Claim(text, ratio <= ORIGIN_RATIO_MAX, f"{ratio:.3f}", f"<= {ORIGIN_RATIO_MAX}"))
     if len(figures.rounds) > 1:
         second = figures.rounds[1]
         limit = second.app_bytes + SECOND_ALLOWANCE
         most = max(max(pull.bytes_origin + pull.bytes_peers, pull.received) for pull in second.pulls)
-        found.append(
+        checked.append(
             Claim(
                 "version 2: bytes received by the agent that received most",
                 most <= limit,
@@ -143,10 +142,10 @@ def claims(figures: Figures) -> list[Claim]:
             )
         )
     else:
-        found.append(Claim("both versions were pulled everywhere", False, f"{len(figures.rounds)} of 2", "2 of 2"))
+        checked.append(Claim("both versions were pulled everywhere", False, f"{len(figures.rounds)} of 2", "2 of 2"))
     tidy = "nothing" if not figures.untidy else "; ".join(figures.untidy)
-    found.append(Claim("left behind: processes, mounts, files", not figures.untidy, tidy, "nothing"))
-    return found
+    checked.append(Claim("left behind: processes, mounts, files", not figures.untidy, tidy, "nothing"))
+    return checked
 
 
 def as_document(figures: Figures, judged: Sequence[Claim]) -> dict[str, Any]:
@@ -166,12 +165,12 @@ def as_document(figures: Figures, judged: Sequence[Claim]) -> dict[str, Any]:
     }
 
 
-def _round_table(found: Round) -> Table:
-    table = Table(title=f"Version {found.version}: {found.reference}", title_justify="left")
+def _round_table(one: Round) -> Table:
+    table = Table(title=f"Version {one.version}: {one.reference}", title_justify="left")
     for name in ("agent", "pull s", "from origin", "from peers", "had", "run s", "loss"):
         table.add_column(name, justify="left" if name == "agent" else "right")
-    runs = {run.host: run for run in found.runs}
-    for pull in found.pulls:
+    runs = {run.host: run for run in one.runs}
+    for pull in one.pulls:
         run = runs.get(pull.host)
         table.add_row(
             pull.host,

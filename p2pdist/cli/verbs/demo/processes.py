@@ -184,31 +184,31 @@ async def _end(processes: Sequence[asyncio.subprocess.Process], *, patience_s: f
 def strays(place: str) -> dict[int, str]:
     """Processes, except this one, that carry the demo's token: id to command name."""
     entry = f"{PLACE_VARIABLE}={place}".encode()
-    found: dict[int, str] = {}
+    commands: dict[int, str] = {}
     for directory in Path("/proc").iterdir():
         if not directory.name.isdecimal() or int(directory.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # ended meanwhile, or of another user
             if entry in (directory / "environ").read_bytes().split(b"\0"):
-                found[int(directory.name)] = (directory / "comm").read_text().strip()
-    return found
+                commands[int(directory.name)] = (directory / "comm").read_text().strip()
+    return commands
 
 
 async def _until_gone(place: str, seconds: float) -> dict[int, str]:
     """The strays that are still there after `seconds`, or none as soon as there are none."""
     deadline = time.monotonic() + seconds
-    while (found := strays(place)) and time.monotonic() < deadline:  # noqa: ASYNC110 (nothing announces that a stray ended)
+    while (remaining := strays(place)) and time.monotonic() < deadline:  # noqa: ASYNC110 (nothing announces that a stray ended)
         await asyncio.sleep(0.05)
-    return found
+    return remaining
 
 
 async def _end_strays(place: str) -> list[tuple[int, str]]:
     """End what still carries the token; a second is given to what is ending by itself. Returns what
     had to be ended."""
-    found = left = await _until_gone(place, 1.0)
+    ended = left = await _until_gone(place, 1.0)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         left = await _until_gone(place, KILL_S)
-    return sorted(found.items())
+    return sorted(ended.items())

@@ -65,8 +65,8 @@ class PullProgress:
 
 async def _refresh(cluster: Cluster, client: aiohttp.ClientSession, progress: PullProgress) -> None:
     """Read every agent's metrics."""
-    found = await asyncio.gather(*(cluster.received(client, host) for host in cluster.hosts))
-    progress.now = {host.name: one for host, one in zip(cluster.hosts, found, strict=True)}
+    received = await asyncio.gather(*(cluster.received(client, host) for host in cluster.hosts))
+    progress.now = {host.name: one for host, one in zip(cluster.hosts, received, strict=True)}
 
 
 async def _show(console: Console, cluster: Cluster, client: aiohttp.ClientSession, progress: PullProgress) -> None:
@@ -97,9 +97,9 @@ async def pull_everywhere(
     )
 
     async def pull(host: Host) -> Pull:
-        found = await cluster.pull(client, host, reference)
-        progress.done[host.name] = found
-        return found
+        status = await cluster.pull(client, host, reference)
+        progress.done[host.name] = status
+        return status
 
     shown = asyncio.create_task(_show(console, cluster, client, progress))
     try:

@@ -69,8 +69,8 @@ class Interrupted(BaseException):
 def mounts_below(place: Path) -> list[Path]:
     """Mount points below `place`, deepest last (proc(5), mountinfo)."""
     points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_bytes().splitlines())
-    found = (Path(os.fsdecode(point.decode("unicode_escape").encode("latin-1"))) for point in points)
-    return sorted(point for point in found if point.is_relative_to(place))
+    mounts = (Path(os.fsdecode(point.decode("unicode_escape").encode("latin-1"))) for point in points)
+    return sorted(point for point in mounts if point.is_relative_to(place))
 
 
 def unmount_below(place: Path) -> list[str]:

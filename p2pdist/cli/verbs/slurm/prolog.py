@@ -200,8 +200,8 @@ def _never_fit(client: LocalClient, job: Job, packages: Sequence[Reference], set
 
     async def bytes_of_all() -> int:
         async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(settings.tracker) as tracker:
-            wanted = {"packages": list(map(str, packages)), "hosts": [job.node]}
-            return int((await tracker.ask("POST", "/v1/rank", wanted))[0]["bytes_total"])
+            body = {"packages": list(map(str, packages)), "hosts": [job.node]}
+            return int((await tracker.ask("POST", "/v1/rank", body))[0]["bytes_total"])
 
     try:
         capacity = int(client.status()["store"]["capacity"])
@@ -215,7 +215,7 @@ async def _order(job: Job, packages: list[Reference], hosts: Sequence[str], sett
     """Ask for the preseeds, which the first node makes and the others find made; returns which
     versions the packages are, for all nodes the same. Without a tracker every agent finds its
     packages as it can."""
-    found: list[str] = []
+    ordered: list[str] = []
     try:
         async with asyncio.timeout(TRACKER_S_MAX), TrackerClient(settings.tracker) as client:
             for number, package in enumerate(packages):
@@ -223,12 +223,12 @@ async def _order(job: Job, packages: list[Reference], hosts: Sequence[str], sett
                 preseed = await _preseed(client, job, job.preseed(number), request)
                 if preseed["state"] in ENDED:
                     output.line(f"p2pdist: the preseed {preseed['id']} is {preseed['state']}; pulling without it")
-                found.append(preseed["package"])
+                ordered.append(preseed["package"])
     except (P2PDistError, TimeoutError) as error:
         if isinstance(error, OF_THE_PACKAGE):
             raise
         output.line(f"p2pdist: no preseed for job {job.id}, pulling without: {error or 'the tracker takes too long'}")
-    return found + list(map(str, packages[len(found) :]))
+    return ordered + list(map(str, packages[len(ordered) :]))
 
 
 async def _preseed(client: TrackerClient, job: Job, name: str, request: PreseedRequest) -> dict[str, str]:
@@ -238,9 +238,9 @@ async def _preseed(client: TrackerClient, job: Job, name: str, request: PreseedR
     give_at = time.monotonic() + (min(FIRST_S + place * NEXT_S, GIVE_S_MAX) if place else 0.0)
     while True:
         try:
-            found: dict[str, str] = await client.ask("GET", path + "?brief=1")
-            if found.get("fingerprint") == fingerprint(canonical(request)):
-                return found
+            preseed: dict[str, str] = await client.ask("GET", path + "?brief=1")
+            if preseed.get("fingerprint") == fingerprint(canonical(request)):
+                return preseed
             break  # it is of another owner, as the order will say
         except NotFound:
             if time.monotonic() >= give_at:

@@ -38,10 +38,10 @@ def sweep(jobs_dir: Path, agent_wait: float, tracker: str, socket: Path) -> None
 
     client = LocalClient(socket)
     node = str(wait_for_agent(client, agent_wait)["host"])
-    found = {pin.owner.removeprefix(OWNER) for pin in client.pins() if pin.owner.startswith(OWNER)}
+    pinned = {pin.owner.removeprefix(OWNER) for pin in client.pins() if pin.owner.startswith(OWNER)}
     with suppress(FileNotFoundError):
-        found.update(each.name for each in jobs_dir.iterdir())
-    left = {name for name in found if is_job(name)}
+        pinned.update(each.name for each in jobs_dir.iterdir())
+    left = {name for name in pinned if is_job(name)}
     # Asked after the look: a job whose prolog has begun since is in neither, or in both.
     for name in sorted(left - controller.jobs_on(node) if left else left):
         record = read_record(jobs_dir / name) or JobRecord(OWNER + name, ())
