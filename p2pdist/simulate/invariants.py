@@ -179,17 +179,17 @@ class Invariants:
                 self._ever_granted[swarm.blob, plan.stripe, name] = None
                 self._leases(fleet)
 
-    def _keepers(self, swarm: Swarm, told: Member, names: list[str]) -> None:
-        """A host is told of a few others in its zone that are there, of more where they read for a
+    def _keepers(self, swarm: Swarm, named: Member, names: list[str]) -> None:
+        """A host is named of a few others in its zone that are there, of more where they read for a
         swarm; it may then be one of them."""
-        most = KEEPERS_MAX if told.zone in swarm.origin.shares else SUPERPEERS
-        self.require(len({*names}) == len(names) <= most, f"{told.host} is told of the keepers {names}")
+        most = KEEPERS_MAX if named.zone in swarm.origin.shares else SUPERPEERS
+        self.require(len({*names}) == len(names) <= most, f"{named.host} is named of the keepers {names}")
         for name in names:
             keeper = swarm.members.get(name)
-            fits = keeper is not None and keeper.present and keeper.zone == told.zone
-            self.require(fits, f"{told.host} is told of the keeper {name}, which is away or in another zone")
-        if told.host in names:
-            self._named[swarm.blob, told.host] = None
+            fits = keeper is not None and keeper.present and keeper.zone == named.zone
+            self.require(fits, f"{named.host} is named of the keeper {name}, which is away or in another zone")
+        if named.host in names:
+            self._named[swarm.blob, named.host] = None
 
     def _leases(self, fleet: Fleet) -> None:
         """At most one lease a stripe and zone, and no more than the cap in all, of the leases that
@@ -254,8 +254,8 @@ class Invariants:
                 continue
             self.require(not complete, f"{name} has a parent in stripe {stripe}, of which it lacks nothing")
             if parent != FROM_ORIGIN:
-                known = parent in swarm.members and name in swarm.members[parent].children[stripe]
-                self.require(known, f"{name} receives from {parent}, which does not know it")
+                attached = parent in swarm.members and name in swarm.members[parent].children[stripe]
+                self.require(attached, f"{name} receives from {parent}, which does not know it")
             self.require(
                 (name in swarm.edges.roots[stripe]) == (parent == FROM_ORIGIN), f"the roots are wrong about {name}"
             )
