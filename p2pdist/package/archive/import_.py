@@ -297,8 +297,8 @@ def _names_of(descriptor: _Descriptor) -> list[str]:
 
 
 def _is_called(image_name: str, names: list[str], digest: str) -> bool:
-    """Whether `image_name` is one of the names, as it stands or as docker and podman write it out, or
-    the digest. A name that has neither a slash nor a colon is a tag alone."""
+    """Whether `image_name` is one of the names, as it stands or as docker and podman write it out,
+    or the digest. A name that has neither a slash nor a colon is a tag alone."""
     full = _written_out(image_name)
     meant = (full, full.replace("docker.io/library/", "localhost/", 1))
     written = (_written_out(name) for name in names if "/" in name or ":" in name)
