@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,11 +173,13 @@ def test_a_working_directory_that_was_removed_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_user_without_a_home_is_told_of_the_layout(tmp_path: Path) -> None:
+def test_a_user_without_a_home_is_told_of_the_layout() -> None:
     """As a job has it whose user number stands in no passwd(5) there."""
     command = ["setpriv", "--reuid=54321", "--clear-groups", sys.executable, "-c", "import p2pdist.cli"]
     if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("the interpreter is in a directory that others may not enter")
-    done = run(*command[:3], P2PDIST, "pack", str(tmp_path), "-t", "a:1")
+    with tempfile.TemporaryDirectory() as source:  # pytest's directories are its user's alone
+        Path(source).chmod(0o755)
+        done = run(*command[:3], P2PDIST, "pack", source, "-t", "a:1")
     assert done.returncode == 2
     assert "this user has no home directory for the layout. Name one with --layout" in done.stderr
