@@ -4,7 +4,7 @@
 One repository holds all packages of an origin, so that blobs are sent once; names.py says which tag
 a package has.
 
-A registry removes what no manifest names by itself, at times of its own, and tells nobody what it
+A registry removes what no manifest names by itself, at times of its own, and does not tell what it
 has. So it is not listed and not collected from here, and the notes by which writers and collections
 of an image layout know of each other stay in this process.
 """
@@ -88,16 +88,16 @@ class RegistryOrigin:
 
     async def resolve(self, reference: Reference) -> Descriptor:
         target = reference.digest or self._names.tag_of(reference)
-        found = await self._head_manifest(target)
-        if found is None:
+        described = await self._head_manifest(target)
+        if described is None:
             raise NotFound(
                 f"{reference} is not at {self.url}",
                 remedy="Check the name, and where it was packed or pushed to",
                 origin=self.url,
             )
-        if found.size > MANIFEST_BYTES_MAX:
-            raise Corrupt(f"{reference} at {self.url} is a document of {found.size} bytes, not a manifest")
-        return found
+        if described.size > MANIFEST_BYTES_MAX:
+            raise Corrupt(f"{reference} at {self.url} is a document of {described.size} bytes, not a manifest")
+        return described
 
     async def _head_manifest(self, target: str) -> Descriptor | None:
         """The descriptor of the manifest that a tag or digest names, None where there is none."""
@@ -166,8 +166,8 @@ class RegistryOrigin:
             ) as response:
                 if response.status == 200:
                     return response.content_length
-        found = await self._head_manifest(digest)
-        return found.size if found is not None else None
+        described = await self._head_manifest(digest)
+        return described.size if described is not None else None
 
     # -- writing
 
@@ -217,8 +217,8 @@ class RegistryOrigin:
 
         async def look(tag: str) -> tuple[str, Descriptor] | None:
             async with slots:
-                found = await self._head_manifest(tag)
-            return (str(self._names.reference_of(tag)), found) if found is not None else None
+                described = await self._head_manifest(tag)
+            return (str(self._names.reference_of(tag)), described) if described is not None else None
 
         found = await asyncio.gather(*(look(tag) for tag in await self._tag_names() if self._names.reference_of(tag)))
         return sorted(entry for entry in found if entry is not None)
@@ -247,8 +247,8 @@ class RegistryOrigin:
 
     async def untag(self, reference: Reference) -> Descriptor:
         tag = self._names.tag_of(reference)
-        found = await self._head_manifest(tag)
-        if found is None:
+        described = await self._head_manifest(tag)
+        if described is None:
             raise NotFound(f"{reference} is not at {self.url}", remedy="p2pdist ls --at-origin lists what is")
         try:
             await self._upload.delete(f"manifests/{tag}")
@@ -259,7 +259,7 @@ class RegistryOrigin:
             await self.write_document(b"{}")
             await self._upload.put_manifest(tag, MANIFEST_TYPE, placeholder)
             await self._upload.delete(f"manifests/{digest_of(placeholder)}")
-        return found
+        return described
 
     async def roots(self) -> list[tuple[str, Descriptor]]:
         return await self.tags()
@@ -327,10 +327,10 @@ def _check_file(path: Path, digest: Digest) -> None:
     """Raises Corrupt unless the file is the blob: a registry would refuse it only at the end."""
     try:
         with path.open("rb") as stream:
-            found = "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+            actual = "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise _unreadable(path, error) from error
-    if found != digest:
+    if actual != digest:
         raise Corrupt(
             f"the file {path} is not blob {digest}: it was altered", remedy="Delete it and pack or fetch it again"
         )
