@@ -183,9 +183,7 @@ def pack(where: Path, source: Path) -> Packed:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.encoded_writes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m bench.encoded_writes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tree", nargs="+", choices=trees.NAMES, default=list(trees.NAMES))
     trees.add_size_options(parser)

@@ -121,13 +121,7 @@ async def serve(options: argparse.Namespace) -> None:
 
     async def streams(request: web.Request) -> web.StreamResponse:
         outgoing = AlwaysNext(layout, await read_stream_request(request), options.block)
-        return await serve_stream(
-            request,
-            outgoing,
-            descriptor,
-            layout,
-            unsent_max=options.unsent,
-        )
+        return await serve_stream(request, outgoing, descriptor, layout, unsent_max=options.unsent)
 
     app = web.Application()
     app.router.add_post("/v1/streams", streams)

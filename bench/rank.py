@@ -68,10 +68,7 @@ def one_round(hosts: int, count: int, repeat: int) -> dict[str, float]:
     affinity = Affinity(fleet.hosts, fleet.swarms, fleet.capacities)
     parts = dict.fromkeys(digests, SIZE)
     names, few, half = list(fleet.hosts), list(fleet.hosts)[: max(1, hosts // 100)], hosts // 2
-    roles = [
-        RoleNeed("load", dict.fromkeys(digests[: count // 2], SIZE), hosts // 10),
-        RoleNeed("train", parts, half),
-    ]
+    roles = [RoleNeed("load", dict.fromkeys(digests[: count // 2], SIZE), hosts // 10), RoleNeed("train", parts, half)]
     questions: dict[str, Callable[[], object]] = {
         "all": lambda: affinity.rank(parts, names),
         "selection": lambda: affinity.rank(parts, few),

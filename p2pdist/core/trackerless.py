@@ -206,11 +206,7 @@ class LinkPeers:
 
 
 def plan_without_tracker(
-    blob: Digest,
-    layout: PieceLayout,
-    me: Announcement,
-    peers: Iterable[Announcement],
-    earlier: Collection[str] = (),
+    blob: Digest, layout: PieceLayout, me: Announcement, peers: Iterable[Announcement], earlier: Collection[str] = ()
 ) -> Plan:
     """A plan for `me` of a blob that `peers` hold or fetch, the ones in `earlier` since before
     `me` began. Hosts among these, `me` included, that can read the origin are superpeers. At most

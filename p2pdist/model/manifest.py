@@ -184,10 +184,7 @@ class _Config(msgspec.Struct):
 
 def _plain(descriptor: Descriptor) -> _Descriptor:
     return _Descriptor(
-        descriptor.media_type,
-        descriptor.digest,
-        descriptor.size,
-        dict(sorted(descriptor.annotations.items())),
+        descriptor.media_type, descriptor.digest, descriptor.size, dict(sorted(descriptor.annotations.items()))
     )
 
 

@@ -156,10 +156,7 @@ _MESSAGES = (
     r"<Message>(.*?)</Message>",
     r'"(?:message|error_description)"\s*:\s*"((?:[^"\\]|\\.)*)"',
 )
-_SIGNS = (
-    (r"skew|clock|timeframe|date header", _CLOCK),
-    (r"expired|time frame", _EXPIRED),
-)
+_SIGNS = ((r"skew|clock|timeframe|date header", _CLOCK), (r"expired|time frame", _EXPIRED))
 """What messages tell where the code is the same for every refusal (Azure, Google)."""
 
 _PLACES = r"<(?:Region|Endpoint)>\s*([\w.:-]+)\s*</(?:Region|Endpoint)>"

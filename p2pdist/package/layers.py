@@ -236,11 +236,7 @@ def _followed(layer: Layer, options: PackOptions) -> dict[bytes, Followed]:
 
 
 def _stage(
-    layer: Layer,
-    work: Path,
-    reproducible: bool,
-    followed: dict[bytes, Followed],
-    on_progress: OnProgress | None,
+    layer: Layer, work: Path, reproducible: bool, followed: dict[bytes, Followed], on_progress: OnProgress | None
 ) -> _Staged:
     """Make the copy for a layer in `work`/tree. Raises Corrupt naming an entry of the source that
     changes meanwhile."""
@@ -257,11 +253,7 @@ def _stage(
 
 
 def _make(
-    layer: Layer,
-    work: Path,
-    reproducible: bool,
-    followed: dict[bytes, Followed],
-    on_progress: OnProgress | None,
+    layer: Layer, work: Path, reproducible: bool, followed: dict[bytes, Followed], on_progress: OnProgress | None
 ) -> _Staged:
     replaced: dict[bytes, Path | None] = {}
     notes: list[str] = []

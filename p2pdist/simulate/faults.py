@@ -199,10 +199,7 @@ class _Draw:
             case "crash":
                 return [
                     Crash(
-                        name,
-                        self.time(),
-                        self.span(0.2, 8.0) if random.random() < 0.6 else None,
-                        random.random() < 0.4,
+                        name, self.time(), self.span(0.2, 8.0) if random.random() < 0.6 else None, random.random() < 0.4
                     )
                     for name in self.some(1, max(1, len(self.names) // 8))
                 ]

@@ -506,13 +506,7 @@ class Host:
     )
 
     def __init__(
-        self,
-        name: str,
-        link: Link,
-        blobs: Sequence[Blob],
-        context: Context,
-        rack: Rack | None = None,
-        zone: str = "",
+        self, name: str, link: Link, blobs: Sequence[Blob], context: Context, rack: Rack | None = None, zone: str = ""
     ) -> None:
         self.name, self.link, self.rack, self.zone = name, link, rack, zone
         self.world, self.network, self._context = context.world, context.network, context

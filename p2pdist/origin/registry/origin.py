@@ -26,13 +26,7 @@ from yarl import URL
 
 from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, UsageError
-from p2pdist.model.manifest import (
-    DOCUMENT_BYTES_MAX,
-    MANIFEST_BYTES_MAX,
-    MANIFEST_TYPE,
-    Descriptor,
-    Reference,
-)
+from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.model.url import redacted
 from p2pdist.origin.registry.client import RegistryClient, read_limited
 from p2pdist.origin.registry.names import REPOSITORY, TAG, RepositoryNames

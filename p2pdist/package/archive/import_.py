@@ -127,12 +127,7 @@ class _Image(msgspec.Struct):
 
 
 def unpack_source(
-    source: Path,
-    work: Path,
-    *,
-    image: str = "",
-    platform: str = "",
-    report: Report = lambda what, done, total: None,
+    source: Path, work: Path, *, image: str = "", platform: str = "", report: Report = lambda what, done, total: None
 ) -> Unpacked:
     """Unpack `source` below the empty directory `work`; a plain directory stays where it is.
     `image` (a name, a tag or a digest) and `platform` (OS/ARCH[/VARIANT]) choose among several

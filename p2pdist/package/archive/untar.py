@@ -42,14 +42,7 @@ from typing import IO, Any, cast
 import zstandard
 
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge, printable
-from p2pdist.model.tree import (
-    DEPTH_MAX,
-    ENTRIES_MAX,
-    MODE_MASK,
-    NAME_BYTES_MAX,
-    PATH_BYTES_MAX,
-    TARGET_BYTES_MAX,
-)
+from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX, MODE_MASK, NAME_BYTES_MAX, PATH_BYTES_MAX, TARGET_BYTES_MAX
 from p2pdist.package.source.scan import Scan
 
 WHITEOUT = b".wh."

@@ -185,11 +185,7 @@ def _environments(source: Path) -> Iterator[bytes]:
 
 
 def _divide(
-    source: Path,
-    environments: list[bytes],
-    ours: list[Distribution],
-    theirs: list[Distribution],
-    ignore: Ignore | None,
+    source: Path, environments: list[bytes], ours: list[Distribution], theirs: list[Distribution], ignore: Ignore | None
 ) -> tuple[frozenset[bytes], frozenset[bytes], frozenset[bytes]]:
     """What goes to the lower layer, to that of compiled files, and to the upper one."""
     listed = {path for distribution in theirs for path in distribution.files or ()} - {

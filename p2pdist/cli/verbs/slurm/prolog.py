@@ -41,15 +41,7 @@ from p2pdist.cli.verbs.slurm.node import (
     time_limit,
     wait_for_agent,
 )
-from p2pdist.model.errors import (
-    Corrupt,
-    DiskFull,
-    NotFound,
-    P2PDistError,
-    Refused,
-    Unavailable,
-    UsageError,
-)
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.messages import MountRequest, PullStatus
 from p2pdist.model.preseed import ENDED, PreseedRequest, canonical, fingerprint
 from p2pdist.model.units import parse_duration
