@@ -16,7 +16,7 @@ from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, decode_manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import content_hash
-from p2pdist.store.objects.objects import Objects
+from p2pdist.store.objects.files import Objects
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder, Part
 from p2pdist.store.trees.filling import REACH, RUN_BYTES, RUN_CHUNKS, Bundle

@@ -5,7 +5,7 @@
     blobs/sha256/<hex>          complete blobs, read-only
     partial/<hex>.data, .have   partial blobs and which of their pieces are verified
     small/sha256/<hex>          larger manifests, configs, piece lists
-    objects/<2 hex>/<62 hex>    contents of trees (objects/objects.py)
+    objects/<2 hex>/<62 hex>    contents of trees (objects/files.py)
     images/<hex>                metadata images of trees (trees/images.py)
     variants/<boot>/<hex>/      objects with another mode or time (trees/variants.py)
 
@@ -49,10 +49,10 @@ from p2pdist.store.disk import (
 )
 from p2pdist.store.index import Entry, Index
 from p2pdist.store.layout import Paths, lock_directory
-from p2pdist.store.objects.objects import Objects
+from p2pdist.store.objects.files import Objects
 from p2pdist.store.pins import PackageRecords, Pins
 from p2pdist.store.sync import BackgroundSync
-from p2pdist.store.trees.trees import TreeContext, Trees
+from p2pdist.store.trees.inventory import TreeContext, Trees
 from p2pdist.store.verify import Checked, verify
 
 logger = logging.getLogger(__name__)

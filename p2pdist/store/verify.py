@@ -11,9 +11,9 @@ from typing import Literal
 
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.store.objects.objects import Objects
+from p2pdist.store.objects.files import Objects
 from p2pdist.store.objects.recovery import file_hash
-from p2pdist.store.trees.trees import Trees
+from p2pdist.store.trees.inventory import Trees
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from store_tree_rig import noise
 
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.tree import content_hash
-from p2pdist.store.objects.objects import Objects
+from p2pdist.store.objects.files import Objects
 from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]

@@ -23,7 +23,7 @@ from p2pdist.model.selection import Selection
 from p2pdist.model.tree import CHUNK_MAX, HOLE_BYTES, content_hash, data_ranges, has_hole
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import pwrite_all
-from p2pdist.store.objects.objects import Draft, Objects
+from p2pdist.store.objects.files import Draft, Objects
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import failures
 from p2pdist.store.objects.btrfs import Verified
-from p2pdist.store.objects.objects import Objects
+from p2pdist.store.objects.files import Objects
 from p2pdist.store.trees.assembly import Assembly, Decoder, PackHere, Part, wrong_chunk
 from p2pdist.store.trees.missing import Missing
 

@@ -17,7 +17,7 @@ from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entries, Entry, File, content_hash
-from p2pdist.store.objects.objects import bytes_taken
+from p2pdist.store.objects.files import bytes_taken
 from p2pdist.store.trees.assembly import Assembly, Part, SelectedPack
 
 _RECORD = struct.Struct("<32sII")

@@ -30,7 +30,7 @@ from p2pdist.model.tree import Entry
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.index import Index, TreeRecord
 from p2pdist.store.layout import Paths
-from p2pdist.store.objects.objects import Objects
+from p2pdist.store.objects.files import Objects
 from p2pdist.store.trees.assembly import Damaged
 from p2pdist.store.trees.filling import Filled, Filling
 from p2pdist.store.trees.images import Images
