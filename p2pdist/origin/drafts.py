@@ -80,7 +80,7 @@ def _made(directory: Path) -> tuple[int, Path]:
 
 
 @contextlib.contextmanager
-def staging(directory: Path, purpose: str) -> Iterator[Path]:
+def stage_directory(directory: Path, purpose: str) -> Iterator[Path]:
     """A new directory below `directory` that is gone with all that is in it when the block ends. It
     is called the same each time for one purpose, and what a killed process left of it is removed.
     Raises Conflict while another process has it."""

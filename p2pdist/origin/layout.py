@@ -18,7 +18,7 @@ from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooLarge
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.origin.directory import Directory
-from p2pdist.origin.drafts import staging
+from p2pdist.origin.drafts import stage_directory
 from p2pdist.origin.index import INDEX_BYTES_MAX, Index
 from p2pdist.origin.objects import Objects
 
@@ -225,16 +225,16 @@ class LocalLayout(LayoutOrigin):
         self._make()
         return self._directory.incoming()
 
-    def drafting(self) -> contextlib.AbstractContextManager[Path]:
+    def draft_directory(self) -> contextlib.AbstractContextManager[Path]:
         """A new directory on the same file system for unfinished files; gone with what is left in
         it when the block ends. It is locked meanwhile, so no other process takes the files for
         what a killed process left."""
         return self._directory.draft_directory()
 
-    def staging(self, purpose: str) -> contextlib.AbstractContextManager[Path]:
-        """A directory like that of drafting, with the same name each time for one purpose. Raises
-        Conflict while another process has it."""
-        return staging(self.scratch(), purpose)
+    def stage_directory(self, purpose: str) -> contextlib.AbstractContextManager[Path]:
+        """A directory like that of draft_directory, with the same name each time for one purpose.
+        Raises Conflict while another process has it."""
+        return stage_directory(self.scratch(), purpose)
 
     @contextlib.asynccontextmanager
     async def packing(self, *, alone: bool = False) -> AsyncIterator[None]:

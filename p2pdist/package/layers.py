@@ -221,7 +221,7 @@ async def _packable(
         return
     check_apart(layer.source, layout.directory)
     purpose = f"{layer.source.absolute()} as layer {number}"
-    with layout.staging(purpose) as work:
+    with layout.stage_directory(purpose) as work:
         staged = await asyncio.to_thread(_stage, layer, work, options.reproducible, followed, on_progress)
         yield work / "tree", staged
 

@@ -388,7 +388,7 @@ async def _add_image(
     counts = await asyncio.to_thread(preflight, scan, times_kept=options.mtime is None, whiteouts=whiteouts)
     report = _reporter(on_progress, counts.bytes_total)
     stopped = threading.Event()
-    with layout.drafting() as drafts:
+    with layout.draft_directory() as drafts:
         image = drafts / "image"
         try:
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt
-from p2pdist.origin.drafts import remove_tree, staging
+from p2pdist.origin.drafts import remove_tree, stage_directory
 from p2pdist.package.source.ignore import matcher
 from p2pdist.package.source.scan import with_parents
 from p2pdist.package.source.stages import stage, walk
@@ -78,7 +78,7 @@ def test_on_another_file_system_it_is_copied(source: Path, tmp_path: Path) -> No
     if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is no other file system")
     os.mkfifo(source / "fifo")
-    with staging(Path("/dev/shm"), f"{tmp_path} test") as place:
+    with stage_directory(Path("/dev/shm"), f"{tmp_path} test") as place:
         dropped = stage(source, place / "made")
         found, expected = listing(place / "made"), listing(source)
         assert (place / "made/run").stat().st_ino == (place / "made/a/again").stat().st_ino
@@ -123,16 +123,16 @@ def test_files_are_replaced_and_the_source_is_not(source: Path, tmp_path: Path) 
 
 def test_a_staging_place_is_for_one_and_cleans_up(tmp_path: Path) -> None:
     """Also after a process that was killed in it."""
-    with staging(tmp_path, "x") as first:
+    with stage_directory(tmp_path, "x") as first:
         (first / "read-only").mkdir(mode=0o555)
-        with pytest.raises(Conflict, match="x"), staging(tmp_path, "x"):
+        with pytest.raises(Conflict, match="x"), stage_directory(tmp_path, "x"):
             pass
         assert (first / "read-only").is_dir()
-        with staging(tmp_path, "y") as other:
+        with stage_directory(tmp_path, "y") as other:
             assert other != first
     assert list(tmp_path.iterdir()) == []
     first.mkdir(parents=True)
     (first / "left").write_text("")
-    with staging(tmp_path, "x") as again:
+    with stage_directory(tmp_path, "x") as again:
         assert again == first
         assert not list(again.iterdir())

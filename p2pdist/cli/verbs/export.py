@@ -77,7 +77,7 @@ class _Export:
         async with opened_layout(directory) as layout:
             described, manifest, _ = await read_manifest(reference, [layout])
             config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
-            with layout.staging(f"{described.digest} exported as {self._kind}") as stage:
+            with layout.stage_directory(f"{described.digest} exported as {self._kind}") as stage:
                 await self._write(manifest, config, layout, stage)
         document: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
         if str(self._target) != "-":
@@ -119,13 +119,13 @@ class _Export:
 
     async def _write_directory(self, manifest: Manifest, layout: LocalLayout) -> None:
         """The directory appears whole or not at all."""
-        from p2pdist.origin.drafts import staging
+        from p2pdist.origin.drafts import stage_directory
 
         target = self._target.absolute()
         if os.path.lexists(target):
             raise UsageError(f"{target} exists", remedy="Name a new directory")
         try:
-            with staging(target.parent, f"{target} exported") as stage:
+            with stage_directory(target.parent, f"{target} exported") as stage:
                 tree = await self._merged(manifest, layout, stage, writable=True)
                 tree.rename(target)
         except OSError as error:

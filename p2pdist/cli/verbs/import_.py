@@ -101,7 +101,7 @@ class _Import:
         from p2pdist.package.archive.import_ import unpack_source
 
         async with opened_layout(layout) as local:
-            with local.staging(f"{self.source.absolute()} imported") as stage:
+            with local.stage_directory(f"{self.source.absolute()} imported") as stage:
                 unpacked = await asyncio.to_thread(
                     unpack_source, self.source, stage, image=image, platform=platform, report=progress
                 )

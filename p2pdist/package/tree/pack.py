@@ -130,7 +130,7 @@ async def _build(work: _Work, files_cache: FilesCache) -> Tree:
         work.name, layout, base.manifest if base else None, repositories, files_cache.index.catalogs
     )
     stopped = threading.Event()
-    with layout.drafting() as drafts:
+    with layout.draft_directory() as drafts:
         built = Built(PackWriter(drafts), PackWriter(drafts))
         try:
             await stoppable(stopped, _assemble, built, work, pool, files_cache, stopped)
