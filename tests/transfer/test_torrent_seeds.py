@@ -227,5 +227,5 @@ def test_a_session_ends_though_a_transfer_stays(stack: ExitStack, tmp_path: Path
     gate.set()
     closing.join()
     assert closed == [True]
-    assert open_files(copy.path) == 0
+    wait_until(lambda: open_files(copy.path) == 0, "the file to be closed")
     assert not seeds.digests and seeds.release(found.digest)
