@@ -62,12 +62,12 @@ def versions() -> list[Finding]:
     missing = []
     for line in importlib.metadata.requires("p2pdist") or ():
         name, _, condition = line.partition(";")
-        requirement = re.match(r"[A-Za-z0-9._-]+", name.strip())
-        if requirement and "extra" not in condition:
+        found = re.match(r"[A-Za-z0-9._-]+", name.strip())
+        if found and "extra" not in condition:
             try:
-                importlib.metadata.version(requirement.group())
+                importlib.metadata.version(found.group())
             except importlib.metadata.PackageNotFoundError:
-                missing.append(requirement.group())
+                missing.append(found.group())
     detail = f"p2pdist {importlib.metadata.version('p2pdist')}, Python {platform.python_version()}, Linux {platform.release()}"
     if missing:
         return [
@@ -82,7 +82,7 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
 
     from p2pdist.model.url import redacted
 
-    findings: list[Finding] = []
+    found: list[Finding] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
         for url in urls:
             shown = redacted(url)
@@ -92,13 +92,13 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
                     body = await answer.content.read(1 << 16)
                     answered = time.time()
                 if answer.status != 200 or b'"sessions"' not in body:
-                    findings.append(_tracker_failed(shown, f"answers HTTP {answer.status}, not as a tracker does"))
+                    found.append(_tracker_failed(shown, f"answers HTTP {answer.status}, not as a tracker does"))
                     continue
-                findings.append(Finding("tracker", "ok", f"{shown} answers in {(answered - asked) * 1000:.0f} ms"))
-                findings.append(_clock(shown, answer.headers.get("Date", ""), asked, answered))
+                found.append(Finding("tracker", "ok", f"{shown} answers in {(answered - asked) * 1000:.0f} ms"))
+                found.append(_clock(shown, answer.headers.get("Date", ""), asked, answered))
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                findings.append(_tracker_failed(shown, f"does not answer: {error or type(error).__name__}"))
-    return findings
+                found.append(_tracker_failed(shown, f"does not answer: {error or type(error).__name__}"))
+    return found
 
 
 def _tracker_failed(url: str, why: str) -> Finding:
@@ -144,8 +144,8 @@ async def port(address: tuple[str, int]) -> list[Finding]:
             http.get(f"http://{address_text(local, number)}/metrics") as answer,
         ):
             if b"p2pdist_agent_" in await answer.content.read(1 << 20):
-                finding = Finding("port", "ok", f"an agent answers at {where}")
-                return [finding, _bittorrent_port(host, number + 1, agent=True)]
+                found = Finding("port", "ok", f"an agent answers at {where}")
+                return [found, _bittorrent_port(host, number + 1, agent=True)]
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         pass
     remedy = "Stop what listens there (ss -ltnp says what), or choose another address with --listen"
@@ -231,13 +231,13 @@ async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
                     body = await answer.content.read(1 << 16)
                 if answer.status != 200:
                     continue
-                reached = msgspec.json.decode(body, type=Reachability)
+                found = msgspec.json.decode(body, type=Reachability)
             except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE):
                 continue  # trackers() says so
-            if reached.problem:
-                why = f"others cannot reach {host} at {reached.address}: {reached.problem}{reached.hint}. They read storage instead"
+            if found.problem:
+                why = f"others cannot reach {host} at {found.address}: {found.problem}{found.hint}. They read storage instead"
                 return [Finding("reachability", "failed", why, REMEDY)]
-            return [Finding("reachability", "ok", f"{redacted(url)} reaches {host} at {reached.address}")]
+            return [Finding("reachability", "ok", f"{redacted(url)} reaches {host} at {found.address}")]
     return []
 
 
@@ -293,10 +293,10 @@ def store(directory: Path) -> list[Finding]:
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
-        volume = os.statvfs(place)
-        free = volume.f_bavail * volume.f_frsize
+        found = os.statvfs(place)
+        free = found.f_bavail * found.f_frsize
         space = _space(directory, free)
-        files = _inodes(directory, volume)
+        files = _inodes(directory, found)
         if space.state == "failed" or (files and files[0].state == "failed"):
             return [space, *files]
         return [space, *files, _disk(place)]
@@ -313,14 +313,14 @@ def _unwritable(name: str, place: Path, error: OSError) -> Finding:
     return Finding(name, "failed", f"cannot write: {why}", remedy)
 
 
-def _inodes(directory: Path, volume: os.statvfs_result) -> list[Finding]:
+def _inodes(directory: Path, found: os.statvfs_result) -> list[Finding]:
     """Whether more files can be made; some file systems say that they have 0 of 0, and make what is
     needed."""
-    if not volume.f_files or volume.f_favail >= INODES_LITTLE:
+    if not found.f_files or found.f_favail >= INODES_LITTLE:
         return []
-    detail = f"{volume.f_favail} inodes free for {directory}: no more files than that can be made"
+    detail = f"{found.f_favail} inodes free for {directory}: no more files than that can be made"
     remedy = "Remove files there (df -i), or give --store on a file system with more inodes"
-    return [Finding("inodes", "failed" if volume.f_favail < INODES_MIN else "warning", detail, remedy)]
+    return [Finding("inodes", "failed" if found.f_favail < INODES_MIN else "warning", detail, remedy)]
 
 
 def _space(directory: Path, free: int) -> Finding:
@@ -361,11 +361,11 @@ def mounts(directory: Path) -> list[Finding]:
     from p2pdist.mount.squashfs import missing
 
     root = os.geteuid() == 0
-    findings = []
+    found = []
     if root:
-        findings.append(Finding("root", "ok", "packages can be mounted for all users"))
+        found.append(Finding("root", "ok", "packages can be mounted for all users"))
     else:
-        findings.append(
+        found.append(
             Finding("root", "warning", "not root", "Let the agent run as root to mount packages for all users")
         )
     for way, needs, remedy in (
@@ -376,16 +376,16 @@ def mounts(directory: Path) -> list[Finding]:
     ):
         why = _probe(way, directory) if root else "takes root"
         state: State = "warning" if why else "ok"
-        findings.append(Finding(way, state, why or f"{needs} can be mounted", remedy if why else ""))
+        found.append(Finding(way, state, why or f"{needs} can be mounted", remedy if why else ""))
     if why := _probe("reflink", directory):
-        mounted = findings[-1].state == "ok"
+        mounted = found[-1].state == "ok"
         detail = f"none here ({why}): trees are copied where they are not mounted"
         remedy = "" if mounted else "Give --store on Btrfs or XFS"
-        findings.append(Finding("reflink", "ok" if mounted else "warning", detail, remedy))
+        found.append(Finding("reflink", "ok" if mounted else "warning", detail, remedy))
     else:
-        findings.append(Finding("reflink", "ok", "files of trees can share blocks with the store"))
+        found.append(Finding("reflink", "ok", "files of trees can share blocks with the store"))
     why = "" if "squashfs" in _filesystems() or shutil.which("modprobe") else "this kernel knows no squashfs"
-    findings.append(
+    found.append(
         Finding(
             "squashfs",
             "warning" if why else "ok",
@@ -395,15 +395,15 @@ def mounts(directory: Path) -> list[Finding]:
     )
     why = missing()
     remedy = "Install squashfuse and fuse3, and let this user open /dev/fuse"
-    findings.append(
+    found.append(
         Finding(
             "squashfuse", "warning" if why else "ok", why or "images can be read without root", remedy if why else ""
         )
     )
     why = _probe("userns", directory)
     remedy = "Allow them: sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces"
-    findings.append(Finding("user namespaces", "warning" if why else "ok", why or "can be made", remedy if why else ""))
-    return findings
+    found.append(Finding("user namespaces", "warning" if why else "ok", why or "can be made", remedy if why else ""))
+    return found
 
 
 def _filesystems() -> set[str]:

@@ -76,7 +76,10 @@ logger = logging.getLogger(__name__)
     "--download-limit", default="", metavar="RATE", help="Never receive faster, from other agents and the origin."
 )
 @click.option(
-    "--preseed-limit", default="", metavar="RATE", help="Never send or receive preseeds faster, such as 50MB/s."
+    "--preseed-limit",
+    default="",
+    metavar="RATE",
+    help="Never send or receive preseeds faster, such as 50MB/s.",
 )
 @click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM.")
 @click.option("--tls-key", type=File, help="Its key, PEM, not encrypted.")
@@ -217,7 +220,14 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
 
     from p2pdist.agent.agent import Agent
     from p2pdist.agent.api.server import make_apps
-    from p2pdist.cli.daemon import address_text, close, listen, listen_unix, raise_file_limit, stop_listening
+    from p2pdist.cli.daemon import (
+        address_text,
+        close,
+        listen,
+        listen_unix,
+        raise_file_limit,
+        stop_listening,
+    )
 
     raise_file_limit()
     # Until there is something to read again: opening a store may take long.
