@@ -181,13 +181,27 @@ class TrackerClient:
 
 
 def default_layout() -> Path:
-    """The layout in the user's data directory (XDG Base Directory specification). Raises UsageError
-    for a user without a home directory."""
+    """The layout in the user's data directory (XDG Base Directory specification). Root, which may
+    have another user's environment (sudo -E), does not take that user's. Raises UsageError for a
+    user without a home directory."""
     data = os.environ.get("XDG_DATA_HOME", "")
     try:
-        return (Path(data) if Path(data).is_absolute() else Path.home() / ".local/share") / "p2pdist/layout"
+        directory = Path(data) if Path(data).is_absolute() else Path.home() / ".local/share"
+        if os.geteuid() == 0 and not _of_root(directory):
+            directory = Path("~root/.local/share").expanduser()
+        return directory / "p2pdist/layout"
     except RuntimeError as error:  # neither HOME nor an entry in passwd(5)
         raise UsageError("this user has no home directory for the layout", remedy="Name one with --layout") from error
+
+
+def _of_root(directory: Path) -> bool:
+    """Whether a directory, or the nearest one above that exists, belongs to root."""
+    for path in (directory, *directory.parents):
+        try:
+            return path.stat().st_uid == 0
+        except OSError:
+            continue
+    return True
 
 
 def layout_option(function: Function) -> Function:
