@@ -48,6 +48,7 @@ from p2pdist.store.disk import (
     usable_bytes,
 )
 from p2pdist.store.index import Entry, Index
+from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.objects import Objects
 from p2pdist.store.pins import PackageRecords, Pins
@@ -280,6 +281,7 @@ class BlobStore:
                 self._discard,
             )
             self._room = Room(self._stock, choose)
+            self.integrity = Integrity(self._paths, self._index, self._blobs, self.objects, self.trees)
         except BaseException:
             self._sync.close()
             self._index.close()
@@ -304,6 +306,7 @@ class BlobStore:
                 for blob in self._blobs.values():
                     with failures(blob.path):
                         blob.close()
+                self.integrity.close()
                 self.objects.close()
             finally:
                 self._index.close()
