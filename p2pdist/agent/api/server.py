@@ -130,22 +130,32 @@ class AgentCollector(Collector):
 
     def _rest(self) -> Iterator[Metric]:
         """What is read again of what is stored."""
-        damaged = CounterMetricFamily(
-            "p2pdist_agent_store_damaged", "Stored things that had changed and were dropped", labels=["kind"]
-        )
-        for kind in ("blob", "object", "image", "variant"):
-            damaged.add_metric([kind], self._agent.store.integrity.damaged[kind])
-        yield damaged
         scrub = self._agent.scrub
-        name = "p2pdist_agent_scrub_"
-        yield CounterMetricFamily(name + "checked", "Stored things that the scrub has read", value=scrub.checked)
-        yield CounterMetricFamily(name + "bytes", "Bytes that the scrub has read", value=scrub.bytes_checked)
-        yield CounterMetricFamily(name + "wrong", "Stored things that the scrub found wrong", value=scrub.wrong)
         status = scrub.status()
-        text = "Whether a round of the scrub is under way"
-        yield GaugeMetricFamily(name + "running", text, value=float(status.running))
-        text = "When a round of the scrub ended last, in seconds since the epoch; 0 for never"
-        yield GaugeMetricFamily(name + "ended_timestamp_seconds", text, value=status.ended)
+        yield CounterMetricFamily(
+            "p2pdist_agent_store_damaged",
+            "Stored things that had changed and were dropped",
+            value=sum(status.damaged.values()),
+        )
+        yield CounterMetricFamily(
+            "p2pdist_agent_scrub_checked", "Stored things that the scrub has read", value=scrub.checked
+        )
+        yield CounterMetricFamily(
+            "p2pdist_agent_scrub_bytes", "Bytes that the scrub has read", value=scrub.bytes_checked
+        )
+        yield CounterMetricFamily(
+            "p2pdist_agent_scrub_wrong", "Stored things that the scrub found wrong", value=scrub.wrong
+        )
+        yield GaugeMetricFamily(
+            "p2pdist_agent_scrub_running",
+            "Whether a round of the scrub is under way",
+            value=float(status.running),
+        )
+        yield GaugeMetricFamily(
+            "p2pdist_agent_scrub_ended_timestamp_seconds",
+            "When a round of the scrub ended last, in seconds since the epoch; 0 for never",
+            value=status.ended,
+        )
 
 
 def registry(agent: Agent) -> CollectorRegistry:
