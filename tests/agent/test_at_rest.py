@@ -7,6 +7,7 @@ import asyncio
 import os
 import random
 import shutil
+import sqlite3
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -43,12 +44,16 @@ KINDS: dict[str, tuple[Callable[[Path], list[Path]], str]] = {
     "copied object": (below("objects"), "copy"),
     "image": (below("images"), "erofs"),
     "index": (lambda store: [store / "index.sqlite"], "erofs"),
-    "document": (below("small"), "erofs"),
+    "document": (lambda store: [store / "index.sqlite"], "erofs"),
     "partial": (lambda store: sorted((store / "partial").glob("*.data")), "erofs"),
     "bitmap": (lambda store: sorted((store / "partial").glob("*.have")), "erofs"),
     "record": (below("mounts", "records"), "erofs"),
     "variant": (below("variants"), "hardlink"),
 }
+
+
+COPIED = {"index", "partial", "bitmap", "record"}
+"""A trial of these begins with a copy of the store, all files of which have new change times."""
 
 
 def damage(path: Path, dice: random.Random) -> None:
@@ -64,6 +69,16 @@ def damage(path: Path, dice: random.Random) -> None:
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 1 << dice.randrange(8)]))
+
+
+def damage_row(index: Path, dice: random.Random) -> None:
+    """Flip a bit of a document that is a row."""
+    with sqlite3.connect(index) as database:
+        digest, data = dice.choice(database.execute("SELECT digest, data FROM smalls ORDER BY digest").fetchall())
+        changed = bytearray(data)
+        changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
+        database.execute("UPDATE smalls SET data=? WHERE digest=?", (bytes(changed), digest))
+    database.close()
 
 
 def contents(directory: Path) -> dict[str, bytes | None]:
@@ -88,8 +103,9 @@ async def made(tmp_path: Path) -> tuple[LocalLayout, dict[str, bytes | None], st
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(dice.randbytes(3000 * number + 1))
         # The same content with another time: a variant where it is linked.
-        shutil.copyfile(path, path.with_name(f"again{number}"))
-        os.utime(path.with_name(f"again{number}"), (1e9 + number, 1e9 + number))
+        if number in (2, 4):
+            shutil.copyfile(path, path.with_name(f"again{number}"))
+            os.utime(path.with_name(f"again{number}"), (1e9 + number, 1e9 + number))
     await pack_layers([plain_layer(source, "tree", ())], TREE, origin, PackOptions())
     await pack_layers([plain_layer(source, "squashfs", ())], IMAGE, origin, PackOptions())
     single = dice.randbytes(20 * 65536)
@@ -119,7 +135,7 @@ def partial(store: Path, digest: str, data: bytes) -> None:
     opened = BlobStore(store)
     path = store.parent / "single"
     with path.open("rb") as file:
-        pieces = PieceList.of_stream(file, len(data), 65536)
+        pieces = PieceList.of_stream(file, len(data))
     blob = opened.begin(digest, pieces)  # type: ignore[arg-type]
     for piece in range(0, blob.layout.count, 2):
         start = blob.layout.offset(piece)
@@ -150,10 +166,11 @@ async def test_no_wrong_byte_comes_of_what_changed_at_rest(tmp_path: Path, kind:
     try:
         for trial in range(TRIALS):
             dice = random.Random(f"{kind} {trial}")
-            shutil.rmtree(tmp_path / "store")
-            subprocess.run(["cp", "-a", whole, tmp_path / "store"], check=True)
+            if kind in COPIED:
+                shutil.rmtree(tmp_path / "store")
+                subprocess.run(["cp", "-a", whole, tmp_path / "store"], check=True)
             chosen = dice.choice(files(tmp_path / "store"))
-            damage(chosen, dice)
+            damage_row(chosen, dice) if kind == "document" else damage(chosen, dice)
             outcome = "right"
             try:
                 second = agent()
