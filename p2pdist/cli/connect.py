@@ -14,7 +14,16 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.model.errors import UNDECODABLE, Conflict, NotFound, P2PDistError, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import (
+    UNDECODABLE,
+    Conflict,
+    NotFound,
+    P2PDistError,
+    Refused,
+    Unavailable,
+    UsageError,
+    from_problem,
+)
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import MountStatus, Priority, PullRequest, PullStatus
 from p2pdist.model.request_id import HEADER
@@ -46,8 +55,26 @@ def socket_option(function: Function) -> Function:
         type=click.Path(path_type=Path, readable=False),
         default=Path("/run/p2pdist/agent.sock"),
         show_default=True,
+        callback=_own_socket,
         help="The agent's socket. Also from P2PDIST_SOCKET.",
     )(function)
+
+
+def _own_socket(ctx: click.Context, param: click.Parameter, socket: Path) -> Path:
+    """Root runs what an agent shows. A socket that its environment names, which may be that of
+    another user (sudo -E), must lie where no other user can put another one in its place. Raises
+    Refused."""
+    source = ctx.get_parameter_source(param.name or "")
+    named = source in (click.core.ParameterSource.ENVIRONMENT, click.core.ParameterSource.DEFAULT_MAP)
+    if os.geteuid() == 0 and named and os.path.lexists(socket):
+        from p2pdist.mount.scratch import is_safe
+
+        if not is_safe(socket.absolute().parent):
+            raise Refused(
+                f"another user can change the socket {socket}, which the environment or a file names",
+                remedy=f"Give --socket {socket} to use it all the same",
+            )
+    return socket
 
 
 def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
@@ -181,13 +208,27 @@ class TrackerClient:
 
 
 def default_layout() -> Path:
-    """The layout in the user's data directory (XDG Base Directory specification). Raises UsageError
-    for a user without a home directory."""
+    """The layout in the user's data directory (XDG Base Directory specification). Root, which may
+    have another user's environment (sudo -E), does not take that user's. Raises UsageError for a
+    user without a home directory."""
     data = os.environ.get("XDG_DATA_HOME", "")
     try:
-        return (Path(data) if Path(data).is_absolute() else Path.home() / ".local/share") / "p2pdist/layout"
+        directory = Path(data) if Path(data).is_absolute() else Path.home() / ".local/share"
+        if os.geteuid() == 0 and not _of_root(directory):
+            directory = Path("~root/.local/share").expanduser()
+        return directory / "p2pdist/layout"
     except RuntimeError as error:  # neither HOME nor an entry in passwd(5)
         raise UsageError("this user has no home directory for the layout", remedy="Name one with --layout") from error
+
+
+def _of_root(directory: Path) -> bool:
+    """Whether a directory, or the nearest one above that exists, belongs to root."""
+    for path in (directory, *directory.parents):
+        try:
+            return path.stat().st_uid == 0
+        except OSError:
+            continue
+    return True
 
 
 def layout_option(function: Function) -> Function:

@@ -414,10 +414,12 @@ def _scratch(directory: Path) -> tempfile.TemporaryDirectory[str]:
     """A new directory in `directory`, or where temporary files go when none can be made there. Only
     making one tells: a file system that an error made read-only may say that it can be written to.
     Raises OSError."""
+    from p2pdist.mount.scratch import scratch_parent
+
     try:
         return tempfile.TemporaryDirectory(dir=directory, prefix=".p2pdist-doctor-", ignore_cleanup_errors=True)
     except OSError:
-        return tempfile.TemporaryDirectory(prefix=".p2pdist-doctor-", ignore_cleanup_errors=True)
+        return tempfile.TemporaryDirectory(dir=scratch_parent(), prefix=".p2pdist-doctor-", ignore_cleanup_errors=True)
 
 
 def _probe(way: str, directory: Path) -> str:

@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from p2pdist.model.errors import P2PDistError, Unavailable, from_problem
 from p2pdist.mount import kernel, overlay
 from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.program import Program, run
+from p2pdist.mount.scratch import scratch_directory
 from p2pdist.mount.squashfs import PROGRAMS, inspect, missing
 
 READY_S_MAX = 20.0
@@ -57,7 +57,7 @@ def run_inside(
             "a layer has extended attributes, which may hide files below it and which only root can read",
             remedy="Let the agent run as root, or pack the layer again with p2pdist pack",
         )
-    scratch = Path(tempfile.mkdtemp(prefix="p2pdist-run-")).resolve()
+    scratch = scratch_directory("p2pdist-run-")
     try:
         (scratch / "view").mkdir()
         wanted = describe(scratch / "view" / "root")

@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS trees (
     contents BLOB NOT NULL, pages BLOB NOT NULL DEFAULT x''
 );
 CREATE TABLE IF NOT EXISTS tree_pages (name BLOB PRIMARY KEY, contents BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -300,6 +301,16 @@ class Index:
             for row in database.execute("SELECT pages FROM trees"):
                 gone.difference_update(_names(row[0]))
             database.executemany("DELETE FROM tree_pages WHERE name=?", [(name,) for name in gone])
+
+    # -- notes
+
+    def note(self, name: str) -> str | None:
+        """What `set_note` wrote last, None where it wrote nothing."""
+        rows = self._query("SELECT value FROM notes WHERE name=?", (name,))
+        return str(rows[0][0]) if rows else None
+
+    def set_note(self, name: str, value: str) -> None:
+        self._run("INSERT OR REPLACE INTO notes VALUES (?,?)", (name, value))
 
     # -- inner workings
 

@@ -48,6 +48,7 @@ from p2pdist.store.disk import (
     usable_bytes,
 )
 from p2pdist.store.index import Entry, Index
+from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
 from p2pdist.store.pins import PackageRecords, Pins
@@ -264,6 +265,7 @@ class BlobStore:
                 in_memory(self._lock_fd),
             )
             self._blobs = recover(self._blob_context)
+            self.note, self.set_note = self._index.note, self._index.set_note
             self.packages = PackageRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
             self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
@@ -280,6 +282,7 @@ class BlobStore:
                 self._discard,
             )
             self._room = Room(self._stock, choose)
+            self.integrity = Integrity(self._paths, self._index, self._blobs, self.objects, self.trees)
         except BaseException:
             self._sync.close()
             self._index.close()
@@ -304,6 +307,7 @@ class BlobStore:
                 for blob in self._blobs.values():
                     with failures(blob.path):
                         blob.close()
+                self.integrity.close()
                 self.objects.close()
             finally:
                 self._index.close()

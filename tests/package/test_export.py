@@ -226,6 +226,33 @@ async def test_a_directory_of_somebody_else_is_not_used(tree: Path, tmp_path: Pa
 
 
 @pytest.mark.root
+@pytest.mark.parametrize(
+    "owner, mode, where", [(12345, 0o700, ""), (0, 0o777, ""), (0, 0o775, ""), (0, 0o700, "theirs")]
+)
+async def test_a_mount_is_where_no_other_user_can_rename_it(
+    tree: Path, tmp_path: Path, place: Path, owner: int, mode: int, where: str
+) -> None:
+    """XDG_RUNTIME_DIR may be the directory of another user, or below one; root then uses /run."""
+    file = await xar_of(tree, tmp_path / "program", Config(("go", str(tmp_path))))
+    theirs = place / "theirs"
+    theirs.mkdir(mode=0o755)
+    os.chown(theirs, 12345 if where else 0, -1)
+    runtime = theirs / "runtime"
+    runtime.mkdir()
+    runtime.chmod(mode)
+    os.chown(runtime, owner, -1)
+    (place / "link").symlink_to(runtime)
+    for named in (runtime, place / "link"):
+        done = subprocess.run(
+            [file], env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(named)}, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (3, "")
+        assert Path(done.stdout.split("|")[1]).parent == Path("/run/p2pdist-xar-0")
+    assert not any(runtime.iterdir())
+    assert unmounted(Path("/run/p2pdist-xar-0"))
+
+
+@pytest.mark.root
 async def test_no_program_of_the_host_runs_in_place_of_the_package_s(tmp_path: Path, place: Path) -> None:
     """One that cannot start is named; absolute paths, links, first lines and PATH of an image lead
     into it."""

@@ -545,9 +545,10 @@ def test_images_belong_to_trees(tmp_path: Path, open_store: OpenStore) -> None:
     pull(store, packed)
     image = store.trees.images.path(packed.root)
     assert image.parent == tmp_path / "images"
-    image.write_bytes(b"image")
-    stray = image.with_name("0" * 64)
     half = image.with_name(".draft")
+    half.write_bytes(b"image")
+    half.rename(image)
+    stray = image.with_name("0" * 64)
     stray.write_bytes(b"stray")
     half.write_bytes(b"half")
     store.collect()

@@ -249,6 +249,11 @@ class Pulls:
         """Status reports of all pulls."""
         return [pull.status() for pull in self._pulls.values()]
 
+    @property
+    def running(self) -> bool:
+        """Whether a pull brings something. From any thread."""
+        return any(pull.state == "running" for pull in list(self._pulls.values()))
+
     def parts(self) -> set[Digest]:
         """The blobs of packages that are being pulled."""
         return {digest for pull in self._pulls.values() if pull.seconds is None for digest in pull.parts}
@@ -329,6 +334,7 @@ class Pulls:
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
         pull.state, pull.note = "running", ""
         pull.parts = frozenset(blob.digest for blob in manifest.blobs)
+        await asyncio.to_thread(self._store.integrity.look, [layer.digest for layer in manifest.layers])
         # What the store must hold at the same moment. Without the check a package that cannot fit
         # would evict everything first.
         self._check_fits(sum(blob.size for blob in manifest.blobs if blob.media_type != PACK_TYPE))
@@ -368,6 +374,7 @@ class Pulls:
         pull.digest = digest
         with ExitStack() as holds:
             holds.callback(pull.let_go)
+            await asyncio.to_thread(self._store.integrity.look, [digest])
             blob = self._store.get(digest)
             if blob is not None and blob.complete:
                 holds.enter_context(blob.held())

@@ -42,13 +42,14 @@ def command(arguments: tuple[str, ...], file: Path, root: Path | None, as_json: 
       p2pdist trace -o train.json --root ./venv -- ./venv/bin/python -m train --steps 1
       p2pdist pack ./venv -t trainer:slim --only-used train.json
     """
+    from p2pdist.mount.scratch import scratch_parent
     from p2pdist.package.archive.export import new_file
     from p2pdist.package.source.strace import read_logs, run
     from p2pdist.package.source.trace import encode_trace, make_trace
 
     words = arguments[1:] if arguments[:1] == ("--",) else arguments
     place = root or Path(os.environ.get("P2PDIST_ROOT") or ".")
-    with tempfile.TemporaryDirectory(prefix="p2pdist-trace-") as logs:
+    with tempfile.TemporaryDirectory(prefix="p2pdist-trace-", dir=scratch_parent()) as logs:
         code = run(words, Path(logs), stdout=sys.stderr.fileno() if as_json else None)
         trace = make_trace(place, read_logs(Path(logs), os.fsencode(os.getcwd())))
     data = encode_trace(trace)

@@ -3,12 +3,15 @@
 The self-mounting file is a shell script of whole blocks of 4096 bytes, followed by a squashfs image
 of all layers merged; the idea is that of XAR (github.com/facebookincubator/xar). It needs neither
 p2pdist nor an agent: mount(8) for root, or squashfuse, and flock(1), setsid(1) and mountpoint(1) of
-util-linux. Runs of one user share a mount in a directory that only this user may enter. Every run
-holds a shared lock on a file beside the mount, in a descriptor that the program and its children
-inherit; one cleaner for each mount waits for an exclusive lock. Some programs close descriptors for
-their children, as subprocess of Python does, so the cleaner also waits until no process has
-P2PDIST_ROOT of the mount in its environment, and tries again where something else keeps the mount
-busy. So the mount lasts as long as anything that was started from it.
+util-linux. Runs of one user share a mount in a directory that only this user may enter, at a path
+no part of which another user can rename or replace: XDG_RUNTIME_DIR may be that of the user from
+whom root took its environment (su, sudo -E).
+
+Every run holds a shared lock on a file beside the mount, in a descriptor that the program and its
+children inherit; one cleaner for each mount waits for an exclusive lock. Some programs close
+descriptors for their children, as subprocess of Python does, so the cleaner also waits until no
+process has P2PDIST_ROOT of the mount in its environment, and tries again where something else keeps
+the mount busy. So the mount lasts as long as anything that was started from it.
 
 The script's own variables begin with `_p2pdist_`, so that no other that a program expects is
 overwritten, and it sets the variables of the package last.
@@ -60,12 +63,45 @@ for _p2pdist_tool in flock setsid mountpoint; do
     command -v $_p2pdist_tool >/dev/null || fail "$_p2pdist_tool is not installed: install util-linux"
 done
 _p2pdist_user=$(id -u)
-_p2pdist_place=${XDG_RUNTIME_DIR:-/tmp}
-[ -d "$_p2pdist_place" ] && [ -w "$_p2pdist_place" ] || _p2pdist_place=/tmp
-_p2pdist_place=$_p2pdist_place/p2pdist-xar-$_p2pdist_user
+# Mode and owner of a file, and not of what a link leads to.
+look() {
+    read -r _p2pdist_mode _p2pdist_line _p2pdist_owner _p2pdist_line <<LINE
+$(ls -ldn -- "$1" 2>/dev/null)
+LINE
+}
+# Whether no other user can rename or replace what this user makes in a directory, whose path holds no link: it and all
+# above belong to root or this user, and others may write to none that is not sticky. In a user namespace the owner of /
+# has the place of root.
+is_safe() {
+    look /
+    _p2pdist_host=$_p2pdist_owner
+    _p2pdist_above=$1
+    while look "$_p2pdist_above"; do
+        case $_p2pdist_mode in d????-??-* | d????????[tT]*) ;; *) return 1 ;; esac
+        case $_p2pdist_owner in
+        0 | "$_p2pdist_user") ;;
+        "$_p2pdist_host") case $_p2pdist_mode in d????????[tT]*) ;; *) [ "$_p2pdist_above" != "$1" ] || return 1 ;; esac ;;
+        *) return 1 ;;
+        esac
+        [ "$_p2pdist_above" != / ] || return 0
+        _p2pdist_above=${_p2pdist_above%/*}
+        _p2pdist_above=${_p2pdist_above:-/}
+    done
+}
+_p2pdist_run=/tmp
+[ "$_p2pdist_user" != 0 ] || _p2pdist_run=/run
+_p2pdist_place=
+for _p2pdist_found in ${XDG_RUNTIME_DIR:+"$XDG_RUNTIME_DIR"} "$_p2pdist_run" /tmp; do
+    _p2pdist_found=$(readlink -f -- "$_p2pdist_found") && [ -d "$_p2pdist_found" ] && [ -w "$_p2pdist_found" ] || continue
+    is_safe "$_p2pdist_found" || continue
+    _p2pdist_place=${_p2pdist_found%/}/p2pdist-xar-$_p2pdist_user
+    break
+done
+[ -n "$_p2pdist_place" ] || fail 'other users can change /tmp: set XDG_RUNTIME_DIR to a directory that this user alone can write to'
 mkdir -m 700 "$_p2pdist_place" 2>/dev/null
-{ [ -d "$_p2pdist_place" ] && [ ! -L "$_p2pdist_place" ] && [ -O "$_p2pdist_place" ] && chmod 700 "$_p2pdist_place"; } ||
-    fail "$_p2pdist_place is not a directory of this user"
+look "$_p2pdist_place"  # at once what it is and whose
+case $_p2pdist_mode:$_p2pdist_owner in d*:"$_p2pdist_user") ;; *) fail "$_p2pdist_place is not a directory of this user" ;; esac
+chmod 700 "$_p2pdist_place" || fail "cannot use $_p2pdist_place"
 _p2pdist_root=$_p2pdist_place/@ID@
 _p2pdist_lock=$_p2pdist_root.lock
 

@@ -236,7 +236,7 @@ class Blob:
         with self.held():
             wrong = wrong_pieces(self.fileno(), self.layout, list(self.have), lambda: self.pieces)
             if drop:
-                self._drop(wrong)
+                self.drop(wrong)
         return wrong
 
     def recheck(self) -> list[int]:
@@ -250,11 +250,12 @@ class Blob:
                 return []
             with self.held():
                 wrong = wrong_pieces_in_threads(self.fileno(), self.layout, list(self.have), lambda: self.pieces)
-                self._drop(wrong)
+                self.drop(wrong)
             self._unread = None
         return wrong
 
-    def _drop(self, wrong: list[int]) -> None:
+    def drop(self, wrong: list[int]) -> None:
+        """Take pieces out of `have`; a complete blob that loses some becomes partial again."""
         if not wrong:
             return
         files = self.files
@@ -286,9 +287,8 @@ class Blob:
     # -- for the store
 
     def reconcile(self, *, trusted: bool) -> None:
-        """At opening, before anyone else has the blob: bring `have`, index and files in line,
-        wherever they were left. Unless `trusted`, every piece of `have` is verified first. Raises
-        OSError."""
+        """At opening, before others have the blob: bring `have`, index and files in line. Unless
+        `trusted`, every piece of `have` is verified first. Raises OSError."""
         files = self.files
         if not trusted:
             for piece in self.verify():

@@ -46,7 +46,19 @@ class BlobFiles:
     """Every method but `fileno` and `close_content` expects the caller to hold `disk`; methods
     raise OSError."""
 
-    __slots__ = ("_context", "_digest", "_layout", "bitmap", "disk", "fd", "lock", "marked", "path", "writable")
+    __slots__ = (
+        "_context",
+        "_digest",
+        "_layout",
+        "bitmap",
+        "disk",
+        "fd",
+        "inode",
+        "lock",
+        "marked",
+        "path",
+        "writable",
+    )
 
     def __init__(self, context: BlobContext, digest: Digest, layout: PieceLayout, *, complete: bool) -> None:
         self._context, self._digest, self._layout = context, digest, layout
@@ -56,6 +68,8 @@ class BlobFiles:
         """Guards `fd`, and the holds of the blob."""
         self.fd = -1
         """Descriptor of the content, -1 while it is closed."""
+        self.inode = 0
+        """Of the content once it is complete, 0 while that is not known."""
         self.bitmap: BitmapFile | None = None
         """The bitmap while it is open: from the first change of a piece until `close_bitmap`."""
         self.marked = has_bitmap(layout)
@@ -102,6 +116,7 @@ class BlobFiles:
         with failures(self.path):
             self.path.chmod(0o444)
             self.path = self.path.rename(context.paths.complete(self._digest))
+            self.inode = self.path.stat().st_ino
             self.writable = False
 
     def reopen(self, have: PieceSet) -> None:

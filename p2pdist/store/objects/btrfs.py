@@ -332,6 +332,8 @@ class NamedFiles:
         self._directory, self._encoded, self._masked = directory, encoded, mode_masked
         self.torn = False
         """Whether there may be a file that is not what its name says."""
+        self.made_directory: Callable[[str], object] = lambda name: None
+        """Called with the name of each new directory, before there is a file in it."""
 
     def write(self, contents: Sequence[Verified], made: Callable[[Verified], object]) -> list[Verified]:
         """Write contents that are not empty and say of each that it is `made`. Returns those that
@@ -387,6 +389,7 @@ class NamedFiles:
         except FileNotFoundError:
             with suppress(FileExistsError):
                 os.mkdir(name[:2], dir_fd=self._directory)
+            self.made_directory(name[:2])
             return os.open(name, _NEW, 0o444, dir_fd=self._directory)
 
     def _write_one(self, fd: int, verified: Verified) -> None:

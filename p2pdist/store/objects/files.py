@@ -23,7 +23,7 @@ import os
 import secrets
 import threading
 from collections import ChainMap
-from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -155,7 +155,10 @@ class Objects:
         # The mode is given at creation, which is one call less for each file; a mask that takes it
         # away must be made up for.
         self._masked = bool(_umask() & 0o444)
-        self._named = NamedFiles(self._directory, self.encoded, self._masked)
+        self.named = NamedFiles(self._directory, self.encoded, self._masked)
+        """Makes files and directories of objects."""
+        self.before_count: Callable[[], object] = lambda: None
+        """Called when objects were written under their names and do not count yet."""
 
     # -- looking
 
@@ -217,10 +220,11 @@ class Objects:
             self._mark_unclean()
         made: list[tuple[bytes, int]] = []
         try:
-            left = self._named.write(contents, lambda verified: made.append(verified[:2]))
+            left = self.named.write(contents, lambda verified: made.append(verified[:2]))
         except OSError as error:
             raise failure(error, self._paths.objects, needed=sum(verified.size for verified in contents)) from error
         finally:
+            self.before_count()
             self._count(made)
         for content, size, stored, data in left:
             self._put_alone(content, decode_chunk(stored, size) if data is None else data, stored)
@@ -279,8 +283,13 @@ class Objects:
         try:
             os.link(source, target, dst_dir_fd=self._directory)
         except FileNotFoundError:
-            os.makedirs(self._paths.objects / name[:2], exist_ok=True)
-            self._link_over(source, target)
+            try:
+                os.mkdir(name[:2], dir_fd=self._directory)
+            except FileExistsError:  # another thread was faster
+                self._link_over(source, target)
+            else:
+                self.named.made_directory(name[:2])
+                self._name(draft, content)
         except FileExistsError:  # another writer's, or a stray; what has just verified is as good or better
             self._link_over(source, target)
 
@@ -389,7 +398,7 @@ class Objects:
             self.save()
             if not self._clean:
                 self.sync()
-                if not (self._torn or self._named.torn):
+                if not (self._torn or self.named.torn):
                     self._clean = True
                     self._write_state()
         finally:

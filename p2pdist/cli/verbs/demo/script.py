@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from p2pdist.cli.verbs.demo.processes import Processes
 from p2pdist.cli.verbs.demo.progress import pull_everywhere
 from p2pdist.model.errors import Corrupt, Unavailable
 from p2pdist.model.manifest import PIECES_TYPE
+from p2pdist.mount.scratch import scratch_directory
 
 BASE = "demo/base:v1"
 APP = "demo/trainer"
@@ -97,7 +97,7 @@ def socket_directory(place: Path) -> Path:
     long."""
     if len(os.fsencode(place / "host000.sock")) <= SOCKET_PATH_MAX:
         return place
-    return Path(tempfile.mkdtemp(prefix="p2pd-", dir="/tmp"))  # the shortest path there is
+    return scratch_directory("p2pd-", first="/tmp")  # noqa: S108 - the shortest path there is
 
 
 def content_layers(packed: dict[str, Any]) -> list[int]:
@@ -119,7 +119,7 @@ class Script:
         """A cluster that is not started yet, in a directory of its own. Afterwards its processes
         are ended, its mounts and files removed; what did not go by itself is in its `untidy` list,
         and said."""
-        place = Path(tempfile.mkdtemp(prefix="p2pdist-demo-"))
+        place = scratch_directory("p2pdist-demo-")
         sockets = socket_directory(place)
         processes = Processes(place)
         cluster = Cluster(processes, place, sockets, self.options.agents)
