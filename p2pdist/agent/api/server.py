@@ -57,6 +57,7 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import Usage
+from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -320,7 +321,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     length = stream_length(blob.layout, have.missing()) if reusable else None
     flow = agent.registry.open_flow(stream, have)
     try:
-        with blob.held():
+        with in_use(request), blob.held():
             file = await _opened(blob)
             return await serve_stream(request, flow, file, blob.layout, length=length, disk=not blob.in_memory)
     finally:
@@ -344,7 +345,8 @@ async def _blob(request: web.Request) -> web.StreamResponse:
     turns with streams."""
     flow = request.app[AGENT].uplink.open_range()
     try:
-        return await _send_blob(request, flow)
+        with in_use(request):
+            return await _send_blob(request, flow)
     finally:
         flow.close()
 

@@ -228,15 +228,16 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
         raise_file_limit,
         stop_listening,
     )
+    from p2pdist.transfer.connections import ConnectionBook, connections_max
 
-    raise_file_limit()
+    book = ConnectionBook(connections_max(raise_file_limit()))
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     agent = Agent(settings)
     runners = []
     try:
         public, local = make_apps(agent)
-        runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None))
+        runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None, connections=book))
         runners.append(await listen_unix(local, socket))
         await agent.start()
         loop = asyncio.get_running_loop()
