@@ -3,13 +3,21 @@ work with it notice nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 
+import aiohttp
+import msgspec
 import pytest
 from site_rig import Agent, Site, until
+
+from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
+from p2pdist.model.pieces import PieceLayout, PieceSet, piece_size_for
 
 MIB = 1 << 20
 HALF = b"GET /healthz HTTP/1.1\r\nHost: agent\r\nX-Half: "
@@ -51,3 +59,96 @@ def test_half_requests_leave_the_socket_free(site: Site, begin: bytes) -> None:
         assert output.stat().st_size == 2 * MIB
         until(lambda: descriptors(agent) < 256 - 64)
         assert agent.metric("p2pdist_agent_received_bytes_total") == 2 * MIB
+
+
+RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.p2pdist.stream\r\nConnection: close\r\n\r\n"
+SILENT_SEEDS = 20
+
+
+class BadSeeds:
+    """Sessions with a tracker that claim a whole blob, at an address that answers with `words`,
+    then a byte a second where it drips."""
+
+    def __init__(self, words: bytes, *, drips: bool = False) -> None:
+        self._words, self._drips = words, drips
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.asked = 0
+
+    def join(self, url: str, holding: Holding) -> None:
+        """Have all sessions claim the blob."""
+        asyncio.run_coroutine_threadsafe(self._join(url, holding), self._loop).result(30)
+
+    async def _join(self, url: str, holding: Holding) -> None:
+        self._listening.setblocking(False)
+        self._tasks.append(asyncio.create_task(self._serve()))
+        joined = [asyncio.Event() for _ in range(SILENT_SEEDS)]
+        for number, event in enumerate(joined):
+            self._tasks.append(asyncio.create_task(self._claim(url, f"bad{number}", holding, event)))
+        await asyncio.gather(*(event.wait() for event in joined))
+
+    async def _claim(self, url: str, name: str, holding: Holding, joined: asyncio.Event) -> None:
+        async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v1/session") as socket:
+            for message in (Hello(PROTOCOL_VERSION, name, self.address), holding):
+                await socket.send_bytes(msgspec.json.encode(message))
+            await socket.receive()
+            joined.set()
+            async for _ in socket:
+                pass
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._listening)
+            self.asked += 1
+            self._tasks.append(asyncio.create_task(self._respond(connection)))
+
+    async def _respond(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with connection, contextlib.suppress(OSError):
+            connection.setblocking(False)
+            await loop.sock_recv(connection, 1 << 16)
+            await loop.sock_sendall(connection, self._words)
+            while self._drips:
+                await asyncio.sleep(1.0)
+                await loop.sock_sendall(connection, b"x")
+            await asyncio.Event().wait()
+
+    def close(self) -> None:
+        async def end() -> None:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._listening.close()
+
+
+@pytest.mark.parametrize("how", ["silent", "head", "half a piece", "drips"])
+def test_silent_seeds_do_not_hold_up_a_pull(site: Site, how: str) -> None:
+    """Twenty hosts at one address claim the blob and give nothing. The pull ends by trees, long
+    before it would turn to another transport, and few of them were asked for anything."""
+    size = 8 * MIB
+    digest = site.publish(size)
+    layout = PieceLayout(size, piece_size_for(size))
+    frame = struct.pack(">II", 0, layout.piece_size)
+    words = {"silent": b"", "head": RESPONSE, "half a piece": RESPONSE + frame + bytes(1000), "drips": RESPONSE + frame}
+    seed, puller = site.agents(2, transport="trees")
+    seed.pull(blob=digest, wait=True)
+    bad = BadSeeds(words[how], drips=how == "drips")
+    try:
+        counts = tuple(PieceSet.full(layout.count).stripe_counts(layout.stripes))
+        bad.join(site.tracker_url, Holding(digest, size, layout.piece_size, counts))  # type: ignore[arg-type]
+        status = puller.start_pull(blob=digest, wait=True).result()
+        assert status.state == "done"
+        assert puller.received() == size
+        assert bad.asked <= 3 * layout.stripes, "each stripe tries an address that was silent again and again"
+    finally:
+        bad.close()

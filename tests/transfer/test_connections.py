@@ -192,6 +192,6 @@ async def test_half_handshakes_give_way(tmp_path: Path) -> None:
     tls = Tls(Authority(tmp_path).issue())
     async with serving(16, tls.server) as (port, _), clients(port, SILENT, b"\x16\x03\x01") as silent:
         await ended(silent, SILENT - 8)
-        async with ClientSession(connector=TCPConnector(ssl=tls.client)) as session:
-            async with session.get(f"https://127.0.0.1:{port}/") as answer:
-                assert answer.status == 200
+        connector = TCPConnector(ssl=tls.client)
+        async with ClientSession(connector=connector) as session, session.get(f"https://127.0.0.1:{port}/") as answer:
+            assert answer.status == 200

@@ -323,7 +323,9 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     try:
         with in_use(request), blob.held():
             file = await _opened(blob)
-            return await serve_stream(request, flow, file, blob.layout, length=length, disk=not blob.in_memory)
+            waits = not blob.have.offers(have, stream.stripe, stream.stripes)
+            disk = not blob.in_memory
+            return await serve_stream(request, flow, file, blob.layout, length=length, waits=waits, disk=disk)
     finally:
         flow.close()
 
