@@ -27,7 +27,7 @@ from p2pdist.agent.tracker.address import wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import Handlers, TrackerSession
-from p2pdist.agent.uplink import Uplink
+from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
 from p2pdist.model.errors import from_problem
@@ -84,6 +84,8 @@ class AgentSettings:
     """With settings, the agent discovers trackers and agents on its links, and announces itself."""
     swarm: SwarmSettings | None = None
     """With settings, blobs may come by BitTorrent."""
+    streams_max: int = STREAMS_MAX
+    """Streams that the agent serves at once, and readers of ranges."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
 
@@ -117,7 +119,11 @@ class Agent:
         except BaseException:
             store.close()
             raise
-        self.uplink = Uplink(limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s)
+        self.uplink = Uplink(
+            limit_bytes_s=settings.upload_bytes_s,
+            preseed_limit_bytes_s=settings.preseed_bytes_s,
+            streams_max=settings.streams_max,
+        )
         self.drain = Drain(self.uplink, lambda: session.send(Leaving()))
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
         self.policies = Policies(store, downlink, Pacer(downlink), self.uplink.limit)

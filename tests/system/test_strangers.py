@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from site_rig import Agent, Site, until
 
-from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding
+from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceSet, piece_size_for
 
 MIB = 1 << 20
@@ -152,3 +152,26 @@ def test_silent_seeds_do_not_hold_up_a_pull(site: Site, how: str) -> None:
         assert bad.asked <= 3 * layout.stripes, "each stripe tries an address that was silent again and again"
     finally:
         bad.close()
+
+
+def test_unread_streams_leave_slots_for_children(site: Site) -> None:
+    """One address opens 256 streams and reads none. A child of another one is served by the seed,
+    and so is one of the same address, once its streams are stuck."""
+    size = 8 * MIB
+    digest = site.publish(size)
+    seed, child = site.agents(2, transport="trees")
+    seed.pull(blob=digest, wait=True)
+    layout = PieceLayout(size, piece_size_for(size))
+    body = msgspec.json.encode(
+        StreamRequest(digest, 0, layout.stripes, PieceSet(layout.count).to_bytes(), "x", "start")
+    )
+    head = f"POST /v1/streams HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    with connections(seed, 256, head.encode() + body) as opened:
+        until(lambda: seed.metric("p2pdist_agent_streams") >= 192)
+        other = socket.create_connection(("127.0.0.1", seed.port), timeout=30, source_address=("127.0.0.2", 0))
+        with other:
+            other.sendall(head.encode() + body)
+            assert other.recv(15) == b"HTTP/1.1 200 OK"
+        child.pull(blob=digest, wait=True)
+        assert child.received() == size
+        assert opened

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from prometheus_client.registry import Collector
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.uplink import RangeFlow
+from p2pdist.core.stream_slots import Peer
 from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import (
     UNDECODABLE,
@@ -57,7 +59,7 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import Usage
-from p2pdist.transfer.connections import in_use
+from p2pdist.transfer.connections import address_key, in_use
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -319,7 +321,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     # A blob of one stripe is small, and others of its kind will follow over the same connection.
     reusable = request.keep_alive and stream.stripes == 1
     length = stream_length(blob.layout, have.missing()) if reusable else None
-    flow = agent.registry.open_flow(stream, have)
+    flow = agent.registry.open_flow(stream, have, _address(request), partial(_cut, request))
     try:
         with in_use(request), blob.held():
             file = await _opened(blob)
@@ -328,6 +330,17 @@ async def _stream(request: web.Request) -> web.StreamResponse:
             return await serve_stream(request, flow, file, blob.layout, length=length, waits=waits, disk=disk)
     finally:
         flow.close()
+
+
+def _address(request: web.Request) -> str:
+    """What counts as the one address of the client."""
+    return address_key(request.remote or "")
+
+
+def _cut(request: web.Request) -> None:
+    """Break the connection of a request."""
+    if request.transport is not None:
+        request.transport.abort()
 
 
 async def _holding(request: web.Request) -> web.Response:
@@ -345,7 +358,7 @@ async def _holding(request: web.Request) -> web.Response:
 async def _blob(request: web.Request) -> web.StreamResponse:
     """Serve a blob or a range of it. Missing pieces are fetched through the swarm; the bytes take
     turns with streams."""
-    flow = request.app[AGENT].uplink.open_range()
+    flow = request.app[AGENT].uplink.open_range(peer=Peer(_address(request)), cut=partial(_cut, request))
     try:
         with in_use(request):
             return await _send_blob(request, flow)
