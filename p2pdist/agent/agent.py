@@ -21,6 +21,7 @@ from p2pdist.agent.preseeds import Preseeds
 from p2pdist.agent.pull.origin import Origins
 from p2pdist.agent.pull.packages import WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
+from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.tracker.address import wildcard
@@ -152,6 +153,8 @@ class Agent:
             tracker_wait_s=settings.tracker_wait_s,
         )
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
+        release = self.swarming.release if self.swarming is not None else None
+        self.readers = Readers(store, self.pulls, self.registry, release)
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts)
         self.inventory = Inventory(store, self.pulls)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import socket
 import struct
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import aiohttp
@@ -175,3 +178,24 @@ def test_unread_streams_leave_slots_for_children(site: Site) -> None:
         child.pull(blob=digest, wait=True)
         assert child.received() == size
         assert opened
+
+
+def test_reading_evicts_nothing_that_was_pulled(site: Site) -> None:
+    """A stranger reads blob after blob through an agent whose store is small. The blob that a user
+    pulled stays, and what came for readers gives way to what comes for readers."""
+    kept = site.publish(12 * MIB)
+    others = [site.publish(12 * MIB) for _ in range(4)]
+    agent = Agent(site, "h0", capacity="40MiB").start()
+    agent.pull(blob=kept, wait=True)
+    for digest in others:
+        with urllib.request.urlopen(f"{agent.url}/v1/blobs/{digest}", timeout=60) as answer:
+            assert "sha256:" + hashlib.sha256(answer.read()).hexdigest() == digest
+    assert agent.pull(blob=kept, wait=True).bytes_cached == 12 * MIB
+    too_large = site.publish(30 * MIB)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{agent.url}/v1/blobs/{too_large}", timeout=60)
+    assert refused.value.code == 503 and b"no room" in refused.value.read()
+    assert agent.pull(blob=kept, wait=True).bytes_cached == 12 * MIB
+    own = site.publish(20 * MIB)
+    agent.pull(blob=own, wait=True)
+    assert agent.pull(blob=kept, wait=True).bytes_cached == 12 * MIB, "what came for readers goes first"

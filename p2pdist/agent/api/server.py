@@ -356,11 +356,12 @@ async def _holding(request: web.Request) -> web.Response:
 
 
 async def _blob(request: web.Request) -> web.StreamResponse:
-    """Serve a blob or a range of it. Missing pieces are fetched through the swarm; the bytes take
-    turns with streams."""
+    """Serve a blob or a range of it. Missing pieces are fetched through the swarm where that evicts
+    nothing; the bytes take turns with streams."""
     flow = request.app[AGENT].uplink.open_range(peer=Peer(_address(request)), cut=partial(_cut, request))
     try:
-        with in_use(request):
+        digest = parse_digest(request.match_info["digest"])
+        with in_use(request), request.app[AGENT].readers.reading(digest):
             return await _send_blob(request, flow)
     finally:
         flow.close()
@@ -385,7 +386,7 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
     if blob is None or not blob.complete:
         if request.method == "HEAD":
             return await serve_range(request, digest, -1, (await agent.registry.describe(digest)).layout)
-        fetching = await agent.pulls.blob(digest)
+        fetching = await (agent.pulls.blob(digest) if flow is None else agent.readers.fetch(digest, _address(request)))
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")

@@ -290,6 +290,10 @@ class Registry:
         if failure is not None:
             logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
 
+    def fetching(self, digest: Digest) -> bool:
+        """Whether a pull of the blob is under way."""
+        return digest in self._fetching
+
     async def describe(self, digest: Digest) -> Descriptor:
         """The descriptor of a blob that is requested by digest, without fetching it. Raises
         NotFound, Unavailable."""
