@@ -180,12 +180,12 @@ def _note_request(record: logging.LogRecord) -> bool:
 
 
 def _malformed_in_one_line(record: logging.LogRecord) -> bool:
-    """A malformed request from the network is no failure of this service: log one line without a
-    traceback, and nothing of the request."""
+    """A malformed request from the network, or a client that went away within one, is no failure of
+    this service: log one line without a traceback, and nothing of the request."""
     from aiohttp.http import HttpProcessingError  # a verb that prints its help needs none of it
 
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
         record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}", ()
         record.exc_info = None
         record.levelno, record.levelname = logging.INFO, "INFO"

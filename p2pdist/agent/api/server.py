@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -143,6 +144,9 @@ def registry(agent: Agent) -> CollectorRegistry:
 
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
+PATH_BYTES_MAX = 4095
+"""limits.h, PATH_MAX without the final zero."""
+
 WAIT_S_MAX = 60.0
 SYSTEM_OWNERS = ("preseed:", "slurm-")
 """How the names of owners begin whose pins users of the socket may not change."""
@@ -425,11 +429,17 @@ async def _pull_list(request: web.Request) -> web.Response:
     return _answer(Pulls(request.app[AGENT].pulls.list()))
 
 
+def _check_path(path: str) -> None:
+    """Raises UsageError for what the kernel takes for no path."""
+    if "\0" in path or len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise UsageError(f"{path[:100]!r} is not a path", remedy=f"Give one of up to {PATH_BYTES_MAX} bytes")
+
+
 async def _mount(request: web.Request) -> web.Response:
     """Show a package that is in the store, or hand out its images."""
-    return _answer(
-        await request.app[AGENT].package_mounts.mount(await _decode(request, MountRequest), _caller(request))
-    )
+    body = await _decode(request, MountRequest)
+    _check_path(body.path)
+    return _answer(await request.app[AGENT].package_mounts.mount(body, _caller(request)))
 
 
 async def _mounts(request: web.Request) -> web.Response:
@@ -442,6 +452,7 @@ async def _unmount(request: web.Request) -> web.Response:
     path = request.query.get("path", "")
     if not path:
         raise UsageError("say which path to unmount")
+    _check_path(path)
     numbers = [request.query.get(name, "") for name in ("device", "inode")]
     if any(numbers) and not all(number.isascii() and number.isdecimal() for number in numbers):
         raise UsageError("device and inode are two numbers, of what the caller sees at the path")
