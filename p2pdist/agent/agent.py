@@ -21,6 +21,7 @@ from p2pdist.agent.preseeds import Preseeds
 from p2pdist.agent.pull.origin import Origins
 from p2pdist.agent.pull.packages import WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
+from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.scrub import StoreScrub
@@ -28,7 +29,7 @@ from p2pdist.agent.tracker.address import wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import Handlers, TrackerSession
-from p2pdist.agent.uplink import Uplink
+from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
 from p2pdist.model.errors import from_problem
@@ -87,6 +88,8 @@ class AgentSettings:
     """With settings, blobs may come by BitTorrent."""
     scrub_s: float = 7 * 86400.0
     """Seconds in which everything that is stored is read once; 0 for never."""
+    streams_max: int = STREAMS_MAX
+    """Streams that the agent serves at once, and readers of ranges."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
 
@@ -119,7 +122,11 @@ class Agent:
         except BaseException:
             store.close()
             raise
-        self.uplink = Uplink(limit_bytes_s=settings.upload_bytes_s, preseed_limit_bytes_s=settings.preseed_bytes_s)
+        self.uplink = Uplink(
+            limit_bytes_s=settings.upload_bytes_s,
+            preseed_limit_bytes_s=settings.preseed_bytes_s,
+            streams_max=settings.streams_max,
+        )
         self.drain = Drain(self.uplink, lambda: session.send(Leaving()))
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
         self.policies = Policies(store, downlink, Pacer(downlink), self.uplink.limit)
@@ -148,6 +155,8 @@ class Agent:
             tracker_wait_s=settings.tracker_wait_s,
         )
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
+        release = self.swarming.release if self.swarming is not None else None
+        self.readers = Readers(store, self.pulls, self.registry, release)
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts)
         self.inventory = Inventory(store, self.pulls)

@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 
+from p2pdist.core.stream_slots import Displace, Peer, StreamSlots
 from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.uplink import (
     BlockSent,
@@ -39,7 +40,11 @@ from p2pdist.transfer.stream.server import Block
 
 TICK_S = 0.1
 STREAMS_MAX = 256
-"""Streams served at once, and as many readers of ranges."""
+"""Streams served at once, and as many readers of ranges, where the process may have enough files
+open."""
+
+NOBODY = Peer()
+"""The peer of a stream whose caller does not say."""
 
 AT_ONCE_BYTES = 1 << 20
 """Bytes that one event gives to sockets before the loop runs other tasks."""
@@ -57,7 +62,9 @@ from all others."""
 class Flow:
     """One outgoing stream of the uplink (an Outgoing of transfer/stream/server.py)."""
 
-    def __init__(self, uplink: Uplink, number: int) -> None:
+    def __init__(self, uplink: Uplink, number: int, cut: Callable[[], None] | None = None) -> None:
+        self.cut = cut
+        """Breaks the connection, although a block is on its way."""
         self._uplink = uplink
         self._loop = asyncio.get_running_loop()
         self._number = number
@@ -135,12 +142,20 @@ class RangeFlow(Flow):
 
 class Uplink:
     """The uplink of this host, with `limit_bytes_s` never faster than that, for preseeds never
-    faster than `preseed_limit_bytes_s`. All methods are called on the event loop."""
+    faster than `preseed_limit_bytes_s`, and `streams_max` streams at once. All methods are called
+    on the event loop."""
 
-    def __init__(self, *, limit_bytes_s: float | None = None, preseed_limit_bytes_s: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        limit_bytes_s: float | None = None,
+        preseed_limit_bytes_s: float | None = None,
+        streams_max: int = STREAMS_MAX,
+    ) -> None:
         self.sent_bytes_total = 0
         """Bytes of all streams so far."""
         self._core = UplinkCore(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
+        self._slots, self._range_slots = StreamSlots(streams_max), StreamSlots(streams_max)
         self._flows: dict[int, Flow] = {}
         """Streams and readers of ranges, by number."""
         self._blobs: dict[int, Digest] = {}
@@ -202,29 +217,52 @@ class Uplink:
             flow.fail(Unavailable(why))
             flow.close()
 
-    def open(self, blob: Digest, stripe: int, have: PieceSet, priority: Priority = "start") -> Flow:
-        """Open a stream to a child; the caller closes it when the connection ends. Raises
-        Unavailable over STREAMS_MAX streams."""
-        if len(self._blobs) >= STREAMS_MAX:
-            raise Unavailable(f"this agent serves {STREAMS_MAX} streams already", remedy="Try another peer")
+    def open(
+        self,
+        blob: Digest,
+        stripe: int,
+        have: PieceSet,
+        priority: Priority = "start",
+        *,
+        peer: Peer = NOBODY,
+        cut: Callable[[], None] | None = None,
+    ) -> Flow:
+        """Open a stream to a child; the caller closes it when the connection ends. `cut` breaks its
+        connection. Raises Unavailable when `peer` finds no slot (core/stream_slots.py)."""
+        self._make_room(self._slots, peer, "streams")
         number = next(self._numbers)
-        flow = self._flows[number] = Flow(self, number)
+        flow = self._flows[number] = Flow(self, number, cut)
         self._blobs[number] = blob
+        self._slots.opened(number, peer)
         self.submit(Opened(number, blob, stripe, have, priority))
         return flow
 
-    def open_range(self) -> RangeFlow:
-        """Open a flow for the reader of a range; the caller closes it in the end. Raises
-        Unavailable over STREAMS_MAX of them."""
-        if len(self._flows) - len(self._blobs) >= STREAMS_MAX:
-            raise Unavailable(f"this agent answers {STREAMS_MAX} readers already", remedy="Try another peer")
+    def open_range(self, *, peer: Peer = NOBODY, cut: Callable[[], None] | None = None) -> RangeFlow:
+        """Open a flow for the reader of a range; the caller closes it in the end. `cut` breaks its
+        connection. Raises Unavailable when `peer` finds no slot."""
+        self._make_room(self._range_slots, peer, "readers")
         number = next(self._numbers)
-        flow = self._flows[number] = RangeFlow(self, number)
+        flow = self._flows[number] = RangeFlow(self, number, cut)
+        self._range_slots.opened(number, peer)
         return flow
+
+    def _make_room(self, slots: StreamSlots, peer: Peer, what: str) -> None:
+        """Raises Unavailable when `peer` finds no slot."""
+        match slots.room(peer, self._core.stuck_s(time.monotonic())):
+            case Displace(number):
+                flow = self._flows[number]
+                flow.fail(Unavailable("another peer needs the slot of a stream that is not read"))
+                flow.close()
+                if flow.cut is not None:
+                    flow.cut()
+            case False:
+                raise Unavailable(f"this agent serves as many {what} as it may", remedy="Try another peer")
 
     def close(self, number: int) -> None:
         """Close a flow."""
         self._blobs.pop(number, None)
+        self._slots.closed(number)
+        self._range_slots.closed(number)
         if self._flows.pop(number, None) is not None:
             self.submit(Closed(number))
         if not self._flows and self._emptied is not None:

@@ -36,6 +36,7 @@ from aiohttp import web
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
+from p2pdist.transfer.connections import CONNECTIONS, ConnectionBook, LimitedSite
 from p2pdist.transfer.stream.connect import parse_address
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -179,12 +180,12 @@ def _note_request(record: logging.LogRecord) -> bool:
 
 
 def _malformed_in_one_line(record: logging.LogRecord) -> bool:
-    """A malformed request from the network is no failure of this service: log one line without a
-    traceback, and nothing of the request."""
+    """A malformed request from the network, or a client that went away within one, is no failure of
+    this service: log one line without a traceback, and nothing of the request."""
     from aiohttp.http import HttpProcessingError  # a verb that prints its help needs none of it
 
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
         record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}", ()
         record.exc_info = None
         record.levelno, record.levelname = logging.INFO, "INFO"
@@ -212,11 +213,14 @@ def run(service: Coroutine[Any, Any, None]) -> None:
         runner.run(whole())
 
 
-def raise_file_limit() -> None:
-    """Streams and blobs are open files: take as many as this process may have."""
+def raise_file_limit() -> int:
+    """Streams and blobs are open files: take as many as this process may have. Returns how many
+    that are."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def listen_address(text: str) -> tuple[str, int]:
@@ -239,15 +243,26 @@ def discovery_settings(
     return DiscoverySettings(address, network_id, interfaces)
 
 
-async def listen(app: web.Application, address: tuple[str, int], *, tls: ssl.SSLContext | None = None) -> web.AppRunner:
-    """Serve `app` over TCP, with `tls` over TLS only; `::` stands for all addresses of both
-    families. Raises Conflict when the address is taken."""
+async def listen(
+    app: web.Application,
+    address: tuple[str, int],
+    *,
+    tls: ssl.SSLContext | None = None,
+    connections: ConnectionBook | None = None,
+) -> web.AppRunner:
+    """Serve `app` over TCP, with `tls` over TLS only, and with `connections` within its limits;
+    `::` stands for all addresses of both families. Raises Conflict when the address is taken."""
+    if connections is not None:
+        app[CONNECTIONS] = connections
     runner = _runner(app)
     await runner.setup()
     host, port = address
     try:
         for name in ("::", "0.0.0.0") if host == "::" else (host,):
-            await web.TCPSite(runner, name, port, backlog=1024, reuse_address=True, ssl_context=tls).start()
+            if connections is not None:
+                await LimitedSite(runner, name, port, connections, tls=tls).start()
+            else:
+                await web.TCPSite(runner, name, port, backlog=1024, reuse_address=True, ssl_context=tls).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
         raise _taken(address_text(host, port), error, "--listen") from error

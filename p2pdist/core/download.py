@@ -19,6 +19,11 @@ perhaps a host that receives through this one by now, and is left as soon as it 
 that names a source which failed this host a moment ago is answered with a complaint, or the tracker
 would wait for what never comes.
 
+A source that has given nothing yet and is silent is no starved parent: an agent responds at once,
+and says when it has nothing to send (`Quiet`). It is complained of as stalled as soon as its
+silence lasts longer than is usual (sources.py), and left at once where there is another source to
+try. One that trickles is silent, too.
+
 While no tracker answers, the host chooses by itself (`Candidates` in sources.py): it tries the
 tracker's last choices and the superpeers of its zone, and reads the origin when it is a superpeer
 and the sources before it failed. What stands still then is held against no source: where one host
@@ -61,6 +66,9 @@ SLOW_PIECES = 8
 """A stripe is slow that gets less than this share of what the best one got in a window, when that
 got at least so many pieces."""
 
+MOVING_BYTES_S = 4096.0
+"""A stream that has given no piece yet is silent while bytes come more slowly than that."""
+
 REOPEN_S = 0.05
 TROUBLE_S = 2.0
 """The user is told why a source failed once nothing has come for so long."""
@@ -98,6 +106,16 @@ class StreamEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Quiet:
+    """A stream has given no piece so far, although its source does not say that it has none:
+    whether the source has responded, and how many bytes have come over the connection."""
+
+    stream: int
+    responded: bool
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrackerChanged:
     """A tracker answers from now on, or none does."""
 
@@ -123,7 +141,7 @@ class Paused:
     paused: bool
 
 
-Event = PieceStored | Planned | StreamEnded | TrackerChanged | Rejected | Paused | Tick
+Event = PieceStored | Planned | StreamEnded | Quiet | TrackerChanged | Rejected | Paused | Tick
 
 # -- commands
 
@@ -188,8 +206,22 @@ class Receiving:
     source: Source
     quiet_since: float
     """When a piece of the stripe was stored last, its stream opened or complained of."""
+    opened_at: float
     delivered: int = 0
     """Pieces that the stream brought."""
+    moved_at: float = 0.0
+    """When bytes came last, the source responded, or its silence was complained of (`Quiet`)."""
+    responded: bool = False
+    received_bytes: int = 0
+    """As of `moved_at`."""
+
+    def silent_s(self, event: Quiet, *, now: float) -> float:
+        """For how long the source has been silent, before its first piece."""
+        moved_bytes = event.received_bytes - self.received_bytes
+        moves = moved_bytes > 0 and moved_bytes >= MOVING_BYTES_S * (now - self.moved_at)
+        if moves or event.responded != self.responded:
+            self.moved_at, self.responded, self.received_bytes = now, event.responded, event.received_bytes
+        return now - self.moved_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +367,8 @@ class Download:
                 self._planned(plan, now, out)
             case StreamEnded():
                 self._ended(event, now, out)
+            case Quiet():
+                self._quiet(event, now, out)
             case TrackerChanged(present):
                 if present != self._tracker:
                     self._tracker, self._alone_since = present, now
@@ -392,6 +426,8 @@ class Download:
             state.quiet_since = now
             if number == state.stream:
                 state.delivered += 1
+                if state.delivered == 1 and not state.source.is_origin:
+                    self.sources.times.gave(now - state.opened_at)
                 stripe.candidates.fed(state.source, now=now)
                 self.sources.delivered(state.source)
         if stripe.missing == 0:
@@ -437,7 +473,7 @@ class Download:
             stripe.state = Waiting(until)
             return
         stream, self._next_stream = self._next_stream, self._next_stream + 1
-        stripe.state, stripe.stored_at = Receiving(stream, source, now), now
+        stripe.state, stripe.stored_at = Receiving(stream, source, now, now, moved_at=now), now
         self._streams[stream] = stripe
         self.writing.add(stream)
         out.append(OpenStream(stream, source, stripe.number))
@@ -544,6 +580,26 @@ class Download:
             stripe.candidates.failed(source, still=not self._tracker)
             if self._tracker:
                 self.sources.failed(source, "stalled", now=now)
+            self._close(stripe, out, after_piece=False)
+            self._open(stripe, now, out)
+
+    def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
+        """Complain of a source whose silence has lasted too long, and turn to another one if there
+        is one."""
+        stripe = self._streams.get(event.stream)
+        if stripe is None or not isinstance(stripe.state, Receiving) or not self._tracker:
+            return
+        receiving, source = stripe.state, stripe.state.source
+        if receiving.delivered or source.is_origin:
+            return
+        if receiving.silent_s(event, now=now) < self.sources.silence_s(source, responded=event.responded):
+            return
+        receiving.moved_at = receiving.quiet_since = now
+        self.sources.silent(source, now=now)
+        out.append(Complain(stripe.number, source, "stalled"))
+        self._last_failure, self._failed_at = f"{source}: sends nothing", now
+        if stripe.candidates.others(source, self.sources, now=now):
+            stripe.candidates.failed(source)
             self._close(stripe, out, after_piece=False)
             self._open(stripe, now, out)
 

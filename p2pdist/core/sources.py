@@ -3,7 +3,15 @@ which order, and how long it waits for each.
 
 Theory of trust (`Sources`). A source that fails is left alone for a time that doubles with each
 failure in a row; one that sent wrong bytes is left alone for CORRUPT_S. The origin is never avoided
-for wrong bytes: the download that reads it decides how often to try again.
+for wrong bytes: the download that reads it decides how often to try again. A source that is silent
+is left alone with all others at its address, since one process answers for them.
+
+Theory of silence (`ResponseTimes`). An agent responds to a stream at once, whether or not it has a
+piece to send, and says if it has none. So a response that is late says something of its agent
+before any piece could. How late is late follows what responses, and first pieces, usually take
+here, as a TCP sender's retransmission timeout follows round trips (RFC 6298), between a floor and a
+ceiling. When one source after another is silent the fault may be this host's or its network's, and
+they are given more time.
 
 Theory of the order (`Candidates`). The tracker's choice comes first: the parent, then the
 alternates. While no tracker answers the superpeers follow, a few hosts of the zone that the tracker
@@ -159,6 +167,11 @@ class Candidates:
                 return None, self._origin_at
         return source, now
 
+    def others(self, source: Source, sources: Sources, *, now: float) -> bool:
+        """Whether the tracker named another source that may be tried now."""
+        named = (self.parent, *self.alternates)
+        return any(other is not None and other != source and sources.usable(other, now=now) for other in named)
+
     def wants_back(self, source: Source, sources: Sources, *, now: float) -> bool:
         """Whether it is time to leave `source` for a visit, which `choose` then names. Only while
         no tracker answers."""
@@ -217,6 +230,69 @@ class Candidates:
         return max(0.0, 1 + log(fraction(self._key, self.host)) / log(CROWD))
 
 
+RESPONSE_MIN_S, FIRST_PIECE_MIN_S = 0.3, 1.0
+RESPONSE_UNKNOWN_S, FIRST_PIECE_UNKNOWN_S = 0.6, 1.0
+"""What is waited for where nothing has been measured yet."""
+
+SILENCE_MAX_S = 20.0
+DEVIATIONS = 4.0
+SILENT_ROW = 4
+"""After so many silent sources in a row the next ones have twice the time, after twice as many
+three times."""
+
+SILENT_FIRST_S, SILENT_MAX_S = 2.0, 120.0
+"""How long an address that was silent is left alone; twice as long each time."""
+
+
+@dataclass(slots=True)
+class _Smoothed:
+    """A smoothed time and its deviation (RFC 6298, 2)."""
+
+    mean_s: float = -1.0
+    deviation_s: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        if self.mean_s < 0:
+            self.mean_s, self.deviation_s = seconds, seconds / 2
+            return
+        self.deviation_s += 0.25 * (abs(seconds - self.mean_s) - self.deviation_s)
+        self.mean_s += 0.125 * (seconds - self.mean_s)
+
+    def limit_s(self, least_s: float, unknown_s: float) -> float:
+        return unknown_s if self.mean_s < 0 else max(least_s, self.mean_s + DEVIATIONS * self.deviation_s)
+
+
+@dataclass(slots=True)
+class ResponseTimes:
+    """How long sources take to respond, and to give their first piece, at this host."""
+
+    _responses: _Smoothed = field(default_factory=_Smoothed)
+    _first_pieces: _Smoothed = field(default_factory=_Smoothed)
+    _silent_row: int = 0
+    """Sources that were silent since one gave a piece."""
+
+    def responded(self, seconds: float) -> None:
+        """Note how long a response took."""
+        self._responses.add(seconds)
+
+    def gave(self, seconds: float) -> None:
+        """Note how long a stream took to its first piece."""
+        self._first_pieces.add(seconds)
+        self._silent_row = 0
+
+    def silent(self) -> None:
+        """Note that a source was silent."""
+        self._silent_row += 1
+
+    def limit_s(self, *, responded: bool) -> float:
+        """How long a source may be silent, before it has responded or after that."""
+        if responded:
+            usual_s = self._first_pieces.limit_s(FIRST_PIECE_MIN_S, FIRST_PIECE_UNKNOWN_S)
+        else:
+            usual_s = self._responses.limit_s(RESPONSE_MIN_S, RESPONSE_UNKNOWN_S)
+        return min(SILENCE_MAX_S, usual_s * (1 + self._silent_row // SILENT_ROW))
+
+
 BACKOFF_FIRST_S = 0.25
 BACKOFF_MAX_S = 15.0
 CORRUPT_S = 600.0
@@ -232,10 +308,13 @@ class _Record:
 
 @dataclass(slots=True)
 class Sources:
-    """What this host has seen of all its sources. At most SOURCES_MAX are remembered, the oldest
-    forgotten first."""
+    """What this host has seen of all its sources. At most SOURCES_MAX are remembered, and as many
+    addresses, the oldest forgotten first."""
 
+    times: ResponseTimes = field(default_factory=ResponseTimes)
     _records: dict[Source, _Record] = field(default_factory=dict)
+    _silent: dict[str, _Record] = field(default_factory=dict)
+    """Addresses that were silent."""
 
     def failed(self, source: Source, reason: Reason, *, now: float) -> None:
         """Note that `source` failed for `reason`."""
@@ -251,23 +330,46 @@ class Sources:
         if len(self._records) > SOURCES_MAX:
             del self._records[next(iter(self._records))]
 
+    def silent(self, source: Source, *, now: float) -> None:
+        """Note that `source` did not respond in time, or sent nothing, though it did not say that
+        it had nothing."""
+        old = self._silent.pop(source.address, None)
+        failures = old.failures + 1 if old else 1
+        until = now + min(SILENT_MAX_S, SILENT_FIRST_S * 2 ** min(failures - 1, 10))
+        self._silent[source.address] = _Record(failures, until, "stalled")
+        if len(self._silent) > SOURCES_MAX:
+            del self._silent[next(iter(self._silent))]
+        self.times.silent()
+
+    def silence_s(self, source: Source, *, responded: bool) -> float:
+        """How long `source` may be silent: twice as long each time that its address was."""
+        old = self._silent.get(source.address)
+        doublings = min(old.failures, 10) if old else 0
+        return min(SILENCE_MAX_S, self.times.limit_s(responded=responded) * 2.0**doublings)
+
+    def _reasons(self, source: Source) -> Iterator[_Record]:
+        """Why `source` may have to be left alone."""
+        if (record := self._records.get(source)) is not None:
+            yield record
+        if self._silent and (record := self._silent.get(source.address)) is not None:
+            yield record
+
     def delivered(self, source: Source) -> None:
         """Note that `source` gave a good piece: failures are forgiven, wrong bytes are not."""
+        if self._silent:
+            self._silent.pop(source.address, None)
         record = self._records.get(source)
         if record is not None and (record.reason != "corrupt" or source.is_origin):
             del self._records[source]
 
     def usable(self, source: Source, *, now: float) -> bool:
         """Whether the source may be tried."""
-        record = self._records.get(source)
-        return record is None or now >= record.avoid_until
+        return all(now >= record.avoid_until for record in self._reasons(source))
 
     def complaint(self, source: Source, *, now: float) -> Reason | None:
         """Why the source is not usable; None when it is."""
-        record = self._records.get(source)
-        return record.reason if record is not None and now < record.avoid_until else None
+        return next((record.reason for record in self._reasons(source) if now < record.avoid_until), None)
 
     def usable_at(self, source: Source) -> float:
         """When the source may be tried again, 0 for at once."""
-        record = self._records.get(source)
-        return record.avoid_until if record else 0.0
+        return max((record.avoid_until for record in self._reasons(source)), default=0.0)

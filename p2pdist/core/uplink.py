@@ -322,6 +322,10 @@ class Uplink:
             self._account(now)
         return out
 
+    def stuck_s(self, now: float) -> dict[int, float]:
+        """For how long the kernel has been taking the present block of each stream and range."""
+        return {number: now - flow.since for number, flow in self._flows.items() if flow.in_flight}
+
     @property
     def streams(self) -> int:
         """Open streams and ranges."""

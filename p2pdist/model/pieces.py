@@ -149,6 +149,15 @@ class PieceSet:
             more ^= lowest
         return pieces
 
+    def offers(self, other: PieceSet, stripe: int, stripes: int) -> bool:
+        """Whether a piece of a stripe is in this set and not in `other`, of the same `count`."""
+        more = int.from_bytes(self.bits, "little") & ~int.from_bytes(other.bits, "little")
+        if stripes > 1 and more:
+            period = stripes * 8  # bits after which both stripes and bytes begin anew
+            one = sum(1 << bit for bit in range(stripe, period, stripes)).to_bytes(stripes, "little")
+            more &= int.from_bytes(one * (len(self.bits) // stripes + 1), "little")
+        return more != 0
+
     def missing(self, stripe: int = 0, stripes: int = 1) -> list[int]:
         """The pieces of a stripe that are not in the set, ascending."""
         bits = self.bits

@@ -187,7 +187,7 @@ class Room:
         when that is impossible, and then evicts nothing."""
         evicted: list[Digest] = []
         collected = False
-        while (short := needed - self._free()) > 0:
+        while (short := needed - self.free()) > 0:
             if not collected:
                 collected = True
                 if self._stock.trees.collect():
@@ -196,7 +196,7 @@ class Room:
                 # Some filesystems give space back late: look again before more has to go.
                 with failures(self._root):
                     sync_filesystem(self._root)
-                if (short := needed - self._free()) <= 0:
+                if (short := needed - self.free()) <= 0:
                     break
             candidates, shares = self._stock.candidates()
             chosen = self._choose(candidates, short, shares) if self._choose is not None else None
@@ -216,7 +216,7 @@ class Room:
         sizes = [item.size for item in going if item.needed_by <= names]
         return sum(sizes) + sum(share.size for share in shares if share.owners <= names)
 
-    def _free(self) -> int:
+    def free(self) -> int:
         """Bytes that still fit; negative when over capacity."""
         with failures(self._root):
             room = usable_bytes(self._root) - self._stock.bytes_ahead()
@@ -489,6 +489,11 @@ class BlobStore:
         when that is impossible, and then evicts nothing."""
         with self._lock:
             return self._room.make(needed)
+
+    def free_bytes(self) -> int:
+        """Bytes that fit without evicting anything."""
+        with self._lock:
+            return max(0, self._room.free())
 
     def collect(self) -> int:
         """Remove garbage, beside pulls and mounts; returns the bytes that went."""

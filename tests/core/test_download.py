@@ -17,13 +17,14 @@ from p2pdist.core.download import (
     Paused,
     PieceStored,
     Planned,
+    Quiet,
     Rejected,
     StreamEnded,
     Tick,
     TrackerChanged,
 )
 from p2pdist.core.origin_seeding import Readers
-from p2pdist.core.sources import SETTLED_PACES, SETTLED_SPREAD, Sources
+from p2pdist.core.sources import FIRST_PIECE_UNKNOWN_S, RESPONSE_UNKNOWN_S, SETTLED_PACES, SETTLED_SPREAD, Sources
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.pieces import PieceLayout, PieceSet
@@ -470,3 +471,82 @@ def test_what_a_pull_waits_for_is_told_while_nothing_comes() -> None:
     pull(StreamEnded(opened[0].stream, "unavailable", error=Unavailable("the origin answered 500")), 0.5)
     assert pull.core.trouble(pull.now) == ""
     assert pull.core.trouble(pull.now + 2.0) == "origin: the origin answered 500"
+
+
+class QuietPull(Pull):
+    """A download whose first streams give nothing, as the agent says at each tick."""
+
+    def quiet(self, stream: int, *, responded: bool, received_bytes: int = 0, after_s: float = 0.25) -> list[Command]:
+        return self(Quiet(stream, responded, received_bytes), after_s)
+
+    def until_left(self, stream: int, *, responded: bool, bytes_s: float = 0.0) -> float:
+        """How long a silent stream is waited for; it is replaced by one from `B` then."""
+        since, received = self.now, 200.0 if responded else 0.0
+        while not (commands := self.quiet(stream, responded=responded, received_bytes=int(received))):
+            assert self.now < since + 60.0
+            received += bytes_s * 0.25
+        assert commands == [
+            Complain(0, A, "stalled"),
+            CloseStream(stream, after_piece=False),
+            OpenStream(stream + 1, B, 0),
+        ]
+        return self.now - since
+
+
+@pytest.mark.parametrize(("responded", "bytes_s"), [(False, 0.0), (True, 0.0), (True, 1.0), (True, 1000.0)])
+def test_a_source_that_is_silent_is_left(responded: bool, bytes_s: float) -> None:
+    """One that does not respond, one that responds and sends nothing, and one that drips."""
+    pull = QuietPull()
+    pull.plan(0, A, B)
+    limit_s = FIRST_PIECE_UNKNOWN_S if responded else RESPONSE_UNKNOWN_S
+    assert limit_s <= pull.until_left(1, responded=responded, bytes_s=bytes_s) <= limit_s + 0.5
+
+
+def test_a_source_that_sends_is_not_left() -> None:
+    """A piece may take long over a slow link, and bytes come all the time."""
+    pull = QuietPull()
+    pull.plan(0, A, B)
+    for step in range(100):
+        assert pull.quiet(1, responded=True, received_bytes=20_000 * step) == []
+    pull(PieceStored(1, 0))
+    for _ in range(100):  # what gave something may stand still: the tracker knows why
+        assert pull.quiet(1, responded=True, received_bytes=2_000_000) == []
+
+
+def test_silence_is_judged_by_what_is_usual() -> None:
+    """Where first pieces take five seconds, one second of silence says nothing."""
+    pull = QuietPull(count=40)
+    for piece in range(8):
+        pull.plan(0, (C, D)[piece % 2])
+        pull(PieceStored(piece + 1, piece), 5.0)
+    pull.plan(0, A, B)
+    assert pull.until_left(9, responded=True) >= 5.0
+
+
+def test_where_there_is_no_other_source_the_host_stays() -> None:
+    pull = QuietPull()
+    pull.plan(0, A)
+    commands = [command for _ in range(40) for command in pull.quiet(1, responded=False)]
+    assert commands[0] == Complain(0, A, "stalled")
+    assert set(commands) == {Complain(0, A, "stalled")}
+    assert len(commands) < 5, "its complaints come with growing pauses"
+    assert pull(PieceStored(1, 0)) == []
+
+
+def test_hosts_at_an_address_that_was_silent_are_not_tried() -> None:
+    """Twenty names of one process cost as much time as one of them."""
+    pull = QuietPull()
+    pull.plan(0, A, B)
+    pull.until_left(1, responded=False)
+    for number in range(20):
+        other = Source(f"other{number}", A.address)
+        assert pull.plan(0, other, B) == [Complain(0, other, "stalled")]
+    assert pull.core.parents() == ("B",)
+
+
+def test_without_a_tracker_silence_has_its_own_rules() -> None:
+    """All that receive through a host which died stand still, and must not move at once."""
+    pull = QuietPull()
+    pull.plan(0, A, B)
+    pull.alone()
+    assert [command for _ in range(4) for command in pull.quiet(1, responded=False)] == []

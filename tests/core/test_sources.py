@@ -1,6 +1,18 @@
 """Sources: backoff after failures, long avoidance after wrong bytes."""
 
-from p2pdist.core.sources import BACKOFF_FIRST_S, BACKOFF_MAX_S, CORRUPT_S, SOURCES_MAX, Sources
+from p2pdist.core.sources import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    CORRUPT_S,
+    FIRST_PIECE_MIN_S,
+    RESPONSE_MIN_S,
+    SILENCE_MAX_S,
+    SILENT_FIRST_S,
+    SILENT_ROW,
+    SOURCES_MAX,
+    ResponseTimes,
+    Sources,
+)
 from p2pdist.model.plan import ORIGIN, Source
 
 H1 = Source("h1", "h1:1")
@@ -71,3 +83,48 @@ def test_memory_is_bounded_and_forgets_the_oldest() -> None:
         sources.failed(Source(f"h{number}", "a:1"), "refused", now=0.0)
     assert sources.usable(Source("h0", "a:1"), now=0.0)
     assert not sources.usable(Source("h1", "a:1"), now=0.0)
+
+
+def test_an_address_that_was_silent_is_left_alone_for_ever_longer() -> None:
+    sources = Sources()
+    other, now = Source("other", H1.address), 0.0
+    waits = []
+    for _ in range(4):
+        sources.silent(H1, now=now)
+        assert not sources.usable(other, now=now)
+        assert sources.complaint(other, now=now) == "stalled"
+        assert sources.usable(H2, now=now)
+        waits.append(sources.usable_at(other) - now)
+        now = sources.usable_at(other)
+        assert sources.usable(other, now=now)
+    assert waits == [SILENT_FIRST_S * 2**number for number in range(4)]
+    assert sources.silence_s(other, responded=False) > sources.silence_s(H2, responded=False)
+    sources.delivered(other)
+    assert sources.silence_s(other, responded=False) == sources.silence_s(H2, responded=False)
+
+
+def test_silent_addresses_are_forgotten_the_oldest_first() -> None:
+    sources = Sources()
+    for number in range(SOURCES_MAX + 1):
+        sources.silent(Source("h", f"a{number}:1"), now=0.0)
+    assert sources.usable(Source("h", "a0:1"), now=0.0)
+    assert not sources.usable(Source("h", "a1:1"), now=0.0)
+
+
+def test_limits_of_silence_follow_what_is_usual() -> None:
+    """Between a floor and a ceiling; and one silent source after another gets more time."""
+    times = ResponseTimes()
+    for _ in range(50):
+        times.responded(0.001)
+        times.gave(0.01)
+    assert times.limit_s(responded=False) == RESPONSE_MIN_S
+    assert times.limit_s(responded=True) == FIRST_PIECE_MIN_S
+    for _ in range(4 * SILENT_ROW):
+        times.silent()
+    assert times.limit_s(responded=False) == 5 * RESPONSE_MIN_S
+    for _ in range(50):
+        times.gave(3.0)
+    assert 3.0 <= times.limit_s(responded=True) < 6.0
+    for _ in range(50):
+        times.responded(300.0)
+    assert times.limit_s(responded=False) == SILENCE_MAX_S

@@ -222,3 +222,13 @@ def test_what_one_set_has_beyond_another(data: st.DataObject, count: int) -> Non
     for piece in there:
         other.add(piece)
     assert one.beyond(other) == here - there
+
+
+@given(st.integers(1, 70), st.integers(0, 2**70 - 1), st.integers(0, 2**70 - 1), st.sampled_from([1, 2, 3, 4, 8]))
+def test_offers_is_what_one_by_one_finds(count: int, held: int, known: int, stripes: int) -> None:
+    """Of a stripe, what one set has and the other has not."""
+    length = (count + 7) // 8
+    mine, other = (PieceSet(count, (bits % 2 ** (8 * length)).to_bytes(length, "little")) for bits in (held, known))
+    for stripe in range(stripes):
+        slow = any(piece in mine and piece not in other for piece in range(stripe, count, stripes))
+        assert mine.offers(other, stripe, stripes) == slow

@@ -124,6 +124,8 @@ class Agent:
         self.socket = site.directory / f"{name}.sock"
         self.log = site.directory / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.descriptors = 0
+        """How many files it may have open; 0 for as many as the tests may."""
 
     @property
     def url(self) -> str:
@@ -142,7 +144,7 @@ class Agent:
         words += ["--name", self.name]
         for option, value in ({"tracker": self.site.tracker_url} | self.options).items():
             words += [f"--{option.replace('_', '-')}", value]
-        self.process = self.site.spawn(words, self.log)
+        self.process = self.site.spawn(words, self.log, descriptors=self.descriptors)
         path = "/readyz" if ready else "/healthz"
         if "tls_cert" in self.options:  # TCP wants a certificate, the Unix socket never does
             until(lambda: self._local(path) == 200)
@@ -225,9 +227,12 @@ class Site:
     def tracker_url(self) -> str:
         return f"http://127.0.0.1:{self.tracker_port}"
 
-    def spawn(self, words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    def spawn(self, words: list[str], log: Path, *, descriptors: int = 0) -> subprocess.Popen[bytes]:
+        """Start a process; with `descriptors` it may have no more open files."""
+        limited = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh"]
+        command = [*(limited if descriptors else []), *P2PDIST, *words]
         with log.open("ab") as output:
-            process = subprocess.Popen([*P2PDIST, *words], stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
         self._processes.append(process)
         return process
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -23,6 +25,7 @@ from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
+from p2pdist.core.stream_slots import Peer
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import (
     UNDECODABLE,
@@ -58,6 +61,7 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
+from p2pdist.transfer.connections import address_key, in_use
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -171,6 +175,9 @@ def registry(agent: Agent) -> CollectorRegistry:
 
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
+PATH_BYTES_MAX = 4095
+"""limits.h, PATH_MAX without the final zero."""
+
 WAIT_S_MAX = 60.0
 SYSTEM_OWNERS = ("preseed:", "slurm-")
 """How the names of owners begin whose pins users of the socket may not change."""
@@ -350,13 +357,26 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     # A blob of one stripe is small, and others of its kind will follow over the same connection.
     reusable = request.keep_alive and stream.stripes == 1
     length = stream_length(blob.layout, have.missing()) if reusable else None
-    flow = agent.registry.open_flow(stream, have)
+    flow = agent.registry.open_flow(stream, have, _address(request), partial(_cut, request))
     try:
-        with blob.held():
+        with in_use(request), blob.held():
             file = await _opened(blob)
-            return await serve_stream(request, flow, file, blob.layout, length=length, disk=not blob.in_memory)
+            waits = not blob.have.offers(have, stream.stripe, stream.stripes)
+            disk = not blob.in_memory
+            return await serve_stream(request, flow, file, blob.layout, length=length, waits=waits, disk=disk)
     finally:
         flow.close()
+
+
+def _address(request: web.Request) -> str:
+    """What counts as the one address of the client."""
+    return address_key(request.remote or "")
+
+
+def _cut(request: web.Request) -> None:
+    """Break the connection of a request."""
+    if request.transport is not None:
+        request.transport.abort()
 
 
 async def _holding(request: web.Request) -> web.Response:
@@ -372,11 +392,13 @@ async def _holding(request: web.Request) -> web.Response:
 
 
 async def _blob(request: web.Request) -> web.StreamResponse:
-    """Serve a blob or a range of it. Missing pieces are fetched through the swarm; the bytes take
-    turns with streams."""
-    flow = request.app[AGENT].uplink.open_range()
+    """Serve a blob or a range of it. Missing pieces are fetched through the swarm where that evicts
+    nothing; the bytes take turns with streams."""
+    flow = request.app[AGENT].uplink.open_range(peer=Peer(_address(request)), cut=partial(_cut, request))
     try:
-        return await _send_blob(request, flow)
+        digest = parse_digest(request.match_info["digest"])
+        with in_use(request), request.app[AGENT].readers.reading(digest):
+            return await _send_blob(request, flow)
     finally:
         flow.close()
 
@@ -409,7 +431,7 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
     if blob is None or not blob.complete:
         if request.method == "HEAD":
             return await serve_range(request, digest, -1, (await agent.registry.describe(digest)).layout)
-        fetching = await agent.pulls.blob(digest)
+        fetching = await (agent.pulls.blob(digest) if flow is None else agent.readers.fetch(digest, _address(request)))
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
@@ -448,11 +470,17 @@ async def _pull_list(request: web.Request) -> web.Response:
     return _answer(Pulls(request.app[AGENT].pulls.list()))
 
 
+def _check_path(path: str) -> None:
+    """Raises UsageError for what the kernel takes for no path."""
+    if "\0" in path or len(os.fsencode(path)) > PATH_BYTES_MAX:
+        raise UsageError(f"{path[:100]!r} is not a path", remedy=f"Give one of up to {PATH_BYTES_MAX} bytes")
+
+
 async def _mount(request: web.Request) -> web.Response:
     """Show a package that is in the store, or hand out its images."""
-    return _answer(
-        await request.app[AGENT].package_mounts.mount(await _decode(request, MountRequest), _caller(request))
-    )
+    body = await _decode(request, MountRequest)
+    _check_path(body.path)
+    return _answer(await request.app[AGENT].package_mounts.mount(body, _caller(request)))
 
 
 async def _mounts(request: web.Request) -> web.Response:
@@ -465,6 +493,7 @@ async def _unmount(request: web.Request) -> web.Response:
     path = request.query.get("path", "")
     if not path:
         raise UsageError("say which path to unmount")
+    _check_path(path)
     numbers = [request.query.get(name, "") for name in ("device", "inode")]
     if any(numbers) and not all(number.isascii() and number.isdecimal() for number in numbers):
         raise UsageError("device and inode are two numbers, of what the caller sees at the path")

@@ -255,6 +255,8 @@ class BlobPull:
         self._find_unreported()
         for _ in range(self._writers.count_gone()):
             self._submit(WriterGone())
+        for quiet in self._streams.quiet():
+            self._submit(quiet)
         self._submit(Tick())
         if not self._download.finished:
             self._ticker = self._loop.call_later(TICK_S, self._tick)

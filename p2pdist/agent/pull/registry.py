@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -24,6 +25,7 @@ from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.agent.uplink import Flow, Uplink
 from p2pdist.core.sources import Sources
+from p2pdist.core.stream_slots import Peer
 from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
@@ -234,11 +236,12 @@ class Registry:
             self._announce(pull.holding())
         return pull
 
-    def open_flow(self, request: StreamRequest, have: PieceSet) -> Flow:
-        """Open a stream to a child. This host's own pull takes on the child's priority, since the
-        child's pieces come through it (priority inheritance; Sha, Rajkumar and Lehoczky, 1990).
-        Raises Unavailable when there are too many streams."""
-        flow = self._uplink.open(request.blob, request.stripe, have, request.priority)
+    def open_flow(self, request: StreamRequest, have: PieceSet, address: str, cut: Callable[[], None]) -> Flow:
+        """Open a stream to a child at `address`; `cut` breaks its connection. This host's own pull
+        takes on the child's priority, since the child's pieces come through it (priority
+        inheritance; Sha, Rajkumar and Lehoczky, 1990). Raises Unavailable when there is no slot."""
+        peer = Peer(address, request.host)
+        flow = self._uplink.open(request.blob, request.stripe, have, request.priority, peer=peer, cut=cut)
         self._join(request.blob, request.priority)
         return flow
 
@@ -286,6 +289,10 @@ class Registry:
         self._unwanted.discard(digest)
         if failure is not None:
             logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
+
+    def fetching(self, digest: Digest) -> bool:
+        """Whether a pull of the blob is under way."""
+        return digest in self._fetching
 
     async def describe(self, digest: Digest) -> Descriptor:
         """The descriptor of a blob that is requested by digest, without fetching it. Raises

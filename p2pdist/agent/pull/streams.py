@@ -18,6 +18,7 @@ from typing import Protocol
 from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader
 from p2pdist.agent.uplink import Uplink
+from p2pdist.core.download import Quiet
 from p2pdist.core.sources import Sources
 from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.model.digest import Digest
@@ -155,6 +156,17 @@ class PullStreams:
         self._open[number] = stream
         stream.start()
 
+    def quiet(self) -> list[Quiet]:
+        """The streams whose sources have given nothing. A preseed whose source has responded is
+        none: it gives way to starts, there and here."""
+        return [
+            Quiet(number, stream.responded_s is not None, stream.received_bytes)
+            for number, stream in self._open.items()
+            if isinstance(stream, IncomingStream)
+            and stream.quiet
+            and (self.priority == "start" or stream.responded_s is None)
+        ]
+
     def cut_short(self) -> None:
         """End all streams now."""
         for stream in self._open.values():
@@ -177,6 +189,8 @@ class PullStreams:
         """Take in that a stream has ended; returns its source and stripe."""
         stream = self._open.pop(closed.stream, None)
         source, stripe = self._sources.pop(closed.stream)
+        if isinstance(stream, IncomingStream) and stream.responded_s is not None:
+            self._context.sources.times.responded(stream.responded_s)
         answered = not isinstance(stream, IncomingStream) or stream.responded or closed.error
         if closed.reason == "refused" and not answered:
             self.unreached[source.host] = closed.detail

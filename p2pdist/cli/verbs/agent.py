@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.core.transport import Policy
+    from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
 
 File = click.Path(path_type=Path, dir_okay=False)
@@ -164,8 +165,11 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
+    from p2pdist.agent.uplink import STREAMS_MAX
+    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, raise_file_limit, run
+    from p2pdist.transfer.connections import ConnectionBook, connections_max
 
+    connections = connections_max(raise_file_limit())
     address = listen_address(listen)
     trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
     discover = not trackers if discover is None else discover
@@ -187,8 +191,14 @@ def command(
         swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
+        streams_max=min(STREAMS_MAX, max(4, connections // 2)),
     )
-    run(_serve(settings, address, socket.absolute(), partial(read_again, click.get_current_context(), "log_level")))
+    book = ConnectionBook(connections)
+    run(
+        _serve(
+            settings, address, socket.absolute(), book, partial(read_again, click.get_current_context(), "log_level")
+        )
+    )
 
 
 def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
@@ -222,7 +232,9 @@ def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *
     return SwarmSettings(policy, (host, port), required=bool(bt_listen), forced=transport is not None)
 
 
-async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path, level_now: Callable[[], Any]) -> None:
+async def _serve(
+    settings: AgentSettings, address: tuple[str, int], socket: Path, book: ConnectionBook, level_now: Callable[[], Any]
+) -> None:
     import asyncio
     import signal
 
@@ -233,18 +245,16 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
         close,
         listen,
         listen_unix,
-        raise_file_limit,
         stop_listening,
     )
 
-    raise_file_limit()
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     agent = Agent(settings)
     runners = []
     try:
         public, local = make_apps(agent)
-        runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None))
+        runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None, connections=book))
         runners.append(await listen_unix(local, socket))
         await agent.start()
         loop = asyncio.get_running_loop()

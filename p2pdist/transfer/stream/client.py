@@ -107,6 +107,21 @@ class IncomingStream:
         """Whether the source has begun to respond, and the stream has not ended."""
         return self._stream.responded
 
+    @property
+    def responded_s(self) -> float | None:
+        """How long the source took to respond, None where it has not."""
+        return self._stream.responded_s
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no piece has come, and the source did not say that it has none yet."""
+        return self._stream.quiet
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes have come over the connection."""
+        return self._stream.received_bytes
+
     def start(self) -> None:
         """Connect and receive, in a new thread; once only."""
         self._start_thread(0.0)

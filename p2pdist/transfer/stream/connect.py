@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import deque
@@ -171,6 +172,19 @@ def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, 
 def why(error: ssl.SSLError) -> str:
     """The cause of a TLS failure, in a few words."""
     return getattr(error, "verify_message", "") or error.reason or str(error)
+
+
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # struct tcp_info, tcpi_bytes_received (linux/tcp.h)
+
+
+def bytes_received(connection: socket.socket) -> int:
+    """How many bytes have come over a connection, those that nothing has read included; 0 where
+    the kernel does not tell."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+        return int(_BYTES_RECEIVED.unpack(info)[0])
+    except (OSError, struct.error):
+        return 0
 
 
 def _configure(connection: socket.socket, dead_after_s: float) -> None:

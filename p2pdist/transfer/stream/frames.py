@@ -35,6 +35,10 @@ from p2pdist.model.pieces import PieceLayout
 
 STREAM_PATH = "/v1/streams"
 STREAM_TYPE = "application/vnd.p2pdist.stream"
+WAITS_FIELD = "P2PDist-Waits"
+"""The header field of a response, with the value 1, by which a parent says that it has no piece to
+send yet."""
+
 
 FRAME = struct.Struct(">II")
 """Head of a frame: piece number, length in bytes."""

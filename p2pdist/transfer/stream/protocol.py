@@ -19,6 +19,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -29,11 +30,12 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.model.request_id import passed_on
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import ConnectionPool
+from p2pdist.transfer.stream.connect import ConnectionPool, bytes_received
 from p2pdist.transfer.stream.events import Ended, PieceReceived, StreamClosed, StreamEvent, refusal
 from p2pdist.transfer.stream.frames import (
     STREAM_PATH,
     STREAM_TYPE,
+    WAITS_FIELD,
     CutShort,
     FrameReader,
     TlsFrameReader,
@@ -78,13 +80,21 @@ TRANSITIONS: Mapping[tuple[State, Cause], State] = {
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What the head of a response says: whether the connection serves other streams after this one,
+    and whether the source has no piece to send yet."""
+
+    reusable: bool
+    waits: bool
+
+
 def request_stream(
     connection: socket.socket, source: Source, request: StreamRequest, fields: Mapping[str, str], length: int | None
-) -> bool:
+) -> Response:
     """Send a request with the header `fields`, and read the head of the response. `length` is how
-    many bytes the stream has, None for a connection that serves this stream alone. Returns whether
-    the connection serves other streams after it. Raises Ended when `source` refuses,
-    MalformedResponse, EndOfConnection and OSError."""
+    many bytes the stream has, None for a connection that serves this stream alone. Raises Ended
+    when `source` refuses, MalformedResponse, EndOfConnection and OSError."""
     body = msgspec.json.encode(request)
     head = (
         f"POST {STREAM_PATH} HTTP/1.1\r\nHost: {source.address}\r\nContent-Type: application/json\r\n"
@@ -103,13 +113,13 @@ def request_stream(
         raise MalformedResponse("the answer is framed or encoded by HTTP, which a stream is not")
     if stated is not None and (length is None or stated != str(length)):
         raise MalformedResponse(f"the answer is to have {stated[:20]} bytes, and the stream has {length or 0}")
-    return stated is not None and response.fields.get("connection", "").lower() != "close"
+    reusable = stated is not None and response.fields.get("connection", "").lower() != "close"
+    return Response(reusable, waits=response.fields.get(WAITS_FIELD.lower()) == "1")
 
 
 class StripeStream:
     """One stream of the pieces of one stripe, whose driver reads from `frames`. One driver at a
-    time calls the methods; `close`, `finish_piece_and_close`, `receiving` and `responded` are for
-    any thread.
+    time calls the methods; `close`, `finish_piece_and_close` and the properties are for any thread.
 
     `write(piece, data)` verifies and stores, and returns False for wrong bytes; it may raise
     P2PDistError. `spent(seconds, now)` hears how long each write took. The stream gives its
@@ -139,9 +149,14 @@ class StripeStream:
         """Written by `begin` and `end`."""
         self.woken = threading.Event()
         """Set when the stream is closed, or is to close after a piece: ends a driver's pause."""
+        self.waits = False
+        """Whether the source said that it has no piece to send yet; written by `begin`."""
+        self.responded_s: float | None = None
+        """How long the response took, None before it; written by `begin`."""
+        self._opened_at = time.monotonic()
         self._have = PieceSet(layout.count, request.have)
         missing = self._have.missing(request.stripe, request.stripes)
-        self.missing_count = len(missing)
+        self.missing_count = self._missing_first = len(missing)
         """How many pieces are still to come; written by `store`."""
         self._length = stream_length(layout, missing) if pool is not None else None
         self._reusable = False
@@ -169,6 +184,17 @@ class StripeStream:
     def responded(self) -> bool:
         """Whether the source has begun to respond, and the stream has not ended."""
         return self.frames is not None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no piece has been stored, and the source did not say that it has none yet."""
+        return self.missing_count == self._missing_first and not self.waits
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes have come over the connection, those that nothing has read included."""
+        with self._lock:
+            return bytes_received(self.connection) if self.connection is not None else 0
 
     def _receiving(self) -> int | None:
         piece = self.frames.receiving() if self.frames is not None else None
@@ -215,7 +241,9 @@ class StripeStream:
     def begin(self, connection: socket.socket) -> None:
         """Request the stream over `connection`, which `use` was called with, and read the head of
         the response; frames follow. Raises what `request_stream` raises."""
-        self._reusable = request_stream(connection, self.source, self.request, self._header_fields, self._length)
+        response = request_stream(connection, self.source, self.request, self._header_fields, self._length)
+        self._reusable, self.waits = response.reusable, response.waits
+        self.responded_s = time.monotonic() - self._opened_at
         data_max = min(self._layout.piece_size, self._layout.size)
         secured = connection if isinstance(connection, ssl.SSLSocket) else None
         frames = TlsFrameReader(secured, data_max) if secured is not None else FrameReader(connection, data_max)

@@ -18,7 +18,7 @@ from p2pdist.model.digest import parse_digest
 from p2pdist.model.errors import UNDECODABLE, P2PDistError, TooLarge, UsageError
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PIECES_LIMIT, PieceLayout
-from p2pdist.transfer.stream.frames import FRAME, STREAM_TYPE
+from p2pdist.transfer.stream.frames import FRAME, STREAM_TYPE, WAITS_FIELD
 from p2pdist.transfer.stream.sendfile import Connection
 
 REQUEST_BYTES_MAX = PIECES_LIMIT // 6 + (64 << 10)
@@ -94,6 +94,7 @@ async def serve_stream(
     layout: PieceLayout,
     *,
     length: int | None = None,
+    waits: bool = False,
     unsent_max: int = UNSENT_BYTES,
     dead_after_s: float = 30.0,
     disk: bool = True,
@@ -102,13 +103,16 @@ async def serve_stream(
     the child goes away.
 
     `length` is how many bytes the whole stream has (frames.py), where the connection serves further
-    requests; without it the stream ends with the connection. `blob_file` stays open until this
+    requests; without it the stream ends with the connection. `waits`: the child is told that there
+    is no piece for it yet. `blob_file` stays open until this
     returns. The kernel holds at most `unsent_max` bytes unsent and a small send buffer, since what
     it holds is out of the uplink's hands; it drops a child that acknowledges nothing for
     `dead_after_s`. `disk`: the file is on a disk, whose reads may hang. Never raises for what the
     network does; a failure on this side is logged, and the child sees a truncated stream.
     """
     response = _FrameResponse(headers={"Content-Type": STREAM_TYPE, "Cache-Control": "no-store"})
+    if waits:
+        response.headers[WAITS_FIELD] = "1"
     if length is None:
         response.force_close()
     else:

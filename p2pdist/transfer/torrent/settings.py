@@ -21,7 +21,8 @@ caller, from the DHT (BEP 5) only if it is switched on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import resource
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Literal
 
@@ -87,6 +88,19 @@ _WAN: lt.settings_pack = {
 }
 
 
+CONNECTIONS_MAX, CONNECTIONS_MIN = 500, 8
+DESCRIPTORS_SHARE = 1 / 8
+"""BitTorrent peers have this part of the descriptors of the process at most."""
+
+
+def connections_max() -> int:
+    """How many BitTorrent peers may be connected, by what this process may have open."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(CONNECTIONS_MIN, min(CONNECTIONS_MAX, int(descriptors * DESCRIPTORS_SHARE)))
+
+
 @dataclass(frozen=True, slots=True)
 class TorrentSettings:
     """Where a session listens (an IP address; port 0: any free port), the network it is for, and
@@ -97,7 +111,7 @@ class TorrentSettings:
     network: Network = "datacenter"
     upload_bytes_s: int = 0
     download_bytes_s: int = 0
-    connections_max: int = 500
+    connections_max: int = field(default_factory=connections_max)
     dht: bool = False
 
     def __post_init__(self) -> None:

@@ -1,0 +1,134 @@
+"""What readers over TCP may have this host fetch.
+
+Any HTTP client may read a blob through any agent, and the agent fetches what it lacks. A client
+that the agent does not know must not cost the host what its users keep here. So a fetch for such a
+reader takes free room, and the room of blobs that came for readers before; it evicts nothing else.
+What came for a reader counts as unused, so that it goes first when the host's own pulls need room.
+A few fetches are under way for readers at once, some for one address; what is being fetched anyway
+is joined without limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.pulls import Pulls
+from p2pdist.agent.pull.registry import Registry
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, NotFound, Unavailable
+from p2pdist.model.pieces import encoded_size
+from p2pdist.store.store import BlobStore
+
+FETCHES_MAX, FETCHES_OF_ADDRESS_MAX = 16, 8
+BROUGHT_MAX = 4096
+UNUSED_SINCE = 1.0
+"""When a blob that came for a reader was used last, in seconds since the epoch."""
+
+logger = logging.getLogger(__name__)
+
+
+class Readers:
+    """Fetches blobs for readers over TCP. On the event loop; `release` closes what BitTorrent has
+    open of a blob, and blocks."""
+
+    def __init__(
+        self, store: BlobStore, pulls: Pulls, registry: Registry, release: Callable[[Digest], None] | None
+    ) -> None:
+        self._store, self._pulls, self._registry, self._release = store, pulls, registry, release
+        self._fetches: Counter[str] = Counter()
+        """Fetches under way for readers, by address."""
+        self._claimed: dict[Digest, int] = {}
+        """Bytes of blobs that are about to take their room."""
+        self._brought: OrderedDict[Digest, None] = OrderedDict()
+        """Blobs that came for readers, the oldest first."""
+        self._reading: Counter[Digest] = Counter()
+        """Readers of each blob."""
+
+    async def fetch(self, digest: Digest, address: str) -> BlobPull | None:
+        """The pull of a blob that is not complete here; None once it is. Raises its failure, and
+        Unavailable when there is no room for it, or too many fetches are under way."""
+        if self._registry.fetching(digest):
+            return await self._pulls.blob(digest)
+        if self._fetches.total() >= FETCHES_MAX or self._fetches[address] >= FETCHES_OF_ADDRESS_MAX:
+            raise Unavailable("this agent fetches as much as it may for readers", remedy="Ask again soon")
+        self._fetches[address] += 1
+        pull = None
+        try:
+            layout = (await self._registry.describe(digest)).layout
+            pull = await self._within_room(digest, layout.size + encoded_size(layout))
+        finally:
+            if pull is None:
+                self._ended(address, digest)
+        if pull is not None:
+            pull.done.add_done_callback(lambda _: self._ended(address, digest))
+        return pull
+
+    @contextlib.contextmanager
+    def reading(self, digest: Digest) -> Iterator[None]:
+        """Around the reading of a blob over TCP: of one that came for readers it is no use."""
+        self._reading[digest] += 1
+        try:
+            yield
+        finally:
+            self._reading[digest] -= 1
+            if not self._reading[digest]:
+                del self._reading[digest]
+                self._mark_unused(digest)
+
+    async def _within_room(self, digest: Digest, size: int) -> BlobPull | None:
+        new = self._store.get(digest) is None  # else it has its room already
+        if new:
+            self._claimed[digest] = size
+        try:
+            if new:
+                await asyncio.to_thread(self._make_room, digest)
+                self._brought[digest] = None
+                self._brought.move_to_end(digest)
+                while len(self._brought) > BROUGHT_MAX:
+                    self._brought.popitem(last=False)
+            return await self._pulls.blob(digest)
+        finally:
+            self._claimed.pop(digest, None)
+
+    def _make_room(self, digest: Digest) -> None:
+        """Have what came for readers before give way, the oldest first. Raises Unavailable when
+        that is not enough. In a thread."""
+        claimed = list(self._claimed.values())
+        going = [other for other in list(self._brought) if other != digest]
+        while self._store.free_bytes() < sum(claimed):
+            if not going:
+                raise Unavailable(
+                    f"this agent has no room to fetch {digest} for a reader",
+                    remedy="Pull it through the agent's Unix socket, which makes room, or ask another agent",
+                )
+            self._give_up(going.pop(0))
+
+    def _give_up(self, digest: Digest) -> None:
+        blob = self._store.get(digest)
+        if blob is not None and (blob.in_use or digest in self._store.pins):
+            return
+        self._brought.pop(digest, None)
+        if blob is None:
+            return
+        if self._release is not None:
+            self._release(digest)
+        with contextlib.suppress(Conflict, NotFound):
+            self._store.remove(digest)
+            logger.info("%s came for a reader and makes room for another", digest)
+
+    def _ended(self, address: str, digest: Digest) -> None:
+        """A fetch has ended."""
+        self._fetches[address] -= 1
+        if not self._fetches[address]:
+            del self._fetches[address]
+        self._mark_unused(digest)
+
+    def _mark_unused(self, digest: Digest) -> None:
+        blob = self._store.get(digest) if digest in self._brought else None
+        if blob is not None and not blob.in_use:
+            blob.last_used = UNUSED_SINCE

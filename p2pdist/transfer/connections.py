@@ -1,0 +1,340 @@
+"""How many connections a service takes over TCP, and which one goes when there are too many.
+
+Theory. Each connection is a descriptor, and a process has only so many; what it does not have left
+over, its Unix socket, its store and its own requests lack. So a service takes connections up to a
+part of its descriptors (`connections_max`). A connection is in use while a response is being sent
+to it; else it is idle: between two requests, within half a request, or within half a TLS handshake.
+An idle connection costs its client nothing, so it has no claim: where an address has too many, or
+all addresses together have, the connection that has been idle longest is closed, of the address
+with most of them. What is in use is never closed for another connection. An address has no more
+than ADDRESS_SHARE of all, so the others always find room. A client whose pooled connection was
+closed opens another one.
+
+A listener that takes its connections itself sees them before TLS does. The kernel gives a new
+connection the lowest free descriptor, so an entry whose descriptor comes again was closed.
+
+Invariants: closing is asked for once a connection; counts include no connection whose socket is
+closed once a limit is met.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from aiohttp import web
+
+CONNECTIONS_MAX = 4096
+IDLE_OF_ADDRESS_MAX = 512
+"""Idle connections of one address: two dozen agents of a machine keep up to 16 each."""
+
+ADDRESS_SHARE = 3 / 4
+DESCRIPTORS_KEPT = 64
+DESCRIPTORS_A_CONNECTION = 4
+"""The connection, the copy through which files are sent, the file, and one for everything else."""
+
+HANDSHAKE_S_MAX = 10.0
+ACCEPTS_MAX = 16
+"""Connections taken before the event loop runs other tasks."""
+
+FULL_PAUSE_S = 0.1
+"""How long a listener rests when the process has no descriptor left."""
+
+CLOSED_WHEN_FULL = 8
+WARN_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+def connections_max(descriptors: int) -> int:
+    """The connections that a process with so many descriptors takes."""
+    return max(8, min(CONNECTIONS_MAX, (descriptors - DESCRIPTORS_KEPT) // DESCRIPTORS_A_CONNECTION))
+
+
+def address_key(host: str) -> str:
+    """What counts as one address: an IPv4 address, or the 64 bits that an IPv6 host chooses none
+    of. Other text stands for itself."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
+    return str(address)
+
+
+class Closable(Protocol):
+    """A connection that can be closed, and says by its descriptor (-1) that it is."""
+
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class ConnectionBook:
+    """The connections of a service, by address. Nothing here waits or asks for the time: the order
+    in which connections became idle is enough."""
+
+    def __init__(self, total_max: int) -> None:
+        self._total_max = total_max
+        self._address_max = max(1, int(total_max * ADDRESS_SHARE))
+        self._idle_max = max(1, min(IDLE_OF_ADDRESS_MAX, total_max // 2))
+        self._open: dict[int, tuple[str, Closable]] = {}
+        """Address and connection, by descriptor."""
+        self._counts: Counter[str] = Counter()
+        """Connections of each address."""
+        self._idle: dict[str, dict[int, None]] = {}
+        """Descriptors of each address's idle connections; the one that has been idle longest comes
+        first."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def take(self, host: str, connection: Closable) -> bool:
+        """Count a new connection, and close others for it where need be. False: it finds no room,
+        and the caller closes it."""
+        address, descriptor = address_key(host), connection.fileno()
+        self._forget(descriptor)
+        if self._over(address):
+            self._sweep()
+        if self._counts[address] >= self._address_max or len(self._idle.get(address, ())) >= self._idle_max:
+            room = self._close_idle(address)
+        elif len(self._open) >= self._total_max:
+            room = self.close_idle(1) == 1
+        else:
+            room = True
+        if room:
+            self._open[descriptor] = address, connection
+            self._counts[address] += 1
+            self._idle.setdefault(address, {})[descriptor] = None
+        return room
+
+    def close_idle(self, count: int) -> int:
+        """Close up to `count` idle connections of the addresses with most of them; returns how
+        many there were."""
+        closed = 0
+        while closed < count and self._idle:
+            closed += self._close_idle(max(self._idle, key=lambda address: len(self._idle[address])))
+        return closed
+
+    @contextlib.contextmanager
+    def in_use(self, descriptor: int) -> Iterator[None]:
+        """Within it a connection is not idle."""
+        entry = self._open.get(descriptor)
+        if entry is not None:
+            self._drop_idle(entry[0], descriptor)
+        try:
+            yield
+        finally:
+            if entry is not None and self._open.get(descriptor) is entry:
+                self._idle.setdefault(entry[0], {})[descriptor] = None
+
+    def _over(self, address: str) -> bool:
+        return (
+            self._counts[address] >= self._address_max
+            or len(self._idle.get(address, ())) >= self._idle_max
+            or len(self._open) >= self._total_max
+        )
+
+    def _sweep(self) -> None:
+        """Forget the connections that have been closed meanwhile."""
+        for descriptor, (_, connection) in list(self._open.items()):
+            if connection.fileno() != descriptor:
+                self._forget(descriptor)
+
+    def _close_idle(self, address: str) -> bool:
+        """Close the connection of an address that has been idle longest; False when it has none."""
+        idle = self._idle.get(address)
+        if not idle:
+            return False
+        descriptor = next(iter(idle))
+        _, connection = self._open[descriptor]
+        self._forget(descriptor)
+        connection.close()
+        return True
+
+    def _forget(self, descriptor: int) -> None:
+        entry = self._open.pop(descriptor, None)
+        if entry is None:
+            return
+        address, _ = entry
+        self._counts[address] -= 1
+        if not self._counts[address]:
+            del self._counts[address]
+        self._drop_idle(address, descriptor)
+
+    def _drop_idle(self, address: str, descriptor: int) -> None:
+        idle = self._idle.get(address)
+        if idle is not None:
+            idle.pop(descriptor, None)
+            if not idle:
+                del self._idle[address]
+
+
+CONNECTIONS: web.AppKey[ConnectionBook] = web.AppKey("connections", ConnectionBook)
+
+
+def in_use(request: web.Request) -> contextlib.AbstractContextManager[None]:
+    """Within it the connection of a request is not idle, since a response is being sent to it."""
+    book, transport = request.app.get(CONNECTIONS), request.transport
+    connection = transport.get_extra_info("socket") if transport is not None else None
+    return book.in_use(connection.fileno()) if book is not None and connection is not None else contextlib.nullcontext()
+
+
+class _Accepted:
+    """A connection from the moment in which it is taken."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._transport: asyncio.BaseTransport | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def serve(self, server: web.Server, tls: ssl.SSLContext | None) -> asyncio.Task[None]:
+        """Hand the connection to `server`, after the handshake where there is `tls`."""
+        self._serving = serving = asyncio.get_running_loop().create_task(self._serve(server, tls))
+        serving.add_done_callback(self._served)
+        return serving
+
+    async def _serve(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
+        loop, seconds = asyncio.get_running_loop(), HANDSHAKE_S_MAX if tls is not None else None
+        try:
+            self._transport, _ = await loop.connect_accepted_socket(
+                server, self._connection, ssl=tls, ssl_handshake_timeout=seconds
+            )
+        except OSError as error:
+            logger.debug("a connection ends before its first request: %r", error)
+
+    def _served(self, _: asyncio.Task[None]) -> None:
+        if self._transport is None:
+            self._connection.close()
+
+    def close(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()  # type: ignore[attr-defined]
+        elif self._serving is not None:
+            self._serving.cancel()
+            with contextlib.suppress(OSError):  # whichever part of the handshake holds the socket sees its end
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+
+class LimitedSite(web.BaseSite):
+    """Listens at an address for a runner's application, and keeps connections within the limits of
+    a book. Raises OSError when the address is taken."""
+
+    def __init__(
+        self,
+        runner: web.BaseRunner,
+        host: str,
+        port: int,
+        book: ConnectionBook,
+        *,
+        tls: ssl.SSLContext | None = None,
+        backlog: int = 1024,
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=backlog)
+        self._address = host, port
+        self._book = book
+        self._listening: list[socket.socket] = []
+        self._serving: set[asyncio.Task[None]] = set()
+        """Handshakes under way."""
+        self._warned_at = -WARN_S
+
+    @property
+    def name(self) -> str:
+        """The URL of the site."""
+        host, port = self._address
+        return f"{'https' if self._ssl_context else 'http'}://{host}:{port}"
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at."""
+        return int(self._listening[0].getsockname()[1]) if self._listening else self._address[1]
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        await super().start()
+        loop, (host, port) = asyncio.get_running_loop(), self._address
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                self._listen(family, address)
+        except OSError:
+            self._stop_listening()
+            raise
+        for listening in self._listening:
+            loop.add_reader(listening, self._accept, listening)
+
+    async def stop(self) -> None:
+        """Take no new connections; open ones stay."""
+        self._stop_listening()
+        await super().stop()
+
+    def _listen(self, family: int, address: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> None:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        self._listening.append(listening)
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(address)
+        listening.listen(self._backlog)
+
+    def _stop_listening(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listening in self._listening:
+            loop.remove_reader(listening)
+            listening.close()
+        self._listening = []
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_MAX):
+            try:
+                connection, peer = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor or no memory is left
+                self._full(listening, error)
+                return
+            self._take(connection, str(peer[0]))
+
+    def _take(self, connection: socket.socket, host: str) -> None:
+        connection.setblocking(False)
+        accepted, server = _Accepted(connection), self._runner.server
+        if server is None or not self._book.take(host, accepted):
+            self._warn("a connection from %s is refused: it has as many as it may, all of them in use", host)
+            connection.close()
+            return
+        serving = accepted.serve(server, self._ssl_context)
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+
+    def _full(self, listening: socket.socket, error: OSError) -> None:
+        """The process cannot take a connection: close some that are idle, and go on later."""
+        self._warn("no connection can be taken: %s; idle ones are closed", error.strerror or error)
+        self._book.close_idle(CLOSED_WHEN_FULL)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+        loop.call_later(FULL_PAUSE_S, self._go_on, listening)
+
+    def _go_on(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _warn(self, text: str, *words: object) -> None:
+        """Log that connections are too many, once in WARN_S."""
+        now = asyncio.get_running_loop().time()
+        if now - self._warned_at >= WARN_S:
+            self._warned_at = now
+            logger.warning(text, *words)

@@ -1,0 +1,197 @@
+"""Connections that clients hold open: which ones go when there are too many, and that others get
+through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, TCPConnector, web
+from authority import Authority
+
+from p2pdist.transfer.connections import (
+    ADDRESS_SHARE,
+    CONNECTIONS,
+    CONNECTIONS_MAX,
+    ConnectionBook,
+    LimitedSite,
+    address_key,
+    connections_max,
+    in_use,
+)
+from p2pdist.transfer.tls import Tls
+
+SILENT = 24
+
+
+class Fake:
+    """What the book sees of a connection."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.closed = False
+
+    def fileno(self) -> int:
+        return -1 if self.closed else self.descriptor
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+
+
+def take(book: ConnectionBook, host: str, *descriptors: int) -> list[Fake]:
+    connections = [Fake(descriptor) for descriptor in descriptors]
+    for connection in connections:
+        assert book.take(host, connection)
+    return connections
+
+
+def test_the_one_that_was_idle_longest_goes_first() -> None:
+    book = ConnectionBook(8)
+    first, *others = take(book, "10.0.0.1", 10, 11, 12, 13)
+    with book.in_use(10):
+        pass  # its request was answered: it is idle from now on
+    take(book, "10.0.0.1", 14)
+    assert [connection.closed for connection in (first, *others)] == [False, True, False, False]
+    assert len(book) == 4
+
+
+def test_an_address_cannot_take_the_room_of_others() -> None:
+    """Though it uses all its connections: others have their part, and it gets no more."""
+    book = ConnectionBook(8)
+    with contextlib.ExitStack() as uses:
+        for descriptor in range(int(8 * ADDRESS_SHARE)):
+            take(book, "10.0.0.1", descriptor)
+            uses.enter_context(book.in_use(descriptor))
+        assert not book.take("10.0.0.1", Fake(50))
+        other = take(book, "10.0.0.2", 60, 61)
+        assert not any(connection.closed for connection in other)
+    take(book, "10.0.0.1", 50)
+
+
+def test_when_all_is_taken_the_address_with_most_idle_ones_loses_one() -> None:
+    book = ConnectionBook(8)
+    single = take(book, "10.0.0.9", 1)
+    many = take(book, "10.0.0.1", 10, 11, 12, 13)
+    some = take(book, "10.0.0.2", 20, 21, 22)
+    new = take(book, "10.0.0.3", 30)
+    assert [connection.closed for connection in many] == [True, False, False, False]
+    assert not any(connection.closed for connection in single + some + new)
+
+
+def test_closed_connections_do_not_count() -> None:
+    book = ConnectionBook(8)
+    old = take(book, "10.0.0.1", 10, 11, 12, 13)
+    for connection in old[:3]:
+        connection.closed = True
+    take(book, "10.0.0.1", 20, 21, 22)
+    assert not old[3].closed
+    assert len(book) == 4
+    take(book, "10.0.0.1", 22)  # the same descriptor again: the connection before it was closed
+    assert len(book) == 4
+
+
+def test_descriptors_bound_connections() -> None:
+    assert connections_max(1 << 20) == CONNECTIONS_MAX
+    for descriptors in (128, 256, 1024, 4096):
+        assert 2 * connections_max(descriptors) < descriptors
+
+
+def test_an_ipv6_host_is_one_address() -> None:
+    assert address_key("2001:db8:1:2::1") == address_key("2001:db8:1:2:ffff::9") != address_key("2001:db8:1:3::1")
+    assert address_key("::ffff:192.0.2.1") == address_key("192.0.2.1") != address_key("192.0.2.2")
+    assert address_key("fe80::1%eth0") == address_key("fe80::1")
+
+
+@asynccontextmanager
+async def serving(total_max: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, ConnectionBook]]:
+    """A server over a real port: /slow answers when the client has sent a byte more."""
+
+    async def quick(_: web.Request) -> web.Response:
+        return web.Response(text="here")
+
+    async def slow(request: web.Request) -> web.Response:
+        with in_use(request):
+            await asyncio.Event().wait()
+        return web.Response()
+
+    book = ConnectionBook(total_max)
+    app = web.Application()
+    app[CONNECTIONS] = book
+    app.router.add_get("/", quick)
+    app.router.add_get("/slow", slow)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = LimitedSite(runner, "127.0.0.1", 0, book, tls=tls)
+    await site.start()
+    try:
+        yield site.port, book
+    finally:
+        await runner.cleanup()
+
+
+Connections = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+
+
+@asynccontextmanager
+async def clients(port: int, count: int, begin: bytes) -> AsyncIterator[Connections]:
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+    try:
+        for _, writer in opened:
+            writer.write(begin)
+        yield opened
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+async def ended(connections: Connections, count: int) -> None:
+    """Wait until the server has closed `count` of the connections."""
+
+    async def end(reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1024):
+                pass
+
+    waiting = {asyncio.create_task(end(reader)) for reader, _ in connections}
+    done: set[asyncio.Task[None]] = set()
+    while len(done) < count:
+        now, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        done |= now
+    for task in waiting:
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\nX: ", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"]
+)
+async def test_idle_and_half_requests_give_way(begin: bytes) -> None:
+    async with serving(16) as (port, book), clients(port, SILENT, begin) as silent:
+        await ended(silent, SILENT - 8)
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}/") as answer:
+            assert answer.status == 200
+        assert len(book) <= 16
+
+
+async def test_a_response_under_way_is_not_broken() -> None:
+    async with serving(16) as (port, _), clients(port, 1, b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n") as slow:
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}/") as answer:
+            assert answer.status == 200  # what came before it is being answered
+        async with clients(port, SILENT, b"GET / HT") as silent:
+            await ended(silent, SILENT - 8)
+            assert not slow[0][0].at_eof()
+
+
+async def test_half_handshakes_give_way(tmp_path: Path) -> None:
+    """With TLS a connection that shows no certificate is idle from its first moment."""
+    tls = Tls(Authority(tmp_path).issue())
+    async with serving(16, tls.server) as (port, _), clients(port, SILENT, b"\x16\x03\x01") as silent:
+        await ended(silent, SILENT - 8)
+        connector = TCPConnector(ssl=tls.client)
+        async with ClientSession(connector=connector) as session, session.get(f"https://127.0.0.1:{port}/") as answer:
+            assert answer.status == 200
