@@ -264,6 +264,9 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[str, bytes, bytes], bool]
 """Key's name, message, signature; False also for a key that is not known."""
 
+TICKET_HEADER = "P2pdist-Ticket"
+"""Field of requests between agents that carries a ticket."""
+
 _ticket_encoder = msgspec.msgpack.Encoder()
 _ticket_decoder = msgspec.msgpack.Decoder(Ticket)
 _CONTEXT = b"p2pdist-ticket-1\n"

@@ -196,7 +196,8 @@ class Access(Message, frozen=True):
     `revoked`: `host:NAME` and `token:ID`. `public`: patterns of packages for which no ticket is
     needed. `local`: patterns of packages by `user:NAME` or `group:NAME` of processes at the
     agent's Unix socket; empty: the socket's group may use all. `mount_roots`: directories below
-    which views may be mounted; empty: no limit but the caller's own rights."""
+    which views may be mounted; empty: no limit but the caller's own rights. `fleet`: the fleet's
+    name, which issues tokens. `roles`: the rights of each role that a token may have."""
 
     keys: Annotated[dict[str, str], Meta(max_length=16)]
     authorities: Annotated[str, Meta(max_length=1 << 16)]
@@ -204,6 +205,8 @@ class Access(Message, frozen=True):
     public: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
     local: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
     mount_roots: Annotated[tuple[str, ...], Meta(max_length=100)] = ()
+    fleet: Annotated[str, Meta(max_length=63)] = ""
+    roles: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
 
 
 class Keep(Message, frozen=True):
