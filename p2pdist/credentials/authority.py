@@ -71,6 +71,17 @@ def name_in(peer: Mapping[str, Any] | None, fleet: str, kind: Kind) -> str:
     return ""
 
 
+def peer_name(peer: Mapping[str, Any] | None) -> str:
+    """The host in the verified certificate of an agent, as `ssl.SSLSocket.getpeercert` returns it,
+    whichever authority made it: of `spiffe://ANYTHING/agent/HOST`, else of another SPIFFE URI its
+    last part, else the first DNS name or address; "" for a tracker and where there is none."""
+    names = [(what, str(value)) for what, value in (peer or {}).get("subjectAltName", ())]
+    for what, value in names:
+        if what == "URI" and value.startswith("spiffe://"):
+            return "" if value.split("/")[3:4] == ["tracker"] else unquote(value.rpartition("/")[2])
+    return next((value for what, value in names if what in ("DNS", "IP Address")), "")
+
+
 def make_key() -> ec.EllipticCurvePrivateKey:
     """A new private key, ECDSA P-256."""
     return ec.generate_private_key(ec.SECP256R1())
@@ -202,6 +213,29 @@ def split_pem(certificates: bytes) -> Sequence[bytes]:
 def expires_at(certificate: bytes) -> float:
     """When a PEM certificate ends, in seconds since the epoch."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+
+
+def renews_at(certificate: bytes) -> float:
+    """When the owner of a PEM certificate is to renew it: after half of its life, in seconds since
+    the epoch."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    began = loaded.not_valid_before_utc.timestamp() + BACKDATED_S
+    return (began + loaded.not_valid_after_utc.timestamp()) / 2
+
+
+def owner_of(certificate: bytes) -> tuple[str, str, str]:
+    """Fleet, kind and name of the owner that a PEM certificate names, which is not verified. Raises
+    ValueError for one that names none."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    try:
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound as error:
+        raise ValueError("the certificate names no owner") from error
+    for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
+        parts = uri.removeprefix("spiffe://").split("/")
+        if uri.startswith("spiffe://") and len(parts) == 3:
+            return parts[0], parts[1], unquote(parts[2])
+    raise ValueError("the certificate names no owner")
 
 
 def _requested_key(request: bytes) -> ec.EllipticCurvePublicKey:

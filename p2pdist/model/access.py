@@ -295,6 +295,16 @@ def decode_ticket(text: str, verify: Verify) -> Ticket:
     return ticket
 
 
+def peek_priority(text: str) -> Literal["start", "preseed"]:
+    """The priority in a ticket of this host's own, whose signature is others' to check; "start"
+    where it cannot be read."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        return _ticket_decoder.decode(data[:-_SIGNATURE_BYTES]).priority
+    except (ValueError, *UNDECODABLE):
+        return "start"
+
+
 def check_ticket(ticket: Ticket, *, blob: str, receiver: str, alone: bool, now: Now) -> None:
     """Raises Refused unless the ticket lets `receiver`, the host in the peer's certificate, receive
     `blob` now. `alone`: no tracker answers this host, so that nobody could have renewed it."""

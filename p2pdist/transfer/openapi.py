@@ -202,7 +202,7 @@ async def _describe(request: web.Request) -> web.Response:
 
 def serve(app: web.Application, routes: Iterable[Route], *, title: str) -> None:
     """Add routes to an application, and the one that describes them all."""
-    table = (*routes, Route("GET", DOCUMENT_PATH, _describe, (Answer(dict[str, Any]),)))
+    table = (*routes, Route("GET", DOCUMENT_PATH, _describe, (Answer(dict[str, Any]),), right="open"))
     app[INTERFACE] = Interface(table, title=title)
     for route in table:
         if route.method == "GET":
