@@ -125,7 +125,7 @@ class Membership:
         while True:
             left_s = await asyncio.to_thread(self._left_s)
             if left_s > 0:
-                await asyncio.sleep(min(LOOK_S, left_s + random.uniform(0, LOOK_S / 10)))
+                await asyncio.sleep(min(LOOK_S, left_s * random.uniform(1.0, 1.1)))
             elif await self._renewed():
                 pause_s = RETRY_FIRST_S
             else:

@@ -24,8 +24,8 @@ from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.messages import Priority
 from p2pdist.transfer.openapi import Route
 
-IDENTITY = "identity"
-"""The key of a request under which the guard leaves its identity."""
+IDENTITY: web.RequestKey[Identity] = web.RequestKey("identity", Identity)
+"""Where the guard leaves the identity of a request."""
 
 _BLOB = "blob:sha256-"
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -96,13 +96,13 @@ def refuse_foreign_origin(request: web.Request) -> None:
 def peer_of(request: web.Request) -> str:
     """The host whose agent sent a request over TCP, by its certificate; "" for any other sender,
     and while access is off."""
-    identity: Identity = request[IDENTITY]
+    identity = request[IDENTITY]
     return identity.name if identity.kind == "agent" else ""
 
 
 def require_agent(request: web.Request) -> None:
     """Raises Unauthenticated, while access is on, for a request over TCP without a certificate."""
-    identity: Identity = request[IDENTITY]
+    identity = request[IDENTITY]
     if identity.kind == "anonymous":
         raise Unauthenticated(
             "streams are for agents with a certificate of this fleet", remedy="Give that agent a --join-file"
@@ -137,7 +137,7 @@ def require_reference(agent: Agent, request: web.Request, text: str) -> None:
     UsageError for what is no reference. A name says nothing of a digest: rules that do not let a
     process read everything let it name digests only of packages that were found here under a name
     that it may read."""
-    identity: Identity = request[IDENTITY]
+    identity = request[IDENTITY]
     if identity.read.everything or identity.kind == "open":
         return
     reference: Reference = parse_reference(text)
@@ -158,13 +158,13 @@ def require_named(agent: Agent, request: web.Request, text: str) -> None:
 
 def require_digest(agent: Agent, request: web.Request, digest: Digest) -> None:
     """Raises NotFound where the process that asks may not read a blob or document."""
-    identity: Identity = request[IDENTITY]
+    identity = request[IDENTITY]
     _require_digest(agent, identity, digest, str(digest))
 
 
 def may_read_digest(agent: Agent, request: web.Request, digest: Digest) -> bool:
     """Whether the process that asks may read a blob or document."""
-    identity: Identity = request[IDENTITY]
+    identity = request[IDENTITY]
     return identity.may_read(agent.access.names.of(digest))
 
 
