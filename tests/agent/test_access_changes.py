@@ -141,7 +141,7 @@ async def test_old_tickets_count_while_no_tracker_answers(site: AccessSite) -> N
 
 
 async def test_a_transfer_outlives_its_tracker(site: AccessSite) -> None:
-    seed, child, digest, pull = await streaming(site)
+    seed, child, _digest, pull = await streaming(site)
     flows = set(seed.agent.uplink._flows)
     await site.tracker.stop()
     await until(lambda: not (seed.agent.session.connected or child.agent.session.connected))
@@ -151,9 +151,7 @@ async def test_a_transfer_outlives_its_tracker(site: AccessSite) -> None:
     pull.cancel()
 
 
-async def test_a_pull_that_runs_long_has_its_ticket_renewed(
-    site: AccessSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pull_that_runs_long_has_its_ticket_renewed(site: AccessSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tickets_module, "RENEW_AFTER_S", 0.0)
     monkeypatch.setattr(tickets_module, "ASK_S", 0.0)
     _, child, digest, pull = await streaming(site)
@@ -173,7 +171,7 @@ async def test_a_tracker_that_has_just_started_is_shown_the_ticket(site: AccessS
     site.tracker.planning = False
     await site.tracker.start()
     await until(lambda: [held for host, held in site.tracker.holdings if host == "h1"])
-    assert [held.ticket for host, held in site.tracker.holdings if host == "h1"][0] == ticket
+    assert next(held.ticket for host, held in site.tracker.holdings if host == "h1") == ticket
     pull.cancel()
 
 

@@ -197,7 +197,9 @@ def command(
         swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None or join_file is not None),
         drain_s=drain_seconds,
     )
-    probe = listen_address(probe_listen if ":" in probe_listen else f"127.0.0.1:{probe_listen}") if probe_listen else None
+    probe = (
+        listen_address(probe_listen if ":" in probe_listen else f"127.0.0.1:{probe_listen}") if probe_listen else None
+    )
     level_now = partial(read_again, click.get_current_context(), "log_level")
     run(_serve(settings, address, socket.absolute(), probe, level_now))
 
