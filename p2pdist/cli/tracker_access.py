@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import stat
 import time
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from p2pdist.model.errors import UNDECODABLE, P2PDistError, Unauthenticated, Usa
 VARIABLE = "P2PDIST_TOKEN"
 TOKEN_BYTES_MAX = 8192
 
-_FORM = re.compile(r"(?:p2pt1\.(?P<pin>[0-9a-f]{64})\.)?(?P<jwt>[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)\Z")
 _FILE = "p2pdist.token_file"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -54,17 +52,14 @@ class TrackerAccess:
     is none, Unauthenticated for one that has expired."""
 
     def __init__(self, text: str = "") -> None:
-        match = _FORM.match(text.strip()) if text else None
-        if text and match is None:
-            raise UsageError(
-                "that is no token: it reads p2pt1.PIN.JWT, or is the JWT of an OIDC issuer",
-                remedy="p2pdist token create, at the tracker, prints one",
-            )
-        self._token = match[0] if match else ""
-        self._pin = (match["pin"] or "") if match else ""
+        self._token = text.strip()
+        self._pin = ""
         self._known: dict[str, dict[str, Any]] = {}
-        if match:
-            _check_expiry(match["jwt"])
+        if self._token:
+            from p2pdist.credentials.tokens import split_token
+
+            self._pin, jwt = split_token(self._token)
+            _check_expiry(jwt)
 
     @classmethod
     def current(cls) -> TrackerAccess:

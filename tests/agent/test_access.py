@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from access_rig import AccessSite, AccessTracker, certificate_of, free_port, until
 from aiohttp import ClientSession, TCPConnector
+from joined_rig import AccessSite, AccessTracker, certificate_of, free_port, until
 
 from p2pdist.agent.access.identity import read_join_file
 from p2pdist.agent.agent import membership_of

@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from access_rig import FLEET, AccessSite, Running, certificate_of, until
 from aiohttp import ClientSession, TCPConnector
+from joined_rig import FLEET, AccessSite, Running, certificate_of, until
 
 from p2pdist.agent.access import tickets as tickets_module
 from p2pdist.agent.access.tickets import ASK_S, REFUSED_ASK_S, RENEW_AFTER_S, Tickets

@@ -75,6 +75,9 @@ class Around:
     def pacer_of(self, blob: Digest) -> None:
         return None
 
+    def shown(self, blob: Digest) -> tuple[str, None]:
+        return "", None
+
     def send_to_tracker(self, message: object) -> None:
         pass
 

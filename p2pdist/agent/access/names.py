@@ -8,6 +8,9 @@ import threading
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.manifest import Manifest, decode_manifest, parse_reference
+from p2pdist.model.messages import CHOSEN_BYTES_MAX, Selected
+from p2pdist.model.pieces import PieceSet
+from p2pdist.model.selection import Selection
 from p2pdist.store.store import BlobStore
 
 SELECTIONS_MAX = 10_000
@@ -19,8 +22,8 @@ class PackageNames:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: dict[Digest, tuple[str, ...]] = {}
-        self._wholes: dict[Digest, Digest] = {}
-        """The whole blob of each selection."""
+        self._selections: dict[Digest, Selected] = {}
+        """What each selection was selected from."""
 
     def load(self, store: BlobStore) -> None:
         """Learn the packages of the store. Blocks."""
@@ -42,14 +45,25 @@ class PackageNames:
                 if name not in names:
                     self._names[part] = (*names, name)
 
-    def selected(self, selection: Digest, blob: Digest) -> None:
+    def select(self, digest: Digest, selection: Selection) -> None:
         """Note that a blob is a selection of the pieces of another one, and belongs where that
         does."""
+        bitmap = PieceSet(selection.whole.layout.count)
+        for piece in selection.chosen:
+            bitmap.add(piece)
+        selected = Selected(selection.blob.digest, selection.whole.digest, bitmap.to_bytes())
+        if len(selected.chosen) > CHOSEN_BYTES_MAX:
+            return
         with self._lock:
-            self._wholes[selection] = blob
-            if len(self._wholes) > SELECTIONS_MAX:
-                del self._wholes[next(iter(self._wholes))]
+            self._selections[digest] = selected
+            if len(self._selections) > SELECTIONS_MAX:
+                del self._selections[next(iter(self._selections))]
+
+    def selected(self, digest: Digest) -> Selected | None:
+        """What a blob was selected from; None where it is no selection, as far as is known."""
+        return self._selections.get(digest)
 
     def of(self, digest: Digest) -> tuple[str, ...]:
         """The packages to which a blob or document belongs, as far as they are known here."""
-        return self._names.get(self._wholes.get(digest, digest), ())
+        selected = self._selections.get(digest)
+        return self._names.get(selected.blob if selected is not None else digest, ())

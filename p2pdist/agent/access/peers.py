@@ -20,7 +20,10 @@ import msgspec
 
 from p2pdist.agent.access.files import make_private, read, replace
 from p2pdist.credentials.signing import VerifyKeys
+from p2pdist.credentials.tokens import split_token, verify_token
 from p2pdist.model.access import (
+    GRANTABLE,
+    Identity,
     LocalRules,
     Patterns,
     Ticket,
@@ -28,7 +31,7 @@ from p2pdist.model.access import (
     decode_ticket,
 )
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import UNDECODABLE, P2PDistError, Refused, UsageError
+from p2pdist.model.errors import UNDECODABLE, P2PDistError, Refused, Unauthenticated, UsageError
 from p2pdist.model.messages import Access, Priority
 
 CHECKED_MAX = 4096
@@ -140,6 +143,18 @@ class Peers:
         ticket = self._signed(text)
         check_ticket(ticket, blob=blob, receiver=host, alone=self._alone(), now=self._clock())
         return asked if ticket.priority == "start" else "preseed"
+
+    def bearer(self, text: str) -> Identity:
+        """The identity of the bearer of a token of this fleet. Raises Unauthenticated and
+        UsageError."""
+        access = self.access
+        if access is None:
+            raise Unauthenticated("this agent knows no tokens yet", remedy="Ask again when its tracker has answered")
+        claims = verify_token(split_token(text)[1], access.keys, access.fleet)
+        if f"token:{claims.id}" in self._revoked:
+            raise Unauthenticated("the token is not valid: it was revoked")
+        rights = frozenset(right for right in GRANTABLE if right in access.roles.get(claims.role, ()))
+        return Identity("token", claims.id, rights | {"open"}, credential=f"token:{claims.id}")
 
     @contextmanager
     def serving(self, host: str, served: Ends) -> Iterator[None]:

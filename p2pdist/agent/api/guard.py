@@ -1,5 +1,5 @@
-"""The guard before every route of the agent: it learns whose request it is, and compares that with
-the right that the route names.
+"""Whose request it is that comes to the agent, and what its sender may have (the rights of routes
+are checked by p2pdist/transfer/guard.py).
 
 Over TCP a request comes from the host in the certificate of its connection, from the bearer of a
 token, or is anonymous; while access is off all may do everything there, as the network is then the
@@ -9,69 +9,51 @@ packages an identity may have is asked by the handlers, which know what is reque
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
 from p2pdist.credentials.authority import peer_name
-from p2pdist.model.access import ANONYMOUS, OPEN, TICKET_HEADER, Identity, Right
+from p2pdist.model.access import ANONYMOUS, OPEN, TICKET_HEADER, Identity
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, UsageError
-from p2pdist.model.manifest import Reference, parse_reference
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import Priority
-from p2pdist.transfer.openapi import Route
-
-IDENTITY: web.RequestKey[Identity] = web.RequestKey("identity", Identity)
-"""Where the guard leaves the identity of a request."""
+from p2pdist.transfer.guard import Identify, identity_of, peer_of
+from p2pdist.transfer.openapi import route_of
 
 _BLOB = "blob:sha256-"
-_SAFE = ("GET", "HEAD", "OPTIONS")
+_BEARER = "bearer "
 
 
-def right_of(request: web.Request, rights: dict[tuple[str, str], Right | None]) -> Right | None:
-    """The right that the route of a request names; None for a path that is not served."""
-    resource = request.match_info.route.resource
-    method = "GET" if request.method == "HEAD" else request.method
-    return rights.get((method, resource.canonical)) if resource is not None else None
+def remote_identities(agent: Agent) -> Identify:
+    """The identities of requests over TCP."""
+
+    async def identify(request: web.Request) -> Identity:
+        peers = agent.access.peers
+        if not peers.on:
+            return OPEN
+        if host := peer_name(peer_of(request)):
+            peers.require(host)
+            return Identity("agent", host, frozenset({"open", "agent"}))
+        given = request.headers.get("Authorization", "")
+        if given[: len(_BEARER)].lower() == _BEARER:
+            return peers.bearer(given[len(_BEARER) :])
+        return ANONYMOUS
+
+    return identify
 
 
-def public_guard(agent: Agent, routes: Sequence[Route]) -> Middleware:
-    """The guard of `routes`, which are served over TCP."""
-    rights = _rights(routes)
+def local_identities(agent: Agent) -> Identify:
+    """The identities of requests on the Unix socket."""
 
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.match_info.http_exception is not None:
-            return await handler(request)  # no such path or method
-        refuse_foreign_origin(request)
-        request[IDENTITY] = identity = _remote(agent, request)
-        _require(identity, right_of(request, rights), request)
-        return await handler(request)
-
-    return guard
-
-
-def local_guard(agent: Agent, routes: Sequence[Route]) -> Middleware:
-    """The guard of `routes`, which are served on the Unix socket."""
-    rights = _rights(routes)
-
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.match_info.http_exception is not None:
-            return await handler(request)
-        refuse_foreign_origin(request)
-        caller = caller_of(request)
-        right = right_of(request, rights)
-        if right == "local-admin":
+    async def identify(request: web.Request) -> Identity:
+        caller, route = caller_of(request), route_of(request)
+        if route is not None and route.right == "local-admin":
             caller.require_trusted(f"request {request.path}")
-        request[IDENTITY] = identity = await agent.access.callers.identity(caller, agent.access.peers.local)
-        _require(identity, right, request)
-        return await handler(request)
+        return await agent.access.callers.identity(caller, agent.access.peers.local)
 
-    return guard
+    return identify
 
 
 def caller_of(request: web.Request) -> Caller:
@@ -82,27 +64,19 @@ def caller_of(request: web.Request) -> Caller:
     return Caller.of(connection)
 
 
-def refuse_foreign_origin(request: web.Request) -> None:
-    """Raises Refused for a request that changes something and that a web page of another server
-    makes through a user's browser."""
-    origin = request.headers.get("Origin", "")
-    if origin and request.method not in _SAFE and origin.partition("://")[2] != request.host:
-        raise Refused("requests from web pages of other servers are refused", remedy="Use p2pdist or curl")
-
-
 # -- what handlers ask
 
 
-def peer_of(request: web.Request) -> str:
+def host_of(request: web.Request) -> str:
     """The host whose agent sent a request over TCP, by its certificate; "" for any other sender,
     and while access is off."""
-    identity = request[IDENTITY]
+    identity = identity_of(request)
     return identity.name if identity.kind == "agent" else ""
 
 
 def require_agent(request: web.Request) -> None:
     """Raises Unauthenticated, while access is on, for a request over TCP without a certificate."""
-    identity = request[IDENTITY]
+    identity = identity_of(request)
     if identity.kind == "anonymous":
         raise Unauthenticated(
             "streams are for agents with a certificate of this fleet", remedy="Give that agent a --join-file"
@@ -111,7 +85,7 @@ def require_agent(request: web.Request) -> None:
 
 def admit(agent: Agent, request: web.Request, blob: Digest, asked: Priority) -> Priority:
     """The priority at which the sender of a request over TCP may receive a blob. Raises Refused."""
-    return agent.access.admit(blob, request.headers.get(TICKET_HEADER, ""), peer_of(request), asked)
+    return agent.access.admit(blob, request.headers.get(TICKET_HEADER, ""), host_of(request), asked)
 
 
 def require_blob(agent: Agent, request: web.Request, blob: Digest) -> None:
@@ -137,10 +111,10 @@ def require_reference(agent: Agent, request: web.Request, text: str) -> None:
     UsageError for what is no reference. A name says nothing of a digest: rules that do not let a
     process read everything let it name digests only of packages that were found here under a name
     that it may read."""
-    identity = request[IDENTITY]
+    identity = identity_of(request)
     if identity.read.everything or identity.kind == "open":
         return
-    reference: Reference = parse_reference(text)
+    reference = parse_reference(text)
     identity.require_read([reference.name], text)
     if reference.digest is not None:
         _require_digest(agent, identity, reference.digest, text)
@@ -158,45 +132,15 @@ def require_named(agent: Agent, request: web.Request, text: str) -> None:
 
 def require_digest(agent: Agent, request: web.Request, digest: Digest) -> None:
     """Raises NotFound where the process that asks may not read a blob or document."""
-    identity = request[IDENTITY]
+    identity = identity_of(request)
     _require_digest(agent, identity, digest, str(digest))
 
 
 def may_read_digest(agent: Agent, request: web.Request, digest: Digest) -> bool:
     """Whether the process that asks may read a blob or document."""
-    identity = request[IDENTITY]
+    identity = identity_of(request)
     return identity.may_read(agent.access.names.of(digest))
 
 
 def _require_digest(agent: Agent, identity: Identity, digest: Digest, what: str) -> None:
     identity.require_read(agent.access.names.of(digest), what)
-
-
-# -- whose request it is
-
-
-def _rights(routes: Sequence[Route]) -> dict[tuple[str, str], Right | None]:
-    return {(route.method, route.path): route.right for route in routes}
-
-
-def _require(identity: Identity, right: Right | None, request: web.Request) -> None:
-    """Raises Refused where an identity lacks a right; a route that names none is served to nobody.
-    Handlers ask for tickets, which are for a blob."""
-    if identity.kind == "open" or right == "ticket":
-        return
-    if right is None:
-        raise Refused(f"{request.method} {request.path[:100]} names no right, and is served to nobody")
-    identity.require(right)
-
-
-def _remote(agent: Agent, request: web.Request) -> Identity:
-    """The identity of a request over TCP. Raises Refused for a revoked host."""
-    peers = agent.access.peers
-    if not peers.on:
-        return OPEN
-    certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
-    host = peer_name(certificate)
-    if host:
-        peers.require(host)
-        return Identity("agent", host, frozenset({"open", "agent"}))
-    return ANONYMOUS

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 from msgspec.structs import replace
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,11 +24,11 @@ from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.guard import (
     admit,
     caller_of,
-    local_guard,
+    host_of,
+    local_identities,
     may_read,
     may_read_digest,
-    peer_of,
-    public_guard,
+    remote_identities,
     require_agent,
     require_blob,
     require_digest,
@@ -74,7 +73,8 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import Usage
-from p2pdist.transfer.openapi import INTERFACE, Answer, Query, Route, serve
+from p2pdist.transfer.guard import Identify, guard
+from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
 from p2pdist.transfer.stream.ranges import serve_range
@@ -331,7 +331,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     length = stream_length(blob.layout, have.missing()) if reusable else None
     flow = agent.registry.open_flow(stream, have)
     try:
-        with blob.held(), agent.access.peers.serving(peer_of(request), flow):
+        with blob.held(), agent.access.peers.serving(host_of(request), flow):
             file = await _opened(blob)
             return await serve_stream(request, flow, file, blob.layout, length=length, disk=not blob.in_memory)
     finally:
@@ -358,7 +358,7 @@ async def _blob(request: web.Request) -> web.StreamResponse:
     require_blob(agent, request, parse_digest(request.match_info["digest"]))
     flow = agent.uplink.open_range()
     try:
-        with agent.access.peers.serving(peer_of(request), flow):
+        with agent.access.peers.serving(host_of(request), flow):
             return await _send_blob(request, flow)
     finally:
         flow.close()
@@ -684,13 +684,12 @@ LOCAL_ROUTES = (
 
 
 def _application(
-    agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, guard: Callable[..., Middleware]
+    agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, identify: Identify
 ) -> web.Application:
-    app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[problems, guard(identify)], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     serve(app, routes, title=title)
-    app.middlewares.append(guard(agent, app[INTERFACE].routes))
     return app
 
 
@@ -698,8 +697,8 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
     metrics = registry(agent)
     return (
-        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent", public_guard),
-        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local_guard),
+        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent", remote_identities(agent)),
+        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local_identities(agent)),
     )
 
 

@@ -160,9 +160,9 @@ class BlobPull:
         read = self._swarm.reading if self._swarm is not None else ()
         parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._download.parents()))
         by_swarm = self._core.report_swarm()
-        ticket = self._context.tickets.get(self.blob.digest)
+        shown = self._context.shown(self.blob.digest)
         return Holding(
-            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm, ticket
+            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm, *shown
         )
 
     def advance(self) -> Advance | None:

@@ -38,6 +38,7 @@ from p2pdist.model.messages import (
     Left,
     Priority,
     Report,
+    Selected,
     StreamRequest,
 )
 from p2pdist.model.pieces import PieceSet
@@ -85,6 +86,11 @@ class PullResources:
     def tickets(self) -> Tickets:
         """What lets this host receive blobs from others."""
         return self.access.tickets
+
+    def shown(self, blob: Digest) -> tuple[str, Selected | None]:
+        """What a holding of a blob shows while access is on: the ticket, and what the blob was
+        selected from."""
+        return self.tickets.get(blob), self.access.names.selected(blob) if self.access.peers.on else None
 
     def origin(self) -> Origin:
         """Central storage. Raises Unavailable."""
@@ -167,7 +173,7 @@ class Registry:
         describes where that is a part of another blob."""
         if selection is not None:
             self._policies.selected(layer.digest, selection.blob.digest)
-            self._access.names.selected(layer.digest, selection.blob.digest)
+            self._access.names.select(layer.digest, selection)
         self._access.peers.require_here()
         priority = self._policies.priority(layer.digest, priority)
         running = self._join(layer.digest, priority)
@@ -377,5 +383,5 @@ class Registry:
     def _holding_of(self, blob: Blob) -> Holding:
         layout = blob.layout
         counts = tuple(blob.have.stripe_counts(layout.stripes))
-        ticket = self._access.tickets.get(blob.digest)
-        return Holding(blob.digest, layout.size, layout.piece_size, counts, ticket=ticket)
+        shown = self._resources.shown(blob.digest)
+        return Holding(blob.digest, layout.size, layout.piece_size, counts, ticket=shown[0], selected=shown[1])

@@ -24,7 +24,7 @@ from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.messages import Complaint, Holding, Priority, Reason, StreamRequest
+from p2pdist.model.messages import Complaint, Holding, Priority, Reason, Selected, StreamRequest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.selection import Selection
@@ -55,6 +55,9 @@ class PullContext(Protocol):
     @property
     def tickets(self) -> Tickets:
         """What lets this host receive blobs from others."""
+
+    def shown(self, blob: Digest) -> tuple[str, Selected | None]:
+        """What a holding of a blob shows to a tracker: a ticket, and what it was selected from."""
 
     def origin(self) -> Origin:
         """The origin to read now. Raises Unavailable."""
