@@ -229,7 +229,10 @@ def add_watch(app: web.Application, service: Service, preseeds: PreseedService |
 
 
 ROUTES = (
-    *(Route("GET", path, file, (Answer(media_type=_TYPES[Path(name).suffix]),)) for path, name in _FILES.items()),
+    *(
+        Route("GET", path, file, (Answer(media_type=_TYPES[Path(name).suffix]),), right="open")
+        for path, name in _FILES.items()
+    ),
     Route(
         "GET",
         "/v1/events",
@@ -237,5 +240,6 @@ ROUTES = (
         (Answer(Change, media_type="text/event-stream"),),
         (Query("swarm", "the blob whose tree is watched"), Query("stripe", "its stripe, 0 if left out")),
         errors=(UsageError, Unavailable),
+        right="watch",
     ),
 )
