@@ -63,10 +63,10 @@ async def _metrics(request: web.Request) -> web.Response:
 PROBE_ROUTES = (
     Route("GET", "/healthz", _health, (Answer(Health),), right="open"),
     Route("GET", "/readyz", _health, (Answer(Health),), right="open"),
+    Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), right="metrics"),
 )
 ROUTES = (
     *PROBE_ROUTES,
-    Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), right="metrics"),
     *access.ROUTES,
     *sessions.ROUTES,
     *content.ROUTES,
@@ -94,10 +94,11 @@ def make_app(service: Service, preseeds: PreseedService | None = None) -> web.Ap
     return app
 
 
-def make_probe_app(service: Service) -> web.Application:
-    """The application of the port for probes: whether the tracker works, and nothing else."""
-    app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
-    app.on_response_prepare.append(name_request)
-    app[SERVICE] = service
-    serve(app, PROBE_ROUTES, title="p2pdist tracker, probes")
-    return app
+def make_probe_app(app: web.Application) -> web.Application:
+    """The application of the port for probes, beside the tracker's: whether it works, and its
+    metrics, to every client."""
+    probes = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    probes.on_response_prepare.append(name_request)
+    probes[SERVICE], probes[REGISTRY] = app[SERVICE], app[REGISTRY]
+    serve(probes, PROBE_ROUTES, title="p2pdist tracker, probes")
+    return probes

@@ -31,15 +31,35 @@ def access_option(function: Function) -> Function:
 
 @click.group("access")
 def command() -> None:
-    """Show, rotate and revoke what the access of a fleet is made of: its authority, signing keys
-    and join tokens. Trackers notice each change within a second or so.
+    """Make, show, rotate and revoke what the access of a fleet is made of: its authority, signing
+    keys and join tokens. Trackers notice each change within a second or so.
 
     \b
     Examples:
-      p2pdist access show --access /etc/p2pdist/access.toml
+      p2pdist access create --access /etc/p2pdist/access.toml
+      p2pdist access show
       p2pdist access revoke host:r17n04
       p2pdist access rotate
     """
+
+
+@command.command("create")
+@access_option
+@output.json_option
+def create(access: Path, as_json: bool) -> None:
+    """Make what is missing: the access file, an authority, a signing key and the join tokens. A
+    tracker does the same at its first start; this is for directories that trackers cannot write,
+    such as a Secret of Kubernetes."""
+    directory = _directory(access)
+    made = directory.prepare(now=time.time())
+    state = directory.load(now=time.time())
+    tokens = {name: str(directory.join_token(name)) for name in state.rules.joins}
+    if as_json:
+        output.print_json({"access": str(directory.path), "join_tokens": tokens, "made": [str(path) for path in made]})
+        return
+    output.say(f"access file {directory.path}")
+    for path in tokens.values():
+        output.say(f"hosts join with {path}")
 
 
 @command.command("show")

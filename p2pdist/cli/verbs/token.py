@@ -31,7 +31,9 @@ def command() -> None:
 
 @command.command("create")
 @click.option("--role", required=True, metavar="NAME", help="A role of the access file.")
-@click.option("--ttl", required=True, metavar="TIME", help="How long it is good, such as 30d or 12h.")
+@click.option(
+    "--ttl", default="30d", show_default=True, metavar="TIME", help="How long it is good, such as 30d or 12h."
+)
 @click.option("--name", default="", metavar="NAME", help="Its owner's name; tokens of one name own the same preseeds.")
 @access_option
 @output.json_option

@@ -79,7 +79,7 @@ logger = logging.getLogger(__name__)
     "--probe-listen",
     default="",
     metavar="HOST:PORT",
-    help="Answer /healthz and /readyz there, without TLS, for probes of a machine.",
+    help="Where /healthz, /readyz and /metrics answer without TLS and tokens.",
 )
 @discovery_options
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
@@ -209,7 +209,6 @@ def _follow(
 async def _listen(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
     app: web.Application,
-    service: Service,
     access: AccessControl | None,
 ) -> list[web.AppRunner]:
     """Answer at the tracker's address, and at that for probes."""
@@ -219,7 +218,7 @@ async def _listen(
     address, probes = addresses
     runners = [await listen(app, address, tls=access.tls.context if access is not None else None)]
     if probes is not None:
-        runners.append(await listen(make_probe_app(service), probes))
+        runners.append(await listen(make_probe_app(app), probes))
     return runners
 
 
@@ -257,7 +256,7 @@ async def _serve(
     service = Service(fleet, Content(origin, documents), access=access)
     preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
     await preseeds.load()
-    runners = await _listen(addresses, make_app(service, preseeds), service, access)
+    runners = await _listen(addresses, make_app(service, preseeds), access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += _follow(policy_file, access, service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
