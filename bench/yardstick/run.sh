@@ -23,7 +23,7 @@ ctl="$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state
 knows="--tracker http://{ctl_ip}:7070" path=readyz
 if [ -n "${ACCESS:-}" ]; then
   ctl="$ctl --access {dir}/access/access.toml"
-  knows="--tracker https://{ctl_ip}:7070 --join-file {work}/ctl/access/join-default.token"
+  knows="--tracker https://{ctl_ip}:7070 --join-file {work}/c/access/join-default.token"
 fi
 if [ "${TRACKER:-}" = none ]; then
   ctl=true knows="--origin http://{origin_ip} --network-id yardstick" path=healthz
