@@ -49,7 +49,16 @@ POLICY = (
 _STATIC = Path(__file__).parent / "static"
 _FILES = {"/": "health.html"} | {
     f"/static/{name}": name
-    for name in ("health.css", "main.js", "feed.js", "tables.js", "host_map.js", "tree.js", "canvas.js")
+    for name in (
+        "health.css",
+        "main.js",
+        "feed.js",
+        "credential.js",
+        "tables.js",
+        "host_map.js",
+        "tree.js",
+        "canvas.js",
+    )
 }
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 logger = logging.getLogger(__name__)
