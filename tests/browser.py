@@ -121,12 +121,12 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def browser(url: str) -> AsyncIterator[Page]:
-    """A browser of its own with one page, at `url`. It ends with the block, all its processes
-    too."""
+async def browser(url: str, *flags: str) -> AsyncIterator[Page]:
+    """A browser of its own with one page, at `url`, with more flags. It ends with the block, all
+    its processes too."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(prefix="p2pdist-chromium-", ignore_cleanup_errors=True) as directory:
-        words = [CHROMIUM, *FLAGS, f"--user-data-dir={directory}", "about:blank"]
+        words = [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={directory}", "about:blank"]
         if os.geteuid() == 0:
             words.insert(1, "--no-sandbox")
         process = subprocess.Popen(

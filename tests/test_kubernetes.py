@@ -71,7 +71,16 @@ def of_kind(found: list[Document], kind: str) -> dict[str, Document]:
 
 @pytest.mark.parametrize("version", SCHEMAS)
 @pytest.mark.parametrize(
-    "name", ["base/namespace", "base/config", "base/tracker", "base/agent", "example-job", "two-trackers/standby"]
+    "name",
+    [
+        "base/namespace",
+        "base/config",
+        "base/tracker",
+        "base/agent",
+        "base/network",
+        "example-job",
+        "two-trackers/standby",
+    ],
 )
 def test_manifests_agree_with_the_schemas(name: str, version: str) -> None:
     """Strictly: a field that does not exist is an error."""
@@ -162,13 +171,13 @@ def test_ports_probes_and_volumes_are_there(directory: str) -> None:
         for container in containers(spec):
             assert {each["name"] for each in container["volumeMounts"]} == volumes, name
             ports = {each["name"]: each["containerPort"] for each in container["ports"]}
-            (listen,) = [each for each in container["args"] if each.startswith("--listen=")]
-            assert list(ports.values()) == [int(listen.rpartition(":")[2])]
+            listens = [each for each in container["args"] if each.startswith(("--listen=", "--probe-listen="))]
+            assert list(ports.values()) == [int(each.rpartition(":")[2]) for each in listens]
             probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
             assert {kind: each["path"] for kind, each in probes.items()} == {
                 "startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"
             }  # fmt: skip
-            assert all(each["port"] in ports for each in probes.values())
+            assert {each["port"] for each in probes.values()} == {"probes"}, "probes have no certificate"
 
 
 @pytest.mark.parametrize(("directory", "count"), [("base", 1), ("mounting", 1), ("two-trackers", 2)])
@@ -235,6 +244,26 @@ def test_the_example_needs_no_rights() -> None:
     for container in containers(pod["spec"]):
         assert all(each["readOnly"] and each["mountPath"] == paths[each["name"]] for each in container["volumeMounts"])
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("directory", BUILDS)
+def test_nobody_gets_in_without_a_secret(directory: str) -> None:
+    """Trackers have the access file and its keys, agents the join token alone."""
+    found = built(directory)
+    policies = of_kind(found, "NetworkPolicy").values()
+    for name, spec, labels in pods(found):
+        secrets = {each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each}
+        (container,) = containers(spec)
+        words = " ".join(container["args"])
+        if name == "p2pdist-agent":
+            assert secrets == {"p2pdist-join"} and "--join-file=" in words
+        else:
+            assert secrets == {"p2pdist-access"} and "--access=" in words
+            assert any(_selected(each["spec"]["podSelector"], labels) for each in policies), name
+
+
+def _selected(selector: Document, labels: dict[str, str]) -> bool:
+    return all(labels.get(each["key"]) in each["values"] for each in selector["matchExpressions"])
 
 
 def test_no_secret_lies_in_a_manifest() -> None:

@@ -27,8 +27,9 @@ SERVICES = sorted(UNITS.glob("*.service"))
 INSTALLED = "/opt/p2pdist/bin/p2pdist"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 RUNNING: dict[str, dict[str, Any]] = {
-    name: service for name, service in COMPOSE["services"].items() if "profiles" not in service
+    name: service for name, service in COMPOSE["services"].items() if service["restart"] != "no"
 }
+"""Services; the others are jobs."""
 OURS = {name: service for name, service in COMPOSE["services"].items() if "build" in service}
 AGENT_CAPABILITIES = ["SYS_ADMIN", "SETFCAP", "CHOWN", "DAC_OVERRIDE", "FOWNER", "SETUID", "SETGID"]
 # fmt: off
@@ -128,8 +129,9 @@ def test_every_service_says_whether_it_is_well_and_what_happens_when_it_ends() -
         assert service["healthcheck"]["test"][0] == "CMD", name
         assert service["restart"] == "unless-stopped", name
         assert service["logging"]["options"]["max-size"], name
-    job = COMPOSE["services"]["demo"]
-    assert job["restart"] == "no" and job["healthcheck"] == {"disable": True} and job["profiles"] == ["demo"]
+    for name, profiles in (("demo", ["demo"]), ("join", None)):
+        job = COMPOSE["services"][name]
+        assert job["restart"] == "no" and job["healthcheck"] == {"disable": True} and job.get("profiles") == profiles
 
 
 def test_nobody_is_privileged_and_only_agents_that_mount_may_mount() -> None:
@@ -150,7 +152,8 @@ def test_every_health_check_asks_a_port_on_which_its_service_listens() -> None:
     for name, service in RUNNING.items():
         asked = re.search(r"http://127\.0\.0\.1:(\d+)/", " ".join(service["healthcheck"]["test"]))
         assert asked, name
-        listened = re.search(r"--listen[= ]\S*?:(\d+)", " ".join(command_of(name)))
+        words = " ".join(command_of(name))
+        listened = re.search(r"--probe-listen[= ]\S*?:(\d+)", words) or re.search(r"--listen[= ]\S*?:(\d+)", words)
         assert asked[1] == (listened[1] if listened else ports[name]), name
 
 
@@ -175,8 +178,11 @@ def test_volumes_are_named_used_and_apart() -> None:
             else:
                 used.setdefault(source, set()).add(f"{name}:{target}")
     assert set(used) == set(COMPOSE["volumes"])
-    for name in ("tracker", "seed", "agent1", "agent2", "agent3", "agent4"):
+    agents = ("seed", "agent1", "agent2", "agent3", "agent4")
+    for name in agents:
         assert used[name] == {f"{name}:/var/lib/p2pdist"}
+    assert used["tracker"] == {"tracker:/var/lib/p2pdist", "join:/tracker"}, "its keys are nobody's but its own"
+    assert used["join"] == {"join:/var/lib/p2pdist", *(f"{name}:/join" for name in agents)}
     sockets = [word for name in OURS for word in command_of(name) if name != "demo" and word.startswith("--socket=")]
     assert len(sockets) == len(set(sockets)) == 5
     told = {word for word in command_of("demo") if word.startswith("/run/")}
@@ -187,7 +193,7 @@ def test_services_are_found_under_the_names_that_others_call_them() -> None:
     for name, service in COMPOSE["services"].items():
         assert service.get("hostname", name) == name
         called = re.findall(
-            r"http://([a-z0-9]+):(\d+)",
+            r"https?://([a-z0-9]+):(\d+)",
             " ".join([*command_of(name), *map(str, service.get("environment", {}).values())]),
         )
         for host, port in called:
@@ -195,7 +201,7 @@ def test_services_are_found_under_the_names_that_others_call_them() -> None:
             assert f":{port}" in " ".join(command_of(host)) or (host, port) == ("prometheus", "9090"), (
                 f"{name} calls {host}:{port}"
             )
-        assert set(service.get("depends_on", {})) <= set(RUNNING)
+        assert set(service.get("depends_on", {})) <= {*RUNNING, "join"}
 
 
 def test_prometheus_scrapes_every_service_of_ours() -> None:
@@ -205,8 +211,8 @@ def test_prometheus_scrapes_every_service_of_ours() -> None:
 
     agents = {name for name in RUNNING if command_of(name)[:1] == ["agent"]}
     assert len(agents) == 5
-    assert targets("agents.json") == {f"{name}:7071" for name in agents}
-    assert targets("trackers.json") == {"tracker:7070"}
+    assert targets("agents.json") == {f"{name}:7079" for name in agents}
+    assert targets("trackers.json") == {"tracker:7079"}
     mounted = {Path(volume.split(":")[1]).name for volume in RUNNING["prometheus"]["volumes"]}
     text = (ROOT / "grafana" / "prometheus" / "prometheus.yml").read_text()
     config = yaml.safe_load(text)

@@ -125,6 +125,15 @@ class Content:
             return False
         return Digest(digest) in self._layers or await self._recall(f"layer {digest}") is not None
 
+    async def vouch(self, reference: Reference) -> None:
+        """Remember over a restart that a package by digest is one of its name."""
+        if reference.digest is not None:
+            await self._note({f"package {reference}": Descriptor(MANIFEST_TYPE, reference.digest, 0)})
+
+    async def vouched(self, reference: Reference) -> bool:
+        """Whether `vouch` was told so."""
+        return await self._recall(f"package {reference}") is not None
+
     async def _note(self, named: dict[str, Descriptor]) -> None:
         if self._documents is not None:
             await asyncio.to_thread(self._documents.note, named)

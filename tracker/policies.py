@@ -107,6 +107,14 @@ class PolicyFile:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+async def bind_package(book: PolicyBook, content: Content, name: str, digest: Digest) -> None:
+    """Note that an identity which may read packages of this name may read the manifest `digest` and
+    all that it names. Raises NotFound, Corrupt, Unavailable."""
+    if name not in book.readers_of(digest):
+        manifest = decode_manifest(await content.manifest(digest))
+        book.bind(name, digest, [part.digest for part in (*manifest.blobs, *manifest.documents())])
+
+
 async def note_package(book: PolicyBook, content: Content, reference: Reference, digest: Digest) -> None:
     """Note which blobs a package has, if it is not known: that it is asked for may be all that this
     tracker hears of it. Where that cannot be found out now, its blobs go by no policy until it is

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
@@ -76,7 +77,8 @@ class PreseedBrief(msgspec.Struct, frozen=True):
 
 
 class PreseedSummary(msgspec.Struct, frozen=True):
-    """A preseed in short. `created_at` is in seconds since the epoch."""
+    """A preseed in short. `created_at` is in seconds since the epoch; `owner` is the identity that
+    ordered it, empty where access was off."""
 
     id: str
     state: ShownState
@@ -84,10 +86,13 @@ class PreseedSummary(msgspec.Struct, frozen=True):
     hosts_total: int
     hosts_done: int
     created_at: float
+    owner: str = ""
 
     @classmethod
     def of(cls, record: PreseedRecord, tally: Tally) -> PreseedSummary:
-        return cls(record.id, tally.state, record.package, tally.hosts_total, tally.hosts_done, record.created_at)
+        return cls(
+            record.id, tally.state, record.package, tally.hosts_total, tally.hosts_done, record.created_at, record.owner
+        )
 
 
 class Sessions(Protocol):
@@ -205,9 +210,9 @@ class PreseedService:
 
     # -- what schedulers ask
 
-    async def create(self, request: PreseedRequest) -> tuple[Progress, bool]:
-        """Take a preseed, and whether it is new. Raises UsageError, NotFound for an unknown
-        package, Conflict when its id stands for another one, Unavailable."""
+    async def create(self, request: PreseedRequest, *, owner: str = "") -> tuple[Progress, bool]:
+        """Take a preseed of this owner, and whether it is new. Raises UsageError, NotFound for an
+        unknown package, Conflict when its id stands for another one, Unavailable."""
         body = canonical(request)
         if request.selector is not None:
             parse_selector(request.selector)
@@ -229,10 +234,11 @@ class PreseedService:
                 now,
                 deadline_at=now + request.deadline if request.deadline is not None else None,
                 expires_at=now + request.ttl if request.ttl is not None else None,
+                owner=owner,
             )
             stored = await asyncio.to_thread(self._database.insert, record)
             created = stored == record
-        if stored.body != body:
+        if stored.body != body or (owner and stored.owner not in ("", owner)):
             raise Conflict(
                 f"the preseed {identifier} was asked for otherwise",
                 remedy="Give it another id, or cancel that one first",
@@ -255,6 +261,21 @@ class PreseedService:
         if record is None:
             raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
         self.submit(Loaded((record,)))
+
+    def visible(self, identifier: str, identity: Identity, right: Right) -> bool:
+        """Whether an identity ordered a preseed, or has this right and may read its package."""
+        preseed = self.core.by_id.get(identifier)
+        if preseed is None:
+            return False
+        record = preseed.record
+        if record.owner and record.owner == str(identity):
+            return True
+        return identity.may(right) and identity.may_read([parse_reference(record.package).name])
+
+    def ordered(self, package: str) -> bool:
+        """Whether an identity ordered a preseed of a package, by `name@digest`."""
+        records = (preseed.record for preseed in self.core.by_id.values())
+        return any(record.package == package and record.owner for record in records)
 
     def progress(self, identifier: str) -> Progress:
         return self.core.progress(identifier, now=self._clock.now())

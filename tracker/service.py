@@ -23,9 +23,12 @@ from typing import Protocol
 
 import msgspec
 
+from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
 from p2pdist.model.url import redacted
+from tracker.access.control import AccessControl
+from tracker.access.sessions import SessionAccess
 from tracker.content import Content
 from tracker.core.bittorrent.announce import Announces
 from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
@@ -89,9 +92,12 @@ class Listener(Protocol):
 class Service:
     """The single writer around the fleet. `observe_plan` hears the seconds that each planning step
     took. `web_origin` is the address of an OCI image layout that any BitTorrent client may read
-    over HTTP (a cache or a limited server, not the bare origin); empty for none."""
+    over HTTP (a cache or a limited server, not the bare origin); empty for none. `access` is None
+    while access is off."""
 
-    def __init__(self, fleet: Fleet, content: Content, *, web_origin: str = "") -> None:
+    def __init__(
+        self, fleet: Fleet, content: Content, *, web_origin: str = "", access: AccessControl | None = None
+    ) -> None:
         self.fleet = fleet
         self.content = content
         self.announces = Announces(fleet.hosts, fleet.swarms)
@@ -100,6 +106,9 @@ class Service:
         content.learned = lambda layouts: self.submit(Described(layouts))
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
+        self.access = SessionAccess(access, fleet, content) if access is not None else None
+        if access is not None:
+            access.changed.append(self._access_changed)
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}
         self._next_session = 1
@@ -119,7 +128,7 @@ class Service:
         """How late the last tick came: the event loop's delay in seconds."""
         return self._lag_s
 
-    def open_session(self, hello: Hello) -> tuple[int, Outbox]:
+    def open_session(self, hello: Hello, identity: Identity = OPEN) -> tuple[int, Outbox]:
         """Take a host in: the number and the outbox of its session. Raises Conflict when another
         agent uses its name.
 
@@ -143,12 +152,16 @@ class Service:
         self._next_session += 1
         self._set_report_rate(len(self._outboxes) + 1)
         outbox = self._outboxes[number] = Outbox()
+        if self.access is not None:
+            self.access.open(number, identity)
         try:
             self.submit(SessionOpened(number, hello))
         except BaseException:
-            del self._outboxes[number]
+            self.close_session(number)
             raise
         self._names[number] = hello.host
+        if self.access is not None:
+            outbox.put(self.access.control.message)
         if self.listener is not None and self._host_of(number) is not None:
             self.listener.opened(hello.host)
         return number, outbox
@@ -158,6 +171,8 @@ class Service:
         outbox = self._outboxes.pop(number, None)
         if outbox is not None:
             outbox.put(None)
+        if self.access is not None:
+            self.access.close(number)
         host = self._host_of(number)
         self._names.pop(number, None)
         self.submit(SessionClosed(number))
@@ -171,6 +186,18 @@ class Service:
         outbox = self._outboxes.get(known.session) if known is not None and known.session is not None else None
         if outbox is not None:
             outbox.put(message)
+
+    def _access_changed(self) -> None:
+        """Tell all agents, and end the sessions of hosts that may no longer be here."""
+        if self.access is None:
+            return
+        refused = self.access.refused()
+        for number, outbox in self._outboxes.items():
+            if (error := refused.get(number)) is not None:
+                outbox.put(Reject(error.problem()))
+                outbox.put(None)
+            else:
+                outbox.put(self.access.control.message)
 
     def _host_of(self, session: int) -> str | None:
         """The host whose session this is, unless it was not taken in or has another one by now."""
@@ -218,6 +245,11 @@ class Service:
             if self.listener is not None and host is not None:
                 self.listener.heard(host, event.message)
             return
+        if self.access is not None and isinstance(event, Received):
+            admitted = self._admitted(self.access, event)
+            if admitted is None:
+                return
+            event = admitted
         started = time.perf_counter()
         now = time.monotonic()
         commands = self.fleet.handle(event, now=now)
@@ -237,6 +269,8 @@ class Service:
                     planned = planned or isinstance(message, Assign)
                     if isinstance(message, Welcome):
                         message = msgspec.structs.replace(message, time=time.time())
+                    elif self.access is not None and isinstance(message, Assign):
+                        message = self.access.with_ticket(self._names[command.session], message)
                     outbox.put(message)
                 case Drop():
                     outbox.put(None)
@@ -244,8 +278,20 @@ class Service:
             host = self._host_of(event.session)
             if self.listener is not None and host is not None:
                 self.listener.draining(host)
+        if self.access is not None and isinstance(event, Received) and (host := self._host_of(event.session)):
+            for assign in self.access.renewals(host, event.message):
+                self._outboxes[event.session].put(assign)
         if planned:
             self.observe_plan(time.perf_counter() - started)
+
+    def _admitted(self, access: SessionAccess, event: Received) -> Received | None:
+        """What of a message the host may say; the rest is answered here."""
+        message, rejects = access.admit(event.session, event.message)
+        outbox = self._outboxes.get(event.session)
+        if outbox is not None:
+            for reject in rejects:
+                outbox.put(reject)
+        return Received(event.session, message) if message is not None else None
 
     def _plan_due(self) -> None:
         self._due_at = math.inf

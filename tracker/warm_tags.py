@@ -21,6 +21,8 @@ RETRY_S = 5.0
 """After an order that could not be given."""
 
 SAID_MAX = 1000
+OWNER = "tracker"
+"""Owns the preseeds that keep tags warm."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class WarmTags:
         failed: set[str] = set()
         for request in wanted.order:
             try:
-                await self._preseeds.create(request)
+                await self._preseeds.create(request, owner=OWNER)
             except P2PDistError as error:
                 self._rest_until = time.monotonic() + RETRY_S
                 self._complain(request.package, error)

@@ -3,6 +3,7 @@
 # PYTHON, P2PDIST and WORK name another interpreter, program and directory; `make bench` gives them and takes care of the clean-up.
 # With WARM_MIB every host first pulls another blob of so many MiB, before the run begins: what is learned of the hosts there is known.
 # With TRACKER=none there is none: agents find each other by multicast DNS, and know the origin.
+# With ACCESS=1 the tracker speaks TLS and makes an access file, and the agents join with its token.
 # Usage: run.sh SWARM_PY [yardstick options], for example
 #   bench/yardstick/run.sh path/to/yardstick/swarm.py --hosts 24 --size-mib 64 --rate-mbit 40 --origin-mbit 80 --repeat 3
 set -eu
@@ -20,6 +21,10 @@ case " $* " in
 esac
 ctl="$p2pdist tracker --listen {ctl_ip}:7070 --origin http://{origin_ip} --state {dir}/state --no-discovery --log-level warning"
 knows="--tracker http://{ctl_ip}:7070" path=readyz
+if [ -n "${ACCESS:-}" ]; then
+  ctl="$ctl --access {dir}/access/access.toml"
+  knows="--tracker https://{ctl_ip}:7070 --join-file {work}/c/access/join-default.token"
+fi
 if [ "${TRACKER:-}" = none ]; then
   ctl=true knows="--origin http://{origin_ip} --network-id yardstick" path=healthz
 fi

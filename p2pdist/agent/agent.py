@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pdist.agent.access.identity import Membership, check_secure, read_join_file
+from p2pdist.agent.access.service import IDENTITY_DIRECTORY, AgentAccess
 from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmService, SwarmSettings, open_listener
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import neighbourhood
@@ -25,16 +27,17 @@ from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.scrub import StoreScrub
-from p2pdist.agent.tracker.address import wildcard
+from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
-from p2pdist.model.errors import from_problem
+from p2pdist.model.errors import Refused, from_problem
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
+    Access,
     Assign,
     Drained,
     Hello,
@@ -48,7 +51,8 @@ from p2pdist.model.messages import (
 from p2pdist.origin.drivers import open_origin
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.tls import Tls, TlsFiles
+from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.transfer.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +80,8 @@ class AgentSettings:
     """How long a new pull waits for a tracker."""
     tls: TlsFiles | None = None
     """With files, agents speak TLS with each other."""
+    join_file: Path | None = None
+    """With a join token in this file, the agent joins a fleet with access on."""
     upload_bytes_s: float | None = None
     """Limit of what this host sends over the network; None for no limit."""
     download_bytes_s: float | None = None
@@ -96,22 +102,33 @@ class AgentSettings:
 
 class Agent:
     """Builds the parts of an agent, starts and stops them, and passes on what a tracker sends.
-    Everything runs on one event loop but for disk work and receiver threads. Raises UsageError,
-    Conflict and the store's failures."""
+    Everything runs on one event loop but for disk work and receiver threads. `membership`, which
+    has been entered, is the agent's identity in a fleet with access on. Raises UsageError, Conflict
+    and the store's failures."""
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, membership: Membership | None = None) -> None:
         self.settings, self.host = settings, settings.host
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
-        hello = _hello(settings, listener.port if listener is not None else 0)
+        self.access = access = AgentAccess(
+            settings.host,
+            settings.store / IDENTITY_DIRECTORY,
+            membership,
+            settings.tls,
+            alone=lambda: not self.session.connected,
+            clock_ahead_s=lambda: self.session.clock_ahead_s or 0.0,
+        )
+        self.tls = access.tls
+        hello = _hello(settings, listener.port if listener is not None else 0, tls=self.tls is not None)
         self.session = session = TrackerSession(
             settings.trackers,
             hello,
             listens=wildcard(settings.address),
             searching=settings.discovery is not None and settings.discovery.trackers,
+            tls=self.tls,
+            tracker_name=access.tracker_name,
         )
         self.reachability = ReachabilityCheck(settings.host, session)
-        self.tls = Tls(settings.tls) if settings.tls is not None else None
         own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, session, self.tls, settings.origin)
         self._origins = Origins(own_origin, session)
@@ -138,11 +155,24 @@ class Agent:
             )
             self.swarming = SwarmService(settings.swarm, context, listener, files, self.policies.transport)
         self.resources = PullResources(
-            settings.host, session, self.policies, self._origins, self.uplink, self.tls, self.swarming, received_bytes
+            settings.host,
+            session,
+            access,
+            self.policies,
+            self._origins,
+            self.uplink,
+            self.tls,
+            self.swarming,
+            received_bytes,
         )
         self.policy_pins = PolicyPins(store, self.policies)
         self.packages = Packages(
-            store, session, own_origin, wait_s=settings.tracker_wait_s, learn=self.policy_pins.learned
+            store,
+            session,
+            own_origin,
+            wait_s=settings.tracker_wait_s,
+            learn=self.policy_pins.learned,
+            found=access.names.learn,
         )
         alone = Announcement("alone", settings.host, settings.address, origin=True)
         self.registry = Registry(
@@ -168,6 +198,7 @@ class Agent:
 
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
+        self.access.start(self.store)
         self.registry.start()
         if self.swarming is not None:
             self.swarming.start()
@@ -198,6 +229,7 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.access.stop()
         await self.mounts.close()
         await self._origins.close()
         await asyncio.to_thread(self.store.close)
@@ -208,20 +240,32 @@ class Agent:
         await self.preseeds.stop()
         await self.pulls.stop()
 
-    def _on_message(self, message: Assign | OriginShare | Keep | Release | Reject) -> None:
+    def _on_message(self, message: Assign | Access | OriginShare | Keep | Release | Reject) -> None:
         match message:
             case OriginShare(bytes_s):
                 self.resources.origin_share.limit_bytes_s = bytes_s
             case Keep() | Release():
                 if not self.drain.draining:  # else the tracker asks again after the next start
                     self.preseeds.receive(message)
-            case Assign(plan):
-                self.registry.planned(plan)
+            case Assign(plan, ticket):
+                self.registry.planned(plan, ticket)
+            case Access():
+                self._learn_access(message)
             case Reject(problem, blob):
                 error = from_problem(problem)
                 logger.warning("the tracker rejects %s: %s", blob or "a message", error)
                 if blob is not None:
                     self.registry.reject(blob, error)
+
+    def _learn_access(self, access: Access) -> None:
+        if self.tls is not None and not self.session.secured:
+            logger.warning("what %s says of access is not believed: it is no https URL", self.session.url)
+            return
+        self.access.learn(access)
+        try:
+            self.access.peers.require_here()
+        except Refused as error:
+            self.registry.revoked(error)
 
     def _on_tracker_change(self, present: bool) -> None:
         if present:
@@ -236,7 +280,29 @@ class Agent:
             self.preseeds.connected()
 
 
-def _hello(settings: AgentSettings, bt_port: int) -> Hello:
+def membership_of(settings: AgentSettings) -> Membership | None:
+    """The identity to enter before the agent is made; None without a join file. Raises
+    UsageError."""
+    if settings.join_file is None:
+        return None
+    check_secure(settings.trackers)
+    listens = wildcard(settings.address)
+    own = parse_address(settings.address)[0] if listens is None else ""
+
+    def addresses(own_end: str) -> list[str]:
+        """Where others reach this agent, as its hello says."""
+        return [own or address_for_others(own_end, listens[0] if listens else "")] if own or own_end else []
+
+    return Membership(
+        settings.store / IDENTITY_DIRECTORY,
+        settings.host,
+        read_join_file(settings.join_file),
+        lambda: settings.trackers,
+        addresses,
+    )
+
+
+def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
     """How this agent introduces itself to trackers. Raises UsageError for what every tracker would
     refuse."""
     listens = wildcard(settings.address)
@@ -249,7 +315,7 @@ def _hello(settings: AgentSettings, bt_port: int) -> Hello:
         settings.rack,
         settings.upload_bytes_s or 0.0,
         bt_port,
-        settings.tls is not None,
+        tls,
         secrets.token_hex(8),
         settings.download_bytes_s or 0.0,
     )

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
+from p2pdist.cli.tracker_access import TrackerAccess, token_option, with_hint
 from p2pdist.model.errors import (
     UNDECODABLE,
     Conflict,
@@ -124,14 +125,14 @@ def pulled_name(reference: str, pulled: PullStatus) -> str:
 
 
 def tracker_option(function: Function) -> Function:
-    """--tracker."""
+    """--tracker and --token-file."""
     return click.option(
         "--tracker",
         default="http://127.0.0.1:7070",
         show_default=True,
         metavar="URL[,URL]",
         help="Trackers, tried in turn. Also from P2PDIST_TRACKER.",
-    )(function)
+    )(token_option(function))
 
 
 def hosts_options(function: Function) -> Function:
@@ -153,6 +154,7 @@ class TrackerClient:
         if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
             raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
         self._session: aiohttp.ClientSession | None = None
+        self._access = TrackerAccess.current()
         self.answered = ""
         """The URL of the tracker that was asked last, without secrets."""
 
@@ -188,7 +190,8 @@ class TrackerClient:
         assert self._session is not None, "a TrackerClient is used inside `async with`"
         self.answered = redacted(url)
         try:
-            async with self._session.request(method, url + path, json=body) as answer:
+            secured = await self._access.request(url)
+            async with self._session.request(method, url + path, json=body, **secured) as answer:
                 data = bytearray()
                 async for chunk in answer.content.iter_chunked(1 << 18):
                     data += chunk
@@ -197,11 +200,11 @@ class TrackerClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error).replace(url, redacted(url)) or type(error).__name__
             raise Unavailable(
-                f"the tracker {redacted(url)} does not answer: {reason}", remedy="Start it, or name it with --tracker"
+                f"the tracker {redacted(url)} does not answer: {reason}", remedy=self._access.remedy(url, error)
             ) from error
         try:
             if answer.status >= 400:
-                raise from_problem(msgspec.json.decode(data, type=dict[str, Any]))
+                raise with_hint(from_problem(msgspec.json.decode(data, type=dict[str, Any])), url)
             return msgspec.json.decode(data)
         except UNDECODABLE as error:
             raise Unavailable(f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})") from error

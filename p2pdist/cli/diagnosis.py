@@ -80,15 +80,18 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
     """Whether each tracker answers, and this host's clock against its."""
     import aiohttp
 
+    from p2pdist.cli.tracker_access import TrackerAccess
     from p2pdist.model.url import redacted
 
     found: list[Finding] = []
+    access = TrackerAccess.current()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
         for url in urls:
             shown = redacted(url)
             try:
+                secured = await access.request(url)
                 asked = time.time()
-                async with http.get(url.rstrip("/") + "/readyz") as answer:
+                async with http.get(url.rstrip("/") + "/readyz", **secured) as answer:
                     body = await answer.content.read(1 << 16)
                     answered = time.time()
                 if answer.status != 200 or b'"sessions"' not in body:
@@ -96,14 +99,14 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
                     continue
                 found.append(Finding("tracker", "ok", f"{shown} answers in {(answered - asked) * 1000:.0f} ms"))
                 found.append(_clock(shown, answer.headers.get("Date", ""), asked, answered))
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                found.append(_tracker_failed(shown, f"does not answer: {error or type(error).__name__}"))
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, P2PDistError) as error:
+                why = f"does not answer: {error or type(error).__name__}"
+                found.append(_tracker_failed(shown, why, access.remedy(url, error)))
     return found
 
 
-def _tracker_failed(url: str, why: str) -> Finding:
-    remedy = "Start it, name it with --tracker, and see that no firewall is between"
-    return Finding("tracker", "failed", f"{url} {why}", remedy)
+def _tracker_failed(url: str, why: str, remedy: str = "Start it, or name it with --tracker") -> Finding:
+    return Finding("tracker", "failed", f"{url} {why}", f"{remedy}, and see that no firewall is between")
 
 
 def _clock(url: str, date: str, asked: float, answered: float) -> Finding:
@@ -138,16 +141,17 @@ async def port(address: tuple[str, int]) -> list[Finding]:
     if not failure:
         return [Finding("port", "ok", f"{where} is free"), _bittorrent_port(host, number + 1)]
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http,
-            http.get(f"http://{address_text(local, number)}/metrics") as answer,
-        ):
-            if b"p2pdist_agent_" in await answer.content.read(1 << 20):
-                found = Finding("port", "ok", f"an agent answers at {where}")
-                return [found, _bittorrent_port(host, number + 1, agent=True)]
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        pass
+    for scheme in ("http", "https"):
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http,
+                http.get(f"{scheme}://{address_text(local, number)}/healthz", ssl=False) as answer,
+            ):
+                if b'"disk"' in await answer.content.read(1 << 16):
+                    found = Finding("port", "ok", f"an agent answers at {where}")
+                    return [found, _bittorrent_port(host, number + 1, agent=True)]
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            continue
     remedy = "Stop what listens there (ss -ltnp says what), or choose another address with --listen"
     return [
         Finding("port", "failed", f"cannot listen on {where}, and no agent answers there: {failure}", remedy),
@@ -214,6 +218,7 @@ async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
 
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.agent.tracker.reachability import REMEDY
+    from p2pdist.cli.tracker_access import TrackerAccess
     from p2pdist.model.errors import UNDECODABLE
     from p2pdist.model.messages import Reachability
     from p2pdist.model.url import redacted
@@ -222,17 +227,17 @@ async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
         status = await asyncio.to_thread(LocalClient(path, answer_s=ANSWER_S).status)
     except P2PDistError:
         return []  # agent() says so
-    host = str(status.get("host", ""))
+    host, access = str(status.get("host", "")), TrackerAccess.current()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
         for url in urls:
             try:
                 where = f"{url.rstrip('/')}/v1/hosts/{quote(host, safe='')}/reachability"
-                async with http.get(where) as answer:
+                async with http.get(where, **await access.request(url)) as answer:
                     body = await answer.content.read(1 << 16)
                 if answer.status != 200:
                     continue
                 found = msgspec.json.decode(body, type=Reachability)
-            except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE):
+            except (aiohttp.ClientError, TimeoutError, OSError, P2PDistError, *UNDECODABLE):
                 continue  # trackers() says so
             if found.problem:
                 why = f"others cannot reach {host} at {found.address}: {found.problem}{found.hint}. They read storage instead"

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from p2pdist.cli.tracker_access import TrackerAccess, with_hint
 from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem
 from tracker.core.views.tree_view import ABSENT
 from tracker.core.views.view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, SwarmRow, Totals
@@ -135,10 +136,12 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
     where = f"{url}/v1/events" + (f"?{urlencode({'swarm': swarm, 'stripe': stripe})}" if swarm else "")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=SILENCE_S_MAX)
     state = FleetState()
+    access = TrackerAccess.current()
     try:
-        async with http.get(where, timeout=timeout) as answer:
+        async with http.get(where, timeout=timeout, **await access.request(url)) as answer:
             if answer.status >= 400:
-                raise from_problem(msgspec.json.decode(await answer.content.read(1 << 20), type=dict[str, Any]))
+                problem = msgspec.json.decode(await answer.content.read(1 << 20), type=dict[str, Any])
+                raise with_hint(from_problem(problem), url)
             async for kind, data in _events(answer.content):
                 if kind == "change":
                     state.take(msgspec.json.decode(data, type=Change))
@@ -153,7 +156,7 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
         reason = str(error).replace(url, redacted(url)) or type(error).__name__
         raise Unavailable(
-            f"the tracker {redacted(url)} does not answer: {reason}", remedy="Start it, or name it with --tracker"
+            f"the tracker {redacted(url)} does not answer: {reason}", remedy=access.remedy(url, error)
         ) from error
     raise Unavailable(f"the tracker {redacted(url)} has stopped", remedy="Start it again")
 

@@ -48,6 +48,8 @@ VERBS = {
     "top": "Watch the swarms of a fleet.",
     "doctor": "Look for what would keep this host from working.",
     "drain": "Let the agent of this host hand over to others, and end.",
+    "access": "Show, rotate and revoke what a fleet's access is made of.",
+    "token": "Make tokens for schedulers, operators and people.",
     "status": "Print what the local agent or a tracker is doing.",
     "completion": "Print what a shell needs to complete verbs, options and references.",
     "simulate": "Simulate a broadcast to many hosts.",

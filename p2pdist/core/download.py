@@ -69,6 +69,11 @@ got at least so many pieces."""
 MOVING_BYTES_S = 4096.0
 """A stream that has given no piece yet is silent while bytes come more slowly than that."""
 
+DENIED_S = 1.0
+DENIALS_MAX = 10
+"""A source that asks for another ticket is tried again after so long, and is complained of from
+this number of denials in a row on: a ticket that has just expired is no fault of the source."""
+
 REOPEN_S = 0.05
 TROUBLE_S = 2.0
 """The user is told why a source failed once nothing has come for so long."""
@@ -96,8 +101,9 @@ class Planned:
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
     """A stream has let go of the file. `reason` is "done" (the source gave everything it was asked
-    for), "closed" (as commanded), "failed" (this host's own disk or bug: `error` says which) or why
-    the source failed; `piece` is the one that was wrong."""
+    for), "closed" (as commanded), "failed" (this host's own disk or bug: `error` says which),
+    "denied" (the source does not take this host's ticket) or why the source failed; `piece` is the
+    one that was wrong."""
 
     stream: int
     reason: Reason | str
@@ -174,6 +180,11 @@ class Complain:
 
 
 @dataclass(frozen=True, slots=True)
+class AskTicket:
+    """Ask the tracker for another ticket: a source did not take the one that this host has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completed:
     """All pieces are stored."""
 
@@ -185,7 +196,7 @@ class GaveUp:
     error: P2PDistError
 
 
-Command = OpenStream | CloseStream | Complain | Completed | GaveUp
+Command = OpenStream | CloseStream | Complain | AskTicket | Completed | GaveUp
 
 
 # -- state
@@ -249,6 +260,8 @@ class _Stripe:
     """How long a piece takes, smoothed."""
     complaints: int = 0
     """How often its sources were complained of as stalled since a piece was stored."""
+    denials: int = 0
+    """How often sources did not take this host's ticket since a piece was stored."""
     gained: int = 0
     """Pieces stored since the window began (`is_slow`)."""
     slow_windows: int = 0
@@ -420,7 +433,7 @@ class Download:
         stripe.gained += 1
         stripe.pace_s += 0.25 * (now - stripe.stored_at - stripe.pace_s)
         stripe.stored_at = now
-        stripe.complaints = 0
+        stripe.complaints = stripe.denials = 0
         state = stripe.state
         if isinstance(state, Receiving):
             state.quiet_since = now
@@ -512,14 +525,19 @@ class Download:
             case "gave":
                 stripe.doubted = not receiving.delivered
                 stripe.state = Waiting(now + REOPEN_S)
+            case "failed" if event.reason == "denied" and stripe.denials < DENIALS_MAX:
+                stripe.denials += 1
+                stripe.state = Waiting(now + DENIED_S)
+                stripe.candidates.failed(receiving.source)
+                out.append(AskTicket())
             case "failed":
                 stripe.state = Waiting()
                 self._failed(stripe, receiving.source, event, now, out)
 
     def _failed(self, stripe: _Stripe, source: Source, event: StreamEnded, now: float, out: list[Command]) -> None:
         """Complain of a source and turn to the next one, unless it is the origin and hopeless."""
-        short = event.reason in ("done", "closed")
-        reason: Reason = "short" if short else "unavailable" if event.reason == "failed" else event.reason  # type: ignore[assignment]
+        meant = {"done": "short", "closed": "short", "failed": "unavailable", "denied": "refused"}
+        reason: Reason = meant.get(event.reason, event.reason)  # type: ignore[assignment]
         self._last_failure = f"{source}: {event.error.what if event.error else reason}"
         self._failed_at = now
         out.append(Complain(stripe.number, source, reason, event.piece))

@@ -7,8 +7,13 @@ connection is opened: TRACKER_DNS for trackers, `agent_dns(HOST)` for agents, a 
 of hosts need not be names of the DNS. An agent therefore reaches the host that its plan names, or
 no host.
 
+The subject of an agent's certificate names the join token by which the host came (`join_in`), so
+that a tracker which knows nothing but the access file knows what the host may read.
+
 A certificate lasts CERTIFICATE_S, and its owner renews it at half of that. An authority lasts until
-an operator rotates it.
+an operator rotates it. A new authority has the name of the former one, which signs the new key as
+well (NewWithOld of RFC 4210, 4.4): with that certificate in the chain, a client that knows only the
+former authority trusts what the new one issues.
 """
 
 from __future__ import annotations
@@ -38,6 +43,10 @@ BACKDATED_S = 300.0
 
 CSR_BYTES_MAX = 16384
 ADDRESSES_MAX = 64
+
+_DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\Z")
+_OWN_DOMAIN = "p2pdist"
+"""The names that this module makes end with it; no certificate has another name there."""
 
 _FLEET = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?\Z")
 
@@ -69,6 +78,39 @@ def name_in(peer: Mapping[str, Any] | None, fleet: str, kind: Kind) -> str:
         if what == "URI" and value.startswith(prefix):
             return unquote(value.removeprefix(prefix))
     return ""
+
+
+def peer_name(peer: Mapping[str, Any] | None) -> str:
+    """The host in the verified certificate of an agent, as `ssl.SSLSocket.getpeercert` returns it,
+    whichever authority made it: of `spiffe://ANYTHING/agent/HOST`, else of another SPIFFE URI its
+    last part, else the first DNS name or address; "" for a tracker and where there is none."""
+    names = [(what, str(value)) for what, value in (peer or {}).get("subjectAltName", ())]
+    for what, value in names:
+        if what == "URI" and value.startswith("spiffe://"):
+            return "" if value.split("/")[3:4] == ["tracker"] else unquote(value.rpartition("/")[2])
+    return next((value for what, value in names if what in ("DNS", "IP Address")), "")
+
+
+def join_in(peer: Mapping[str, Any] | None) -> str:
+    """The id of the join token by which the owner of a verified certificate came; "" where it names
+    none."""
+    for attributes in (peer or {}).get("subject", ()):
+        for name, value in attributes:
+            if name == "organizationalUnitName":
+                return str(value)
+    return ""
+
+
+def addresses_in(peer: Mapping[str, Any] | None) -> frozenset[str]:
+    """The IP addresses and DNS names in a verified certificate, in lower case; IPv6 addresses in
+    their shortest form."""
+    found = set()
+    for what, value in (peer or {}).get("subjectAltName", ()):
+        if what == "IP Address":
+            found.add(str(ip_address(value.strip())))
+        elif what == "DNS":
+            found.add(value.lower())
+    return frozenset(found)
 
 
 def make_key() -> ec.EllipticCurvePrivateKey:
@@ -153,24 +195,40 @@ class Authority:
         *,
         now: float,
         lasts_s: float = CERTIFICATE_S,
+        join: str = "",
     ) -> bytes:
         """A certificate, PEM, for the sender of a signing request, which becomes `name`: a host, or
         for a tracker any word. `addresses` are IP addresses and names under which other clients may
-        reach it. Raises UsageError for a request that is none."""
+        reach it. `join` is the id of the join token by which an agent came. Raises UsageError for a
+        request that is none, and for an address that no certificate may have."""
         key = _requested_key(request)
         uri = f"spiffe://{self.fleet}/{kind}/{quote(name, safe='')}"
         dns = TRACKER_DNS if kind == "tracker" else agent_dns(name)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri), x509.DNSName(dns)]
         names += map(_general_name, sorted(set(addresses))[:ADDRESSES_MAX])
         certificate = (
-            _builder(x509.Name([]), self.certificate.subject, key, lasts_s, now)
-            .add_extension(x509.SubjectAlternativeName(names), critical=True)
+            _builder(_subject(join), self.certificate.subject, key, lasts_s, now)
+            .add_extension(x509.SubjectAlternativeName(names), critical=not join)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(sign_certificates=False), critical=True)
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]),
                 critical=False,
             )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+    def introduce(self, newer: Authority, *, now: float) -> bytes:
+        """A certificate of this authority, PEM, for the key of a newer one of the same fleet: part
+        of the chain of what the newer one issues, for clients that know only this one."""
+        key = newer.key.public_key()
+        certificate = (
+            _builder(newer.certificate.subject, self.certificate.subject, key, AUTHORITY_S, now)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(sign_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
@@ -204,6 +262,29 @@ def expires_at(certificate: bytes) -> float:
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
 
 
+def renews_at(certificate: bytes) -> float:
+    """When the owner of a PEM certificate is to renew it: after half of its life, in seconds since
+    the epoch."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    began = loaded.not_valid_before_utc.timestamp() + BACKDATED_S
+    return (began + loaded.not_valid_after_utc.timestamp()) / 2
+
+
+def owner_of(certificate: bytes) -> tuple[str, str, str]:
+    """Fleet, kind and name of the owner that a PEM certificate names, which is not verified. Raises
+    ValueError for one that names none."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    try:
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound as error:
+        raise ValueError("the certificate names no owner") from error
+    for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
+        parts = uri.removeprefix("spiffe://").split("/")
+        if uri.startswith("spiffe://") and len(parts) == 3:
+            return parts[0], parts[1], unquote(parts[2])
+    raise ValueError("the certificate names no owner")
+
+
 def _requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
     if len(request) > CSR_BYTES_MAX:
         raise UsageError(f"a certificate signing request of {len(request)} bytes is over the limit")
@@ -222,10 +303,17 @@ def _general_name(address: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(address))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(address)
-    except ValueError as error:
-        raise UsageError(f"{address[:80]!r} cannot stand in a certificate") from error
+    name = address.lower()
+    if len(name) > 253 or not _DNS_NAME.match(name) or name.rpartition(".")[2] == _OWN_DOMAIN:
+        raise UsageError(
+            f"{address[:80]!r} cannot be an address in a certificate",
+            remedy="Give IP addresses, or names of the DNS without wildcards",
+        )
+    return x509.DNSName(name)
+
+
+def _subject(join: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, join)] if join else [])
 
 
 def _usage(*, sign_certificates: bool) -> x509.KeyUsage:

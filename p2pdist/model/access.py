@@ -104,6 +104,10 @@ class Patterns:
         """Whether a blob of packages of these names matches: one of them is enough."""
         return self.everything or any(map(self.match, names))
 
+    def joined(self, other: Patterns) -> Patterns:
+        """Patterns that match what either matches."""
+        return Patterns(tuple(dict.fromkeys((*self.patterns, *other.patterns))))
+
     def narrowed(self, other: Patterns) -> Patterns:
         """Patterns that match what both match."""
         if self.everything:
@@ -147,6 +151,9 @@ class Identity:
     """Packages that it may read."""
     zones: tuple[str, ...] = ()
     """Zones of which an agent may say that it is in; none: any."""
+    credential: str = ""
+    """What showed who it is, by the name under which it is revoked: `token:ID`, or `join:ID` for an
+    agent."""
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}" if self.name else self.kind
@@ -155,13 +162,19 @@ class Identity:
         """Whether it has a right."""
         return self.kind == "open" or right == "open" or right in self.rights
 
-    def require(self, right: Right) -> None:
-        """Raises Refused where it lacks a right; Unauthenticated where a credential might help."""
-        if self.may(right):
+    def require(self, right: Right, also: tuple[Right, ...] = ()) -> None:
+        """Raises Refused where it lacks a right and each of those that do as well; Unauthenticated
+        where a credential might help."""
+        if self.may(right) or any(map(self.may, also)):
             return
         if self.kind == "anonymous":
             raise Unauthenticated("this request needs a token", remedy=_ANONYMOUS_REMEDY)
         raise Refused(f"{self} may not do that: it lacks the right {right!r}", remedy=f"Ask for a role with {right!r}")
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether there is no package that it may not read."""
+        return self.kind == "open" or self.read.everything
 
     def may_read(self, names: Iterable[str]) -> bool:
         """Whether it may read a package of one of these names, or a blob of packages of these
@@ -182,10 +195,10 @@ OPEN = Identity("open", rights=frozenset({"open"}), read=EVERYTHING)
 """The identity of every request while access is off."""
 
 
-def agent_identity(host: str, read: Patterns, zones: tuple[str, ...] = ()) -> Identity:
-    """A host with a certificate of the fleet: it may speak as an agent, and read by its
-    patterns."""
-    return Identity("agent", host, frozenset({"open", "agent", "read"}), read, zones)
+def agent_identity(host: str, read: Patterns, zones: tuple[str, ...] = (), *, join: str = "") -> Identity:
+    """A host with a certificate of the fleet: it may speak as an agent, and read by its patterns.
+    `join` is the id of the join token by which it came."""
+    return Identity("agent", host, frozenset({"open", "agent", "read"}), read, zones, f"join:{join}" if join else "")
 
 
 # -- roles
@@ -220,9 +233,9 @@ class Role:
             granted.add("read")
         return cls(name, frozenset(granted), read)
 
-    def identity(self, kind: IdentityKind, name: str) -> Identity:
+    def identity(self, kind: IdentityKind, name: str, *, credential: str = "") -> Identity:
         """An identity of this role."""
-        return Identity(kind, name, self.rights, self.read)
+        return Identity(kind, name, self.rights, self.read, credential=credential)
 
 
 # -- local users
@@ -264,6 +277,9 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[str, bytes, bytes], bool]
 """Key's name, message, signature; False also for a key that is not known."""
 
+TICKET_HEADER = "P2pdist-Ticket"
+"""Field of requests between agents that carries a ticket."""
+
 _ticket_encoder = msgspec.msgpack.Encoder()
 _ticket_decoder = msgspec.msgpack.Decoder(Ticket)
 _CONTEXT = b"p2pdist-ticket-1\n"
@@ -290,6 +306,16 @@ def decode_ticket(text: str, verify: Verify) -> Ticket:
     if not verify(ticket.key, _CONTEXT + body, signature):
         raise refused
     return ticket
+
+
+def peek_priority(text: str) -> Literal["start", "preseed"]:
+    """The priority in a ticket of this host's own, whose signature is others' to check; "start"
+    where it cannot be read."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        return _ticket_decoder.decode(data[:-_SIGNATURE_BYTES]).priority
+    except (ValueError, *UNDECODABLE):
+        return "start"
 
 
 def check_ticket(ticket: Ticket, *, blob: str, receiver: str, alone: bool, now: Now) -> None:

@@ -41,6 +41,7 @@ KeptState = Literal["waiting", "pulling", "done", "failed"]
 TicketText = Annotated[str, Meta(max_length=TICKET_CHARACTERS_MAX)]
 REASON_CHARACTERS_MAX = 500
 DRAIN_S_MAX = 86400.0
+CHOSEN_BYTES_MAX = 8192
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
@@ -68,13 +69,22 @@ class Hello(Message, frozen=True):
     download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
+class Selected(msgspec.Struct, frozen=True, array_like=True):
+    """What a selection was selected from (model/selection.py): the blob, its piece list, and the
+    bitmap of the chosen pieces."""
+
+    blob: WireDigest
+    pieces: WireDigest
+    chosen: Annotated[bytes, Meta(max_length=CHOSEN_BYTES_MAX)]
+
+
 class Holding(Message, frozen=True):
     """The host holds or pulls this blob. `counts` is the number of verified pieces per stripe;
     `parents` names, per stripe, the host it receives from (`""` the origin, None no host). `swarm`:
     it receives by BitTorrent, and parents say little. Sent to join a swarm, when the priority rises
     or the transport changes and, after a new session opens, to rebuild the tracker's view. `ticket`
     is the last one that the host got for the blob: it shows a tracker that has just started that
-    the host may receive it."""
+    the host may receive it. `selected` says, while access is on, which blob a selection is of."""
 
     blob: WireDigest
     size: Count
@@ -84,6 +94,7 @@ class Holding(Message, frozen=True):
     priority: Priority = "start"
     swarm: bool = False
     ticket: TicketText = ""
+    selected: Selected | None = None
 
 
 class Holdings(Message, frozen=True):
@@ -196,7 +207,8 @@ class Access(Message, frozen=True):
     `revoked`: `host:NAME` and `token:ID`. `public`: patterns of packages for which no ticket is
     needed. `local`: patterns of packages by `user:NAME` or `group:NAME` of processes at the
     agent's Unix socket; empty: the socket's group may use all. `mount_roots`: directories below
-    which views may be mounted; empty: no limit but the caller's own rights."""
+    which views may be mounted; empty: no limit but the caller's own rights. `fleet`: the fleet's
+    name, which issues tokens. `roles`: the rights of each role that a token may have."""
 
     keys: Annotated[dict[str, str], Meta(max_length=16)]
     authorities: Annotated[str, Meta(max_length=1 << 16)]
@@ -204,6 +216,8 @@ class Access(Message, frozen=True):
     public: Annotated[tuple[str, ...], Meta(max_length=1000)] = ()
     local: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
     mount_roots: Annotated[tuple[str, ...], Meta(max_length=100)] = ()
+    fleet: Annotated[str, Meta(max_length=63)] = ""
+    roles: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
 
 
 class Keep(Message, frozen=True):

@@ -77,6 +77,11 @@ class RankRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     count: Number | None = None
     coherent: Literal["rack"] | None = None
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The packages that it names, of all roles."""
+        return (*(self.packages or ()), *(package for role in self.roles or () for package in role.packages))
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -92,8 +97,8 @@ class Failure:
 class PreseedRecord:
     """A preseed as it outlives a tracker. `version` counts its changes; `body` is the request in
     canonical form; `package` the reference by digest that it meant then; `blobs` the blobs that
-    hosts need, with sizes in bytes; `picked` the hosts that trackers chose. Times are in seconds
-    since the epoch."""
+    hosts need, with sizes in bytes; `picked` the hosts that trackers chose; `owner` the identity
+    that ordered it, empty where access was off. Times are in seconds since the epoch."""
 
     id: str
     version: int
@@ -107,6 +112,7 @@ class PreseedRecord:
     expires_at: float | None = None
     done_at: float | None = None
     ended_at: float | None = None
+    owner: str = ""
 
     @property
     def request(self) -> PreseedRequest:

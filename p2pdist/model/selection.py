@@ -32,6 +32,13 @@ def pieces_covering(layout: PieceLayout, ranges: Iterable[tuple[int, int]]) -> P
     return pieces
 
 
+def selection_digest(blob: Digest, pieces: Digest, chosen: bytes) -> Digest:
+    """The name of the selection of some pieces of a blob: `pieces` is the digest of its piece list,
+    `chosen` the bitmap of the pieces."""
+    named = b"\0".join((_MAGIC, blob.encode(), pieces.encode(), chosen))
+    return Digest(f"sha256:{blake3(named).hexdigest()}")
+
+
 @dataclass(frozen=True)
 class Selection:
     """`chosen` pieces, at least one and in ascending order, of the blob that `blob` describes and
@@ -61,8 +68,7 @@ class Selection:
         bitmap = PieceSet(self.whole.layout.count)
         for piece in self.chosen:
             bitmap.add(piece)
-        named = b"\0".join((_MAGIC, self.blob.digest.encode(), self.whole.digest.encode(), bitmap.to_bytes()))
-        digest = Digest(f"sha256:{blake3(named).hexdigest()}")
+        digest = selection_digest(self.blob.digest, self.whole.digest, bitmap.to_bytes())
         annotations = {PIECES_DIGEST: self.pieces.digest, PIECES_SIZE: str(self.whole.layout.piece_size)}
         return Descriptor(self.blob.media_type, digest, self.pieces.layout.size, annotations)
 

@@ -36,9 +36,9 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Index
 from p2pdist.store.layout import Paths
-from p2pdist.store.objects.objects import Objects
+from p2pdist.store.objects.files import Objects
 from p2pdist.store.objects.recovery import file_hash
-from p2pdist.store.trees.trees import Trees
+from p2pdist.store.trees.inventory import Trees
 from p2pdist.store.watch import Watch
 
 logger = logging.getLogger(__name__)

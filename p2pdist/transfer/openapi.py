@@ -87,6 +87,8 @@ class Route:
     """Types of WebSocket messages, by sender."""
 
     right: Right | None = None
+    also: tuple[Right, ...] = ()
+    """Rights that do as well; the handler then decides by the identity what it answers."""
 
     @property
     def described_path(self) -> str:
@@ -111,6 +113,7 @@ class Interface:
 
     def __init__(self, routes: Sequence[Route], *, title: str) -> None:
         self.routes = routes
+        self.by_path: dict[tuple[str, str], Route] = {(route.method, route.described_path): route for route in routes}
         self._title = title
         self._schemas: list[tuple[Any, dict[str, Any]]] = []
         """Types and their schemas; a list, as not every type can be hashed."""
@@ -195,6 +198,15 @@ class Interface:
 INTERFACE: web.AppKey[Interface] = web.AppKey("interface", Interface)
 
 
+def route_of(request: web.Request) -> Route | None:
+    """The route that serves a request; None where none does."""
+    resource = request.match_info.route.resource
+    if resource is None:
+        return None
+    method = "GET" if request.method == "HEAD" else request.method
+    return request.app[INTERFACE].by_path.get((method, resource.canonical))
+
+
 async def _describe(request: web.Request) -> web.Response:
     """Describe this interface as an OpenAPI document."""
     return web.Response(body=request.app[INTERFACE].encoded, content_type=JSON_TYPE)
@@ -202,7 +214,7 @@ async def _describe(request: web.Request) -> web.Response:
 
 def serve(app: web.Application, routes: Iterable[Route], *, title: str) -> None:
     """Add routes to an application, and the one that describes them all."""
-    table = (*routes, Route("GET", DOCUMENT_PATH, _describe, (Answer(dict[str, Any]),)))
+    table = (*routes, Route("GET", DOCUMENT_PATH, _describe, (Answer(dict[str, Any]),), right="open"))
     app[INTERFACE] = Interface(table, title=title)
     for route in table:
         if route.method == "GET":

@@ -1,18 +1,28 @@
-"""TLS between agents: one certificate, key and authority for serving and for fetching (TLS 1.3,
-both sides show a certificate).
+"""TLS between agents, and of agents with trackers: one certificate and key for serving and for
+fetching, and the authorities from which certificates of others must come (TLS 1.3).
 
-A fleet speaks TLS as a whole or not at all. An agent refuses a peer without a certificate of the
-authority. The client of a connection checks that the server's certificate was made out to the
-address that it called, or to one name that all agents' certificates share.
+A fleet speaks TLS as a whole or not at all. The client of a connection checks that the server's
+certificate was made out to the name that PeerName returns for the host of the plan: in a fleet that
+agents join, a name that no other host has; with certificates of one's own, the address that was
+called, or one name that all agents' certificates share. A server refuses a peer without a
+certificate, or with `strangers` leaves it to its routes what such a peer may request.
+
+Certificates and authorities are exchanged while connections run (`reload`, `trust`): every new
+connection is made with the newest contexts, and open ones go on. The listener keeps the one context
+that it was given, which hands each handshake over to the newest one.
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.model.errors import UsageError
+
+PeerName = Callable[[str, str], str]
+"""The DNS name in the certificate of a host, by the host's name and the host in its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,37 +37,74 @@ class TlsFiles:
 
 
 class Tls:
-    """The TLS contexts for both ends of a connection. Raises UsageError when a file cannot be
-    used."""
+    """The TLS contexts for both ends of a connection. `peer_name` replaces the name in `files`.
+    `strangers`: clients without a certificate are let in. `keeps_former`: an authority that leaves
+    its file stays trusted until the process ends, so that hosts may change theirs one after the
+    other. Raises UsageError when a file cannot be used."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(
+        self,
+        files: TlsFiles,
+        *,
+        peer_name: PeerName | None = None,
+        strangers: bool = False,
+        keeps_former: bool = True,
+    ) -> None:
         self.files = files
-        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self.server.verify_mode = ssl.CERT_REQUIRED
-        self.server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
-        for context in (self.server, self.client):
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-            self._load(context)
+        self._peer_name, self._strangers, self._keeps_former = peer_name, strangers, keeps_former
+        self._former: dict[str, None] = {}
+        """What the authority's file has held, PEM."""
+        self._trusted = ""
+        """Further authorities, PEM; set by `trust`."""
+        self._serving, self.client = self._made()
+        self.server, _ = self._made()
+        """For a listener."""
+        self.server.sni_callback = self._hand_over
 
     def reload(self) -> None:
-        """Read the files again, for connections from now on. A new authority is added; the former
-        ones stay. Raises UsageError, and changes nothing, when a file cannot be used."""
-        Tls(self.files)  # what is wrong is found before anything is changed
-        for context in (self.server, self.client):
-            self._load(context)
+        """Read the files again, for connections from now on. Raises UsageError, and changes
+        nothing, when a file cannot be used."""
+        self._serving, self.client = self._made()
 
-    def host_to_check(self, host: str) -> str:
-        """What the certificate of the peer at `host` must be made out to."""
-        return self.files.name or host
-
-    def _load(self, context: ssl.SSLContext) -> None:
-        files = self.files
+    def trust(self, authorities: str) -> None:
+        """Let certificates of these authorities (PEM) count, besides that of the file, for
+        connections from now on; those that were given before count no more. Raises UsageError, and
+        changes nothing."""
+        before, self._trusted = self._trusted, authorities
         try:
-            context.load_cert_chain(files.certificate, files.key)
-            context.load_verify_locations(files.authority)
+            self.reload()
+        except UsageError:
+            self._trusted = before
+            raise
+
+    def peer_name(self, host: str, called: str) -> str:
+        """What the certificate of `host`, whose address has the host `called`, must be made out
+        to."""
+        if self._peer_name is not None:
+            return self._peer_name(host, called)
+        return self.files.name or called
+
+    def _hand_over(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Let a handshake that has just begun go on with the newest certificate and authorities."""
+        connection.context = self._serving
+
+    def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """The contexts of a server and of a client from what the files hold now."""
+        files, former = self.files, dict(self._former) if self._keeps_former else {}
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        server.verify_mode = ssl.CERT_OPTIONAL if self._strangers else ssl.CERT_REQUIRED
+        server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
+        try:
+            former[files.authority.read_text("ascii", "ignore")] = None
+            for context in (server, client):
+                context.minimum_version = ssl.TLSVersion.TLSv1_3
+                context.load_cert_chain(files.certificate, files.key)
+                for authorities in filter(None, (*former, self._trusted)):
+                    context.load_verify_locations(cadata=authorities)
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"the TLS files {files.certificate}, {files.key} and {files.authority} cannot be used: {error}",
                 remedy="Give PEM files with --tls-cert, --tls-key (not encrypted) and --tls-ca",
             ) from error
+        self._former = former
+        return server, client

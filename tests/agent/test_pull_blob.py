@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from p2pdist.agent.access.tickets import Tickets
 from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.uplink import Uplink
@@ -68,10 +69,14 @@ class Around:
 
     def __init__(self) -> None:
         self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
+        self.tickets = Tickets()
         self.received: Counter[str] = Counter()
 
     def pacer_of(self, blob: Digest) -> None:
         return None
+
+    def shown(self, blob: Digest) -> tuple[str, None]:
+        return "", None
 
     def send_to_tracker(self, message: object) -> None:
         pass

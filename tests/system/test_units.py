@@ -19,6 +19,10 @@ ready() {
         sleep 0.5
     done
 }
+# What an operator does: copies the join token to the host.
+until [ -s /var/lib/p2pdist-tracker/access/join-default.token ]; do sleep 0.2; done
+install -m 0640 -g p2pdist /var/lib/p2pdist-tracker/access/join-default.token /etc/p2pdist/join
+systemctl restart p2pdist-agent
 ready
 mkdir /tmp/app
 echo 'print("it ran")' > /tmp/app/a.py
@@ -59,7 +63,8 @@ def files(*, mounts: bool) -> dict[str, str]:
     found["etc/sysusers.d/p2pdist.conf"] = (UNITS / "p2pdist.sysusers.conf").read_text()
     found["etc/p2pdist/tracker.env"] = "P2PDIST_TRACKER_ORIGIN=file:///srv/origin\n"
     found["etc/p2pdist/agent.env"] = (
-        "P2PDIST_AGENT_TRACKER=http://127.0.0.1:7070\nP2PDIST_AGENT_LISTEN=127.0.0.1:7071\n"
+        "P2PDIST_AGENT_TRACKER=https://127.0.0.1:7070\nP2PDIST_AGENT_LISTEN=127.0.0.1:7071\n"
+        "P2PDIST_AGENT_JOIN_FILE=/etc/p2pdist/join\n"
     )
     return found
 

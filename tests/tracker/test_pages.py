@@ -55,7 +55,7 @@ async def test_the_page_lets_the_browser_load_nothing_from_elsewhere(http: aioht
     async with tracker_of(fleet_of(1)) as (_, url):
         types = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
         files = {f"/static/{file.name}": types[file.suffix] for file in STATIC.iterdir() if file.suffix != ".html"}
-        assert len(files) == 7, "each file of the page is served"
+        assert len(files) == 8, "each file of the page is served"
         for path, kind in {"/": "text/html", **files}.items():
             async with http.get(url + path) as answer:
                 body = await answer.text()

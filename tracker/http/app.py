@@ -8,9 +8,10 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from p2pdist.transfer.guard import guard
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
-from tracker.http import bittorrent, content, pages, scheduler, sessions
+from tracker.http import access, bittorrent, content, pages, scheduler, sessions
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE
 from tracker.http.metrics import registry
 from tracker.preseed_service import PreseedService
@@ -59,10 +60,14 @@ async def _metrics(request: web.Request) -> web.Response:
     return web.Response(body=generate_latest(request.app[REGISTRY]), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+PROBE_ROUTES = (
+    Route("GET", "/healthz", _health, (Answer(Health),), right="open"),
+    Route("GET", "/readyz", _health, (Answer(Health),), right="open"),
+    Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), right="metrics"),
+)
 ROUTES = (
-    Route("GET", "/healthz", _health, (Answer(Health),)),
-    Route("GET", "/readyz", _health, (Answer(Health),)),
-    Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),)),
+    *PROBE_ROUTES,
+    *access.ROUTES,
     *sessions.ROUTES,
     *content.ROUTES,
     *bittorrent.ROUTES,
@@ -73,13 +78,27 @@ ROUTES = (
 
 def make_app(service: Service, preseeds: PreseedService | None = None) -> web.Application:
     """The tracker's application, with routes for preseeds and rankings where it takes these."""
-    app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    control = service.access.control if service.access is not None else None
+    checks = access.guard_of(control) if control is not None else guard(None)
+    app = web.Application(middlewares=[problems, checks], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[SERVICE] = service
     watch = pages.add_watch(app, service, preseeds)
     app[REGISTRY] = registry(service, watch.view, preseeds)
     if preseeds is not None:
         app[PRESEEDS] = preseeds
+        if service.access is not None:
+            service.access.packages.ordered = preseeds.ordered
     routes = ROUTES if preseeds is None else (*ROUTES, *scheduler.PRESEED_ROUTES)
     serve(app, routes, title="p2pdist tracker")
     return app
+
+
+def make_probe_app(app: web.Application) -> web.Application:
+    """The application of the port for probes, beside the tracker's: whether it works, and its
+    metrics, to every client."""
+    probes = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    probes.on_response_prepare.append(name_request)
+    probes[SERVICE], probes[REGISTRY] = app[SERVICE], app[REGISTRY]
+    serve(probes, PROBE_ROUTES, title="p2pdist tracker, probes")
+    return probes

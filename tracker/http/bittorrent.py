@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 from random import getrandbits
 from typing import get_args
@@ -35,7 +35,7 @@ from aiohttp import web
 from p2pdist.model.bencode import Encodable, encode
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 from p2pdist.model.torrent import Torrent
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.bittorrent.addresses import ip_of, packed
@@ -58,7 +58,9 @@ class MagnetLink(msgspec.Struct, frozen=True):
 
 
 async def register_blob(service: Service, digest: Digest) -> Torrent:
-    """Let the torrent of a blob be tracked from now on. Raises NotFound, Corrupt, Unavailable."""
+    """Let the torrent of a blob be tracked from now on. Raises NotFound, also for a blob that is
+    not public while access is on, Corrupt, Unavailable."""
+    _require_public(service, service.fleet.policies.readers_of(digest), digest)
     torrent = await service.content.torrent(digest)
     _register_torrent(service, torrent, (digest,))
     return torrent
@@ -66,10 +68,17 @@ async def register_blob(service: Service, digest: Digest) -> Torrent:
 
 async def register_package(service: Service, digest: Digest) -> Torrent:
     """Let the torrent of the package with this manifest be tracked from now on. Raises NotFound,
-    Corrupt, Unavailable."""
+    also for a package that is not public while access is on, Corrupt, Unavailable."""
+    _require_public(service, service.fleet.policies.readers_of(digest), digest)
     torrent, manifest = await service.content.package_torrent(digest)
     _register_torrent(service, torrent, tuple(blob.digest for blob in manifest.blobs))
     return torrent
+
+
+def _require_public(service: Service, names: Iterable[str], what: str) -> None:
+    """Raises NotFound, while access is on, for what is of no public package."""
+    if service.access is not None and not service.access.packages.public(names):
+        raise NotFound(f"{what} has no torrent", remedy="Pull it with p2pdist: BitTorrent is for public packages")
 
 
 def _register_torrent(service: Service, torrent: Torrent, blobs: tuple[Digest, ...]) -> None:
@@ -94,10 +103,19 @@ async def blob_torrent(request: web.Request) -> web.Response:
 async def package_torrent(request: web.Request) -> web.Response:
     """Serve the torrent of a package, or its magnet link."""
     service = request.app[SERVICE]
-    digest = (await service.content.resolve(parse_reference(request.match_info["reference"]))).digest
+    reference = parse_reference(request.match_info["reference"])
+    _require_public(service, [reference.name], str(reference))
+    digest = (await _resolved(service, reference)).digest
     torrent = await register_package(service, digest)
     seeds = [f"{service.web_origin}/blobs/"] if service.web_origin else []
     return _answer(request, torrent, "package", digest, seeds)
+
+
+async def _resolved(service: Service, reference: Reference) -> Descriptor:
+    """The manifest of a public package."""
+    if service.access is None:
+        return await service.content.resolve(reference)
+    return await service.access.packages.find(service.access.packages.stranger, reference)
 
 
 def _answer(request: web.Request, torrent: Torrent, kind: str, digest: Digest, seeds: list[str]) -> web.Response:
@@ -303,7 +321,15 @@ _TORRENT_ERRORS = (UsageError, NotFound, Corrupt, Unavailable)
 _BENCODED = (Answer(media_type="text/plain"),)
 
 ROUTES = (
-    Route("GET", "/v1/blobs/{digest}/torrent", blob_torrent, _TORRENT, _TORRENT_QUERY, errors=_TORRENT_ERRORS),
+    Route(
+        "GET",
+        "/v1/blobs/{digest}/torrent",
+        blob_torrent,
+        _TORRENT,
+        _TORRENT_QUERY,
+        errors=_TORRENT_ERRORS,
+        right="open",
+    ),
     Route(
         "GET",
         "/v1/packages/{reference:.+}/torrent",
@@ -311,6 +337,7 @@ ROUTES = (
         _TORRENT,
         _TORRENT_QUERY,
         errors=_TORRENT_ERRORS,
+        right="open",
     ),
     Route(
         "GET",
@@ -333,6 +360,14 @@ ROUTES = (
             Query("blob", "the digest of the blob that the torrent is of"),
             Query("package", "the digest of the manifest of the package that the torrent is of"),
         ),
+        right="open",
     ),
-    Route("GET", "/scrape", scrape, _BENCODED, (Query("info_hash", "a torrent, 20 bytes; several times", True),)),
+    Route(
+        "GET",
+        "/scrape",
+        scrape,
+        _BENCODED,
+        (Query("info_hash", "a torrent, 20 bytes; several times", True),),
+        right="open",
+    ),
 )

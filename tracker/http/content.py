@@ -15,6 +15,7 @@ from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Reference, parse_reference
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
+from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.http.keys import SERVICE
 from tracker.policies import note_package
@@ -46,6 +47,22 @@ class DescriptorDocument(msgspec.Struct, frozen=True, rename="camel"):
     annotations: dict[str, str]
 
 
+async def readable_package(request: web.Request, reference: Reference) -> Descriptor:
+    """The manifest that a reference names, where the identity that asks may read it. Raises
+    NotFound otherwise, as for what does not exist."""
+    service, identity = request.app[SERVICE], identity_of(request)
+    if service.access is None:
+        return await service.content.resolve(reference)
+    return await service.access.packages.find(identity, reference)
+
+
+def require_blob(request: web.Request, digest: Digest) -> None:
+    """Raises NotFound where the identity that asks may read no package that has the blob or
+    document."""
+    book = request.app[SERVICE].fleet.policies
+    identity_of(request).require_read(book.readers_of(digest), f"{digest}")
+
+
 async def policy_header(request: web.Request, reference: Reference, digest: Digest) -> dict[str, str]:
     """The header for an agent that asks for a package, in the zone that it names; none without a
     policy. Raises Refused."""
@@ -59,8 +76,11 @@ async def policies(request: web.Request) -> web.Response:
     """List the policies in order, or say what holds for one package. With a reference the answer is
     what an agent in that zone hears of the package. Raises Refused where it may not have it."""
     book = request.app[SERVICE].fleet.policies
+    identity = identity_of(request)
     if "reference" in request.query:
-        policy = book.for_agents(parse_reference(request.query["reference"]), request.query.get("zone", ""))
+        reference = parse_reference(request.query["reference"])
+        identity.require_read([reference.name], str(reference))
+        policy = book.for_agents(reference, request.query.get("zone", ""))
         return web.Response(text=encode_policy(policy), content_type="application/json")
     listed = [
         PolicyStatus(
@@ -70,6 +90,7 @@ async def policies(request: web.Request) -> web.Response:
             warm=policy.warm.tags,
         )
         for policy in book.table.policies
+        if identity.reads_everything or identity.read.contains(policy.match.partition(":")[0])
     ]
     return _json(Policies(listed, book.problem))
 
@@ -91,7 +112,7 @@ def _described(descriptor: Descriptor) -> web.Response:
 async def resolve(request: web.Request) -> web.Response:
     """Find the manifest that a reference names."""
     reference = parse_reference(request.query.get("reference", ""))
-    return _described(await request.app[SERVICE].content.resolve(reference))
+    return _described(await readable_package(request, reference))
 
 
 async def package(request: web.Request) -> web.StreamResponse:
@@ -99,7 +120,7 @@ async def package(request: web.Request) -> web.StreamResponse:
     manifest's digest; the header P2pdist-Policy says how to move and keep the package."""
     source = request.app[SERVICE].content
     reference = parse_reference(request.query.get("reference", ""))
-    digest = (await source.resolve(reference)).digest
+    digest = (await readable_package(request, reference)).digest
     policy_headers = await policy_header(request, reference, digest)
     response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **policy_headers})
     response.etag = digest
@@ -118,6 +139,7 @@ async def package(request: web.Request) -> web.StreamResponse:
 async def content(request: web.Request) -> web.Response:
     """Serve a small document by digest: a config, a piece list, a manifest."""
     digest = parse_digest(request.match_info["digest"])
+    require_blob(request, digest)
     source = request.app[SERVICE].content
     if request.query.get("as") == "manifest":
         return web.Response(body=await source.manifest(digest), content_type=MANIFEST_TYPE)
@@ -126,7 +148,9 @@ async def content(request: web.Request) -> web.Response:
 
 async def layer(request: web.Request) -> web.Response:
     """Describe a layer of a package that was read lately."""
-    return _described(await request.app[SERVICE].content.layer(parse_digest(request.match_info["digest"])))
+    digest = parse_digest(request.match_info["digest"])
+    require_blob(request, digest)
+    return _described(await request.app[SERVICE].content.layer(digest))
 
 
 _REFERENCE = Query("reference", "the package, as name:tag or name@digest", required=True)
@@ -134,7 +158,15 @@ _ZONE = Query("zone", "the zone of the agent that asks")
 _READ_ERRORS = (UsageError, NotFound, Corrupt, Unavailable)
 
 ROUTES = (
-    Route("GET", "/v1/resolve", resolve, (Answer(DescriptorDocument),), (_REFERENCE,), errors=_READ_ERRORS),
+    Route(
+        "GET",
+        "/v1/resolve",
+        resolve,
+        (Answer(DescriptorDocument),),
+        (_REFERENCE,),
+        errors=_READ_ERRORS,
+        right="read",
+    ),
     Route(
         "GET",
         "/v1/packages",
@@ -142,6 +174,7 @@ ROUTES = (
         (Answer(media_type=BUNDLE_TYPE), Answer(status=304, media_type="")),
         (_REFERENCE, _ZONE),
         errors=(*_READ_ERRORS, Refused),
+        right="read",
     ),
     Route(
         "GET",
@@ -150,14 +183,23 @@ ROUTES = (
         (Answer(media_type="application/octet-stream"), Answer(media_type=MANIFEST_TYPE)),
         (Query("as", "manifest: it is one, and its layers can be asked for from then on"),),
         errors=(*_READ_ERRORS, TooLarge),
+        right="read",
     ),
-    Route("GET", "/v1/layers/{digest}", layer, (Answer(DescriptorDocument),), errors=(UsageError, NotFound)),
+    Route(
+        "GET",
+        "/v1/layers/{digest}",
+        layer,
+        (Answer(DescriptorDocument),),
+        errors=(UsageError, NotFound),
+        right="agent",
+    ),
     Route(
         "GET",
         "/v1/policies",
         policies,
         (Answer(Policies), Answer(PackagePolicy)),
         (Query("reference", "the package; all policies if left out"), _ZONE),
-        errors=(UsageError, Refused),
+        errors=(UsageError, NotFound, Refused),
+        right="read",
     ),
 )

@@ -49,7 +49,16 @@ POLICY = (
 _STATIC = Path(__file__).parent / "static"
 _FILES = {"/": "health.html"} | {
     f"/static/{name}": name
-    for name in ("health.css", "main.js", "feed.js", "tables.js", "host_map.js", "tree.js", "canvas.js")
+    for name in (
+        "health.css",
+        "main.js",
+        "feed.js",
+        "credential.js",
+        "tables.js",
+        "host_map.js",
+        "tree.js",
+        "canvas.js",
+    )
 }
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 logger = logging.getLogger(__name__)
@@ -229,7 +238,10 @@ def add_watch(app: web.Application, service: Service, preseeds: PreseedService |
 
 
 ROUTES = (
-    *(Route("GET", path, file, (Answer(media_type=_TYPES[Path(name).suffix]),)) for path, name in _FILES.items()),
+    *(
+        Route("GET", path, file, (Answer(media_type=_TYPES[Path(name).suffix]),), right="open")
+        for path, name in _FILES.items()
+    ),
     Route(
         "GET",
         "/v1/events",
@@ -237,5 +249,6 @@ ROUTES = (
         (Answer(Change, media_type="text/event-stream"),),
         (Query("swarm", "the blob whose tree is watched"), Query("stripe", "its stripe, 0 if left out")),
         errors=(UsageError, Unavailable),
+        right="watch",
     ),
 )

@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from p2pdist.model.access import Right
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import Reachability
 from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request
+from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.affinity import Assignment, Ranked
 from tracker.core.host import Host
@@ -142,7 +145,10 @@ async def host(request: web.Request) -> web.Response:
 
 async def reachability(request: web.Request) -> web.Response:
     """Connect to a host and say whether it can be reached at its address."""
-    return _answer(await request.app[SERVICE].reach.look(request.match_info["name"], request.remote or ""))
+    name, identity = request.match_info["name"], identity_of(request)
+    if not identity.may("watch") and identity.name != name:
+        raise NotFound(f"no host named {name[:255]!r} is known here")
+    return _answer(await request.app[SERVICE].reach.look(name, request.remote or ""))
 
 
 def _find_swarm(request: web.Request) -> Swarm:
@@ -178,8 +184,34 @@ async def story(request: web.Request) -> web.Response:
 
 
 async def _create(request: web.Request, order: PreseedRequest) -> web.Response:
-    progress, created = await request.app[PRESEEDS].create(order)
+    identity, access = identity_of(request), request.app[SERVICE].access
+    if access is None:
+        progress, created = await request.app[PRESEEDS].create(order)
+        return _answer(progress, 201 if created else 200)
+    reference = parse_reference(order.package)
+    found = await access.packages.find(identity, reference)
+    await access.packages.vouch(reference.name, found.digest)
+    progress, created = await request.app[PRESEEDS].create(order, owner=str(identity))
+    if created:
+        _note(request, "preseed", progress.id, package=progress.package)
     return _answer(progress, 201 if created else 200)
+
+
+def _note(request: web.Request, event: str, name: str, **more: str) -> None:
+    """Write a change to the audit."""
+    access = request.app[SERVICE].access
+    if access is not None:
+        identity, address = identity_of(request), request.remote or ""
+        access.control.audit.note(
+            event, identity=identity, address=address, right="preseed", subject=f"preseed:{name}", **more
+        )
+
+
+def _require_own(request: web.Request, right: Right) -> None:
+    """Raises NotFound for a preseed that the identity neither ordered nor has a right to see."""
+    service, name, identity = request.app[PRESEEDS], request.match_info["id"], identity_of(request)
+    if identity.kind != "open" and not service.visible(name, identity, right):
+        raise NotFound(f"there is no preseed {name[:128]!r}", remedy="p2pdist preseed --list names them")
 
 
 async def preseed(request: web.Request) -> web.Response:
@@ -200,11 +232,16 @@ async def put_preseed(request: web.Request) -> web.Response:
 
 async def preseeds(request: web.Request) -> web.Response:
     """List all preseeds in short, the newest last."""
-    return _answer(request.app[PRESEEDS].summaries())
+    service, identity = request.app[PRESEEDS], identity_of(request)
+    listed = service.summaries()
+    if identity.kind != "open":
+        listed = [summary for summary in listed if service.visible(summary.id, identity, "watch")]
+    return _answer(listed)
 
 
 async def preseed_progress(request: web.Request) -> web.Response:
     """Say how far a preseed is."""
+    _require_own(request, "watch")
     return _progress(request)
 
 
@@ -215,29 +252,45 @@ def _progress(request: web.Request) -> web.Response:
 
 async def cancel_preseed(request: web.Request) -> web.Response:
     """Cancel a preseed and say how far it was. The tracker still answers how it ended."""
+    _require_own(request, "cancel-any")
     await request.app[PRESEEDS].cancel(request.match_info["id"])
+    _note(request, "cancel", request.match_info["id"])
     return _progress(request)
 
 
 async def rank(request: web.Request) -> web.Response:
     """Rank hosts by how little of some packages they lack, or assign hosts to the roles of a
     job."""
-    return _answer(await request.app[PRESEEDS].rank(decode_request(await request.read(), RankRequest)))
+    wanted = decode_request(await request.read(), RankRequest)
+    access, identity = request.app[SERVICE].access, identity_of(request)
+    if access is not None:
+        for package in wanted.named:
+            await access.packages.find(identity, parse_reference(package))
+    return _answer(await request.app[PRESEEDS].rank(wanted))
 
 
 ROUTES = (
-    Route("GET", "/v1/hosts", hosts, (Answer(list[HostStatus]),)),
-    Route("GET", "/v1/hosts/{name}", host, (Answer(HostDetail),), errors=(NotFound,)),
+    Route("GET", "/v1/hosts", hosts, (Answer(list[HostStatus]),), right="watch"),
+    Route("GET", "/v1/hosts/{name}", host, (Answer(HostDetail),), errors=(NotFound,), right="watch"),
     Route(
         "GET",
         "/v1/hosts/{name}/reachability",
         reachability,
         (Answer(Reachability),),
         errors=(NotFound, Unavailable),
+        right="watch",
+        also=("agent",),
     ),
-    Route("GET", "/v1/swarms", swarms, (Answer(list[SwarmStatus]),)),
-    Route("GET", "/v1/swarms/{digest}", swarm, (Answer(SwarmDetail),), errors=(UsageError, NotFound)),
-    Route("GET", "/v1/swarms/{digest}/story", story, (Answer(list[StoryEvent]),), errors=(UsageError, NotFound)),
+    Route("GET", "/v1/swarms", swarms, (Answer(list[SwarmStatus]),), right="watch"),
+    Route("GET", "/v1/swarms/{digest}", swarm, (Answer(SwarmDetail),), errors=(UsageError, NotFound), right="watch"),
+    Route(
+        "GET",
+        "/v1/swarms/{digest}/story",
+        story,
+        (Answer(list[StoryEvent]),),
+        errors=(UsageError, NotFound),
+        right="watch",
+    ),
 )
 
 _ORDERED = (Answer(Progress), Answer(Progress, 201))
@@ -246,13 +299,52 @@ _BRIEF = (Query("brief", "1: only what does not depend on the number of hosts"),
 _ORDER_ERRORS = (UsageError, TooLarge, NotFound, Conflict, Corrupt, Unavailable)
 
 PRESEED_ROUTES = (
-    Route("POST", "/v1/preseeds", preseed, _ORDERED, request=PreseedRequest, errors=_ORDER_ERRORS),
-    Route("GET", "/v1/preseeds", preseeds, (Answer(list[PreseedSummary]),)),
-    Route("PUT", "/v1/preseeds/{id}", put_preseed, _ORDERED, request=PreseedRequest, errors=_ORDER_ERRORS),
-    Route("GET", "/v1/preseeds/{id}", preseed_progress, _PROGRESS, _BRIEF, errors=(NotFound,)),
-    Route("DELETE", "/v1/preseeds/{id}", cancel_preseed, _PROGRESS, _BRIEF, errors=(NotFound, Conflict, Unavailable)),
+    Route("POST", "/v1/preseeds", preseed, _ORDERED, request=PreseedRequest, errors=_ORDER_ERRORS, right="preseed"),
     Route(
-        "POST", "/v1/rank", rank, (Answer(list[Ranked]), Answer(Assignment)), request=RankRequest, errors=_ORDER_ERRORS
+        "GET",
+        "/v1/preseeds",
+        preseeds,
+        (Answer(list[PreseedSummary]),),
+        right="preseed",
+        also=("watch", "cancel-any"),
+    ),
+    Route(
+        "PUT",
+        "/v1/preseeds/{id}",
+        put_preseed,
+        _ORDERED,
+        request=PreseedRequest,
+        errors=_ORDER_ERRORS,
+        right="preseed",
+    ),
+    Route(
+        "GET",
+        "/v1/preseeds/{id}",
+        preseed_progress,
+        _PROGRESS,
+        _BRIEF,
+        errors=(NotFound,),
+        right="preseed",
+        also=("watch", "cancel-any"),
+    ),
+    Route(
+        "DELETE",
+        "/v1/preseeds/{id}",
+        cancel_preseed,
+        _PROGRESS,
+        _BRIEF,
+        errors=(NotFound, Conflict, Unavailable),
+        right="preseed",
+        also=("cancel-any",),
+    ),
+    Route(
+        "POST",
+        "/v1/rank",
+        rank,
+        (Answer(list[Ranked]), Answer(Assignment)),
+        request=RankRequest,
+        errors=_ORDER_ERRORS,
+        right="rank",
     ),
 )
 """Routes of a tracker that takes preseeds."""

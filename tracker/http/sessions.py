@@ -10,6 +10,7 @@ from aiohttp import WSMsgType, web
 
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.messages import MESSAGE_BYTES_MAX, FromAgent, FromTracker, Hello, Reject, decode_from_agent, encode
+from p2pdist.transfer.guard import identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
 from tracker.http.keys import SERVICE
@@ -32,7 +33,11 @@ async def session(request: web.Request) -> web.WebSocketResponse:
     )
     await socket.prepare(request)
     try:
-        number, outbox = service.open_session(await _hello(socket))
+        hello = await _hello(socket)
+        identity = identity_of(request)
+        if service.access is not None:
+            identity = service.access.check_hello(hello, peer_of(request), request.remote or "")
+        number, outbox = service.open_session(hello, identity)
     except P2PDistError as error:
         logger.warning("no session for %s: %s", request.remote, error)
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
@@ -57,6 +62,7 @@ ROUTES = (
         session,
         (Answer(status=101, media_type=""),),
         messages={"agent": FromAgent, "tracker": FromTracker},
+        right="agent",
     ),
 )
 

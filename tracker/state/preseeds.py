@@ -61,6 +61,7 @@ _preseeds = sql.Table(
     sql.Column("expires_at", sql.Double),
     sql.Column("done_at", sql.Double),
     sql.Column("ended_at", sql.Double),
+    sql.Column("owner", sql.String(320)),
 )
 _trackers = sql.Table(
     "trackers",
@@ -324,6 +325,8 @@ def _create_tables(connection: sql.Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(sql.text("SELECT pg_advisory_xact_lock(7070)"))
     _metadata.create_all(connection)
+    if "owner" not in {column["name"] for column in sql.inspect(connection).get_columns(_preseeds.name)}:
+        connection.execute(sql.text("ALTER TABLE preseeds ADD COLUMN owner VARCHAR(320)"))  # made by an earlier version
 
 
 def _row(record: PreseedRecord) -> dict[str, Any]:
@@ -340,6 +343,7 @@ def _row(record: PreseedRecord) -> dict[str, Any]:
         "expires_at": record.expires_at,
         "done_at": record.done_at,
         "ended_at": record.ended_at,
+        "owner": record.owner,
     }
 
 
@@ -357,6 +361,7 @@ def _record(row: Any) -> PreseedRecord:
         row.expires_at,
         row.done_at,
         row.ended_at,
+        row.owner or "",
     )
 
 

@@ -17,16 +17,30 @@ from typing import TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from p2pdist.agent.agent import Agent
-from p2pdist.agent.caller import Caller
+from p2pdist.agent.api.guard import (
+    admit,
+    caller_of,
+    host_of,
+    local_identities,
+    may_read,
+    may_read_digest,
+    remote_identities,
+    require_agent,
+    require_blob,
+    require_digest,
+    require_named,
+    require_reference,
+)
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
-from p2pdist.model.digest import Digest, parse_digest
+from p2pdist.model.digest import Digest, is_digest, parse_digest
 from p2pdist.model.errors import (
     UNDECODABLE,
     Conflict,
@@ -38,6 +52,7 @@ from p2pdist.model.errors import (
     Unavailable,
     UsageError,
 )
+from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import (
     BlobHolding,
     Drained,
@@ -46,6 +61,7 @@ from p2pdist.model.messages import (
     Mounts,
     MountStatus,
     Packages,
+    PackageStatus,
     PinRequest,
     Pins,
     PinStatus,
@@ -62,6 +78,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
+from p2pdist.transfer.guard import Identify, guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -271,14 +288,6 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _caller(request: web.Request) -> Caller:
-    """The process at the other end of the Unix socket. Raises ConnectionError when it is gone."""
-    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-    if connection is None:
-        raise ConnectionResetError("the process that asked is gone")
-    return Caller.of(connection)
-
-
 async def _opened(blob: Blob) -> int:
     """The file of a held blob. Opening one may wait for the disk, so the loop does it only in
     memory."""
@@ -341,11 +350,13 @@ async def _metrics(request: web.Request) -> web.Response:
 async def _stream(request: web.Request) -> web.StreamResponse:
     """Send the pieces of a stripe to another agent, as they become available."""
     agent = request.app[AGENT]
+    require_agent(request)
     try:
         async with asyncio.timeout(BODY_S_MAX):
             stream = await read_stream_request(request)
     except TimeoutError as error:
         raise UsageError(f"the request did not arrive within {BODY_S_MAX:.0f} s") from error
+    stream = replace(stream, priority=admit(agent, request, stream.blob, stream.priority))
     blob = agent.store.get(stream.blob)
     if blob is None or not agent.registry.serves(stream.blob):
         raise NotFound(f"this agent neither holds nor fetches {stream.blob}")
@@ -359,7 +370,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     length = stream_length(blob.layout, have.missing()) if reusable else None
     flow = agent.registry.open_flow(stream, have, _address(request), partial(_cut, request))
     try:
-        with in_use(request), blob.held():
+        with in_use(request), blob.held(), agent.access.peers.serving(host_of(request), flow):
             file = await _opened(blob)
             waits = not blob.have.offers(have, stream.stripe, stream.stripes)
             disk = not blob.in_memory
@@ -383,6 +394,7 @@ async def _holding(request: web.Request) -> web.Response:
     """Say how much of a blob is here, and whether this agent may yet turn to `host` for it. Nothing
     is fetched."""
     agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
+    require_blob(agent, request, digest)
     blob, neighbourhood = agent.store.get(digest), agent.neighbourhood
     if blob is None or not agent.registry.serves(digest):
         raise NotFound(f"this agent neither holds nor fetches {digest}")
@@ -394,10 +406,15 @@ async def _holding(request: web.Request) -> web.Response:
 async def _blob(request: web.Request) -> web.StreamResponse:
     """Serve a blob or a range of it. Missing pieces are fetched through the swarm where that evicts
     nothing; the bytes take turns with streams."""
-    flow = request.app[AGENT].uplink.open_range(peer=Peer(_address(request)), cut=partial(_cut, request))
+    agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
+    require_blob(agent, request, digest)
+    flow = agent.uplink.open_range(peer=Peer(_address(request)), cut=partial(_cut, request))
     try:
-        digest = parse_digest(request.match_info["digest"])
-        with in_use(request), request.app[AGENT].readers.reading(digest):
+        with (
+            in_use(request),
+            agent.readers.reading(digest),
+            agent.access.peers.serving(host_of(request), flow),
+        ):
             return await _send_blob(request, flow)
     finally:
         flow.close()
@@ -406,6 +423,7 @@ async def _blob(request: web.Request) -> web.StreamResponse:
 async def _local_blob(request: web.Request) -> web.StreamResponse:
     """Serve a blob or a range of it, without the limits of the network. Missing pieces are fetched
     through the swarm."""
+    require_digest(request.app[AGENT], request, parse_digest(request.match_info["digest"]))
     return await _send_blob(request, None)
 
 
@@ -446,8 +464,12 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
 
 async def _pull(request: web.Request) -> web.Response:
     """Pull a package or blob. The answer is 202 at once, or with `wait` 200 when it has arrived."""
-    body = await _decode(request, PullRequest)
-    pull = request.app[AGENT].pulls.start(body, _caller(request))
+    body, agent = await _decode(request, PullRequest), request.app[AGENT]
+    if body.package is not None:
+        require_reference(agent, request, body.package)
+    if body.blob is not None:
+        require_digest(agent, request, parse_digest(body.blob))
+    pull = agent.pulls.start(body, caller_of(request))
     if not body.wait:
         return _answer(pull.status(), 202)
     assert pull.task is not None
@@ -457,9 +479,24 @@ async def _pull(request: web.Request) -> web.Response:
     return _answer(pull.status())
 
 
+def _readable(agent: Agent, request: web.Request, name: str) -> bool:
+    """Whether the process that asks may know of a pull of `name`, a reference or a digest."""
+    return may_read_digest(agent, request, Digest(name)) if is_digest(name) else may_read(agent, request, name)
+
+
+def _may_see(agent: Agent, request: web.Request, package: PackageStatus) -> bool:
+    """Whether the process that asks may know of a package or single blob of the store."""
+    if package.reference == str(blob_reference(package.digest)):
+        return may_read_digest(agent, request, package.digest)
+    return may_read(agent, request, package.reference)
+
+
 async def _pull_status(request: web.Request) -> web.Response:
     """Say how far a pull is: at once, or when it has ended or `wait_s` seconds have passed."""
-    pull = request.app[AGENT].pulls.get(request.match_info["id"])
+    agent = request.app[AGENT]
+    pull = agent.pulls.get(request.match_info["id"])
+    if not _readable(agent, request, pull.reference):
+        raise NotFound(f"there is no pull {pull.id}")
     if (wait_s := _seconds(request.query.get("wait_s", "0"))) and pull.task is not None:
         await asyncio.wait((pull.task,), timeout=wait_s)
     return _answer(pull.status())
@@ -467,7 +504,8 @@ async def _pull_status(request: web.Request) -> web.Response:
 
 async def _pull_list(request: web.Request) -> web.Response:
     """List the pulls."""
-    return _answer(Pulls(request.app[AGENT].pulls.list()))
+    agent = request.app[AGENT]
+    return _answer(Pulls([pull for pull in agent.pulls.list() if _readable(agent, request, pull.reference)]))
 
 
 def _check_path(path: str) -> None:
@@ -478,14 +516,16 @@ def _check_path(path: str) -> None:
 
 async def _mount(request: web.Request) -> web.Response:
     """Show a package that is in the store, or hand out its images."""
-    body = await _decode(request, MountRequest)
+    body, agent = await _decode(request, MountRequest), request.app[AGENT]
     _check_path(body.path)
-    return _answer(await request.app[AGENT].package_mounts.mount(body, _caller(request)))
+    require_reference(agent, request, body.package)
+    return _answer(await agent.package_mounts.mount(body, caller_of(request)))
 
 
 async def _mounts(request: web.Request) -> web.Response:
     """List what is shown."""
-    return _answer(Mounts(request.app[AGENT].mounts.list()))
+    agent = request.app[AGENT]
+    return _answer(Mounts([view for view in agent.mounts.list() if may_read(agent, request, view.reference)]))
 
 
 async def _unmount(request: web.Request) -> web.Response:
@@ -499,42 +539,55 @@ async def _unmount(request: web.Request) -> web.Response:
         raise UsageError("device and inode are two numbers, of what the caller sees at the path")
     sees = (int(numbers[0][:20]), int(numbers[1][:20])) if any(numbers) else None
     force = request.query.get("force") == "1"
-    return _answer(await request.app[AGENT].mounts.unmount(path, force, _caller(request), caller_sees=sees))
+    return _answer(await request.app[AGENT].mounts.unmount(path, force, caller_of(request), caller_sees=sees))
 
 
 async def _packages(request: web.Request) -> web.Response:
     """List the packages and single blobs in the store."""
-    return _answer(Packages(await request.app[AGENT].inventory.packages()))
+    agent = request.app[AGENT]
+    packages = await agent.inventory.packages()
+    return _answer(Packages([package for package in packages if _may_see(agent, request, package)]))
 
 
 async def _remove(request: web.Request) -> web.Response:
     """Remove a package from the store."""
-    return _answer(await request.app[AGENT].maintenance.remove(request.query.get("reference", "")))
+    agent, reference = request.app[AGENT], request.query.get("reference", "")
+    require_named(agent, request, reference)
+    return _answer(await agent.maintenance.remove(reference))
 
 
 def _check_owner(request: web.Request, owner: str) -> None:
     """Only trusted processes change the pins of preseeds and jobs. Raises Refused."""
     if owner.startswith(SYSTEM_OWNERS):
-        _caller(request).require_trusted(f"change what {owner[:100]} keeps")
+        caller_of(request).require_trusted(f"change what {owner[:100]} keeps")
 
 
 async def _pin(request: web.Request) -> web.Response:
     """Pull a package and keep it from eviction."""
     body = await _decode(request, PinRequest)
     _check_owner(request, body.owner)
+    require_named(request.app[AGENT], request, body.package)
     return _answer(await request.app[AGENT].maintenance.pin(body.package, body.owner))
 
 
 async def _pins(request: web.Request) -> web.Response:
     """List what is kept from eviction, by owner."""
-    return _answer(Pins(request.app[AGENT].maintenance.pins()))
+    agent = request.app[AGENT]
+    pins = agent.maintenance.pins()
+    return _answer(Pins([pin for pin in pins if all(may_read_digest(agent, request, part) for part in pin.layers)]))
 
 
 async def _unpin(request: web.Request) -> web.Response:
     """Give up a pin, of a package or of an owner."""
-    query = request.query
-    _check_owner(request, query.get("owner", ""))
-    return _answer(await request.app[AGENT].maintenance.unpin(query.get("package", ""), query.get("owner", "")))
+    query, agent = request.query, request.app[AGENT]
+    package, owner = query.get("package", ""), query.get("owner", "")
+    _check_owner(request, owner)
+    if package:
+        require_named(agent, request, package)
+    for pin in agent.maintenance.pins():
+        if pin.owner == owner and not all(may_read_digest(agent, request, part) for part in pin.layers):
+            raise NotFound(f"nothing is pinned by {owner[:100]}")
+    return _answer(await agent.maintenance.unpin(package, owner))
 
 
 async def _collect(request: web.Request) -> web.Response:
@@ -557,7 +610,6 @@ async def _verify(request: web.Request) -> web.StreamResponse:
 async def _drain(request: web.Request) -> web.Response:
     """Hand over to other hosts and end. The answer comes when that is done or the time is up."""
     body, agent = await _decode(request, DrainRequest), request.app[AGENT]
-    _caller(request).require_trusted("drain this agent")
     agent.drain.ask(agent.settings.drain_s if body.seconds is None else body.seconds)
     return _answer(await agent.drain.over())
 
@@ -577,7 +629,7 @@ async def _status(request: web.Request) -> web.Response:
             StoreStatus(str(agent.settings.store), usage, agent.store.capacity, _disk_words(hangs_s)),
             agent.uplink.streams,
             agent.drain.draining,
-            agent.pulls.list(),
+            [pull for pull in agent.pulls.list() if _readable(agent, request, pull.reference)],
             agent.scrub.status(),
         )
     )
@@ -588,9 +640,9 @@ _PULL_ERRORS = (*_READ_ERRORS, Refused, Conflict, DiskFull)
 _BLOB = (Answer(media_type=BYTES_TYPE), Answer(status=206, media_type=BYTES_TYPE))
 
 COMMON_ROUTES = (
-    Route("GET", "/healthz", _healthz, (Answer(AgentHealth),)),
-    Route("GET", "/readyz", _readyz, (Answer(AgentReadiness), Answer(AgentReadiness, 503))),
-    Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), errors=(Unavailable,)),
+    Route("GET", "/healthz", _healthz, (Answer(AgentHealth),), right="open"),
+    Route("GET", "/readyz", _readyz, (Answer(AgentReadiness), Answer(AgentReadiness, 503)), right="open"),
+    Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), errors=(Unavailable,), right="metrics"),
 )
 
 PUBLIC_ROUTES = (
@@ -601,9 +653,10 @@ PUBLIC_ROUTES = (
         _stream,
         (Answer(media_type=BYTES_TYPE),),
         request=StreamRequest,
-        errors=(UsageError, TooLarge, NotFound, Unavailable),
+        errors=(UsageError, TooLarge, NotFound, Refused, Unavailable),
+        right="ticket",
     ),
-    Route("GET", "/v1/blobs/{digest}", _blob, _BLOB, errors=_PULL_ERRORS),
+    Route("GET", "/v1/blobs/{digest}", _blob, _BLOB, errors=_PULL_ERRORS, right="ticket"),
     Route(
         "GET",
         "/v1/blobs/{digest}/holding",
@@ -611,6 +664,7 @@ PUBLIC_ROUTES = (
         (Answer(BlobHolding),),
         (Query("host", "the host that asks"),),
         errors=(UsageError, NotFound),
+        right="ticket",
     ),
 )
 """What peers and any HTTP client may ask over TCP."""
@@ -625,7 +679,7 @@ _UNMOUNT_QUERY = (
 
 LOCAL_ROUTES = (
     *COMMON_ROUTES,
-    Route("GET", "/v1/blobs/{digest}", _local_blob, _BLOB, errors=_PULL_ERRORS),
+    Route("GET", "/v1/blobs/{digest}", _local_blob, _BLOB, errors=_PULL_ERRORS, right="local"),
     Route(
         "POST",
         "/v1/pulls",
@@ -633,8 +687,9 @@ LOCAL_ROUTES = (
         (Answer(PullStatus), Answer(PullStatus, 202)),
         request=PullRequest,
         errors=_PULL_ERRORS,
+        right="local",
     ),
-    Route("GET", "/v1/pulls", _pull_list, (Answer(Pulls),)),
+    Route("GET", "/v1/pulls", _pull_list, (Answer(Pulls),), right="local"),
     Route(
         "GET",
         "/v1/pulls/{id}",
@@ -642,9 +697,12 @@ LOCAL_ROUTES = (
         (Answer(PullStatus),),
         (Query("wait_s", f"seconds to wait for its end, at most {WAIT_S_MAX:.0f}"),),
         errors=(UsageError, NotFound),
+        right="local",
     ),
-    Route("POST", "/v1/mounts", _mount, (Answer(MountStatus),), request=MountRequest, errors=_PULL_ERRORS),
-    Route("GET", "/v1/mounts", _mounts, (Answer(Mounts),)),
+    Route(
+        "POST", "/v1/mounts", _mount, (Answer(MountStatus),), request=MountRequest, errors=_PULL_ERRORS, right="local"
+    ),
+    Route("GET", "/v1/mounts", _mounts, (Answer(Mounts),), right="local"),
     Route(
         "DELETE",
         "/v1/mounts",
@@ -652,8 +710,9 @@ LOCAL_ROUTES = (
         (Answer(MountStatus),),
         _UNMOUNT_QUERY,
         errors=(UsageError, NotFound, Refused, Conflict),
+        right="local",
     ),
-    Route("GET", "/v1/packages", _packages, (Answer(Packages),)),
+    Route("GET", "/v1/packages", _packages, (Answer(Packages),), right="local"),
     Route(
         "DELETE",
         "/v1/packages",
@@ -661,11 +720,20 @@ LOCAL_ROUTES = (
         (Answer(Removed),),
         (Query("reference", "the package", required=True),),
         errors=(UsageError, NotFound, Conflict),
+        right="local",
     ),
-    Route("POST", "/v1/pins", _pin, (Answer(PinStatus),), request=PinRequest, errors=_PULL_ERRORS),
-    Route("GET", "/v1/pins", _pins, (Answer(Pins),)),
-    Route("DELETE", "/v1/pins", _unpin, (Answer(PinStatus),), _PIN_QUERY, errors=(UsageError, NotFound, Refused)),
-    Route("POST", "/v1/collect", _collect, (Answer(Removed),)),
+    Route("POST", "/v1/pins", _pin, (Answer(PinStatus),), request=PinRequest, errors=_PULL_ERRORS, right="local"),
+    Route("GET", "/v1/pins", _pins, (Answer(Pins),), right="local"),
+    Route(
+        "DELETE",
+        "/v1/pins",
+        _unpin,
+        (Answer(PinStatus),),
+        _PIN_QUERY,
+        errors=(UsageError, NotFound, Refused),
+        right="local",
+    ),
+    Route("POST", "/v1/collect", _collect, (Answer(Removed),), right="local"),
     Route(
         "POST",
         "/v1/verify",
@@ -673,15 +741,26 @@ LOCAL_ROUTES = (
         (Answer(Verified, media_type="application/x-ndjson"),),
         request=VerifyRequest,
         errors=(UsageError,),
+        right="local",
     ),
-    Route("POST", "/v1/drain", _drain, (Answer(Drained),), request=DrainRequest, errors=(UsageError, Refused)),
-    Route("GET", "/v1/status", _status, (Answer(AgentStatus),)),
+    Route(
+        "POST",
+        "/v1/drain",
+        _drain,
+        (Answer(Drained),),
+        request=DrainRequest,
+        errors=(UsageError, Refused),
+        right="local-admin",
+    ),
+    Route("GET", "/v1/status", _status, (Answer(AgentStatus),), right="local"),
 )
 """What processes on this host may ask over the Unix socket."""
 
 
-def _application(agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str) -> web.Application:
-    app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+def _application(
+    agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, identify: Identify
+) -> web.Application:
+    app = web.Application(middlewares=[problems, guard(identify)], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     serve(app, routes, title=title)
@@ -692,6 +771,14 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
     metrics = registry(agent)
     return (
-        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent"),
-        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket"),
+        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent", remote_identities(agent)),
+        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local_identities(agent)),
     )
+
+
+def make_probe(agent: Agent) -> web.Application:
+    """The application for probes and metrics, in plain and to whatever reaches it."""
+    app = web.Application(middlewares=[problems], client_max_size=BODY_BYTES_MAX)
+    app[AGENT], app[REGISTRY] = agent, registry(agent)
+    serve(app, COMMON_ROUTES, title="p2pdist agent, for probes")
+    return app

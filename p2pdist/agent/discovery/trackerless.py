@@ -130,7 +130,7 @@ class Neighbourhood:
         not answer in time."""
         assert self._http is not None
         host, _ = parse_address(neighbour.address)
-        name = self._tls.host_to_check(host) if self._tls is not None else None
+        name = self._tls.peer_name(neighbour.host, host) if self._tls is not None else None
         secure = self._tls.client if self._tls is not None else True
         url = f"{neighbour.url}/v1/blobs/{digest}/holding"
         query = {"host": self._own.host}

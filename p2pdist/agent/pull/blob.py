@@ -16,6 +16,7 @@ from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
 from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
 from p2pdist.agent.tasks import Tasks
 from p2pdist.core.download import (
+    AskTicket,
     CloseStream,
     Complain,
     Completed,
@@ -159,7 +160,10 @@ class BlobPull:
         read = self._swarm.reading if self._swarm is not None else ()
         parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._download.parents()))
         by_swarm = self._core.report_swarm()
-        return Holding(self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm)
+        shown = self._context.shown(self.blob.digest)
+        return Holding(
+            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm, *shown
+        )
 
     def advance(self) -> Advance | None:
         """Progress since the last report, None when there is none."""
@@ -172,6 +176,10 @@ class BlobPull:
     def trouble(self) -> str:
         """What the pull waits for, in words for the user; empty while pieces come."""
         return self._download.trouble(self._loop.time())
+
+    def reopen(self) -> None:
+        """End the streams after the pieces under way and open them again, with the new ticket."""
+        self._streams.reopen()
 
     def planned(self, plan: Plan) -> None:
         """A tracker, or this agent itself, has planned."""
@@ -230,6 +238,8 @@ class BlobPull:
                     self._end(error)
                 case ReportTransport():
                     self._context.send_to_tracker(self.holding())
+                case AskTicket():
+                    self._ask_ticket(refused=True)
                 case Switched(before, after):
                     logger.info("blob=%s comes by %s from now on, by %s before", self.blob.digest, after, before)
                 case CutShort():
@@ -258,8 +268,15 @@ class BlobPull:
         for quiet in self._streams.quiet():
             self._submit(quiet)
         self._submit(Tick())
+        self._ask_ticket()
         if not self._download.finished:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def _ask_ticket(self, *, refused: bool = False) -> None:
+        """Have the tracker send another ticket where one is due: it comes with the plan that
+        answers a holding."""
+        if self._context.tickets.due(self.blob.digest, now=self._loop.time(), refused=refused):
+            self._context.send_to_tracker(self.holding())
 
     def _find_unreported(self) -> None:
         """Take in stored pieces that no stream of this pull has reported for a whole tick: a stream

@@ -59,7 +59,8 @@ class Package:
 class Packages:
     """Finds packages. Documents come from the store, else from the tracker, else from the agent's
     own origin, if it has one. `learn` gets the policy of each package that is found: reference,
-    digest, manifest and policy. `wait_s` is how long a pull waits for a tracker."""
+    digest, manifest and policy; `found` gets all that are found, before. `wait_s` is how long a
+    pull waits for a tracker."""
 
     def __init__(
         self,
@@ -69,9 +70,10 @@ class Packages:
         *,
         wait_s: float = WAIT_S,
         learn: Learn = _nothing,
+        found: Callable[[str, Digest, Manifest], None] = lambda reference, digest, manifest: None,
     ) -> None:
         self._store, self._session, self._own_origin = store, session, own_origin
-        self._wait_s, self._learn = wait_s, learn
+        self._wait_s, self._learn, self._found = wait_s, learn, found
 
     async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
         """The package that a reference names. `note` gets what the pull waits for, in words for the
@@ -87,6 +89,7 @@ class Packages:
 
     async def _learned(self, package: Package, policy: PackagePolicy | None) -> Package:
         """Apply the policy of a package before anything of it is fetched."""
+        self._found(str(package.reference), package.digest, package.manifest)
         if policy is not None:
             await self._learn(str(package.reference), package.digest, package.manifest, policy)
         return package

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from p2pdist.agent.access.service import AgentAccess
+from p2pdist.agent.access.tickets import Tickets
 from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.discovery.trackerless import Neighbourhood
 from p2pdist.agent.drain import Drain
@@ -38,6 +40,7 @@ from p2pdist.model.messages import (
     Left,
     Priority,
     Report,
+    Selected,
     StreamRequest,
 )
 from p2pdist.model.pieces import PieceSet
@@ -63,6 +66,7 @@ class PullResources:
 
     host: str
     session: TrackerSession
+    access: AgentAccess
     policies: Policies
     origins: Origins
     uplink: Uplink
@@ -79,6 +83,16 @@ class PullResources:
     """Idle connections to other agents."""
     writers: Counter[Digest] = field(default_factory=Counter)
     """The transfers that write into each blob, those of pulls that have ended included."""
+
+    @property
+    def tickets(self) -> Tickets:
+        """What lets this host receive blobs from others."""
+        return self.access.tickets
+
+    def shown(self, blob: Digest) -> tuple[str, Selected | None]:
+        """What a holding of a blob shows while access is on: the ticket, and what the blob was
+        selected from."""
+        return self.tickets.get(blob), self.access.names.selected(blob) if self.access.peers.on else None
 
     def origin(self) -> Origin:
         """Central storage. Raises Unavailable."""
@@ -120,6 +134,7 @@ class Registry:
     ) -> None:
         self._store, self._packages, self._resources = store, packages, resources
         self._session, self._uplink, self._policies = resources.session, resources.uplink, resources.policies
+        self._access = resources.access
         self._drain, self._neighbourhood = drain, neighbourhood
         self._alone, self._tracker_wait_s = alone, tracker_wait_s
         self._fetching: dict[Digest, BlobPull] = {}
@@ -160,6 +175,8 @@ class Registry:
         describes where that is a part of another blob."""
         if selection is not None:
             self._policies.selected(layer.digest, selection.blob.digest)
+            self._access.names.select(layer.digest, selection)
+        self._access.peers.require_here()
         priority = self._policies.priority(layer.digest, priority)
         running = self._join(layer.digest, priority)
         if running is not None:
@@ -174,7 +191,7 @@ class Registry:
         if complete:
             if layer.digest not in self._served:
                 self._serve(blob)
-                self._announce(_holding_of(blob))
+                self._announce(self._holding_of(blob))
             return blob, None
         return blob, self._begin(blob, priority, selection)
 
@@ -244,6 +261,11 @@ class Registry:
         flow = self._uplink.open(request.blob, request.stripe, have, request.priority, peer=peer, cut=cut)
         self._join(request.blob, request.priority)
         return flow
+
+    def revoked(self, error: P2PDistError) -> None:
+        """This host is revoked: all pulls fail with `error`."""
+        for pull in list(self._fetching.values()):
+            pull.reject(error)
 
     def _fetched(self, pull: BlobPull, done: asyncio.Future[None]) -> None:
         blob = pull.blob
@@ -322,10 +344,13 @@ class Registry:
 
     # -- the tracker
 
-    def planned(self, plan: Plan) -> None:
-        """The tracker has planned a pull."""
+    def planned(self, plan: Plan, ticket: str = "") -> None:
+        """The tracker has planned a pull, and sends a ticket for its blob."""
+        raised = self._access.tickets.keep(plan.blob, ticket, now=asyncio.get_running_loop().time())
         pull = self._fetching.get(plan.blob)
         if pull is not None:
+            if raised:
+                pull.reopen()
             pull.planned(plan)
 
     def reject(self, blob: Digest, error: P2PDistError) -> None:
@@ -346,7 +371,7 @@ class Registry:
         for digest in self._served - self._fetching.keys():
             blob = self._store.get(digest)
             if blob is not None and blob.complete:
-                holdings.append(_holding_of(blob))
+                holdings.append(self._holding_of(blob))
         return [holding for holding in holdings if holding.size and not self._drain.draining]
 
     def report(self) -> Report | None:
@@ -362,8 +387,8 @@ class Registry:
             return None
         return Report(tuple(advances), sent_bytes, busy_s)
 
-
-def _holding_of(blob: Blob) -> Holding:
-    layout = blob.layout
-    counts = blob.have.stripe_counts(layout.stripes)
-    return Holding(blob.digest, layout.size, layout.piece_size, tuple(counts))
+    def _holding_of(self, blob: Blob) -> Holding:
+        layout = blob.layout
+        counts = tuple(blob.have.stripe_counts(layout.stripes))
+        shown = self._resources.shown(blob.digest)
+        return Holding(blob.digest, layout.size, layout.piece_size, counts, ticket=shown[0], selected=shown[1])

@@ -15,15 +15,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from p2pdist.agent.access.tickets import Tickets
 from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.download import Quiet
 from p2pdist.core.sources import Sources
 from p2pdist.core.token_bucket import TokenBucket
+from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.messages import Complaint, Holding, Priority, Reason, StreamRequest
+from p2pdist.model.messages import Complaint, Holding, Priority, Reason, Selected, StreamRequest
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.selection import Selection
@@ -50,6 +52,13 @@ class PullContext(Protocol):
     connections: ConnectionPool
     swarming: SwarmService | None
     writers: Counter[Digest]
+
+    @property
+    def tickets(self) -> Tickets:
+        """What lets this host receive blobs from others."""
+
+    def shown(self, blob: Digest) -> tuple[str, Selected | None]:
+        """What a holding of a blob shows to a tracker: a ticket, and what it was selected from."""
 
     def origin(self) -> Origin:
         """The origin to read now. Raises Unavailable."""
@@ -152,6 +161,7 @@ class PullStreams:
                 pacer=self._context.pacer_of(self._blob.digest),
                 connections=self._context.connections if self._stripes == 1 else None,
                 inbox=self._mail if self._blob.in_memory else None,  # a disk may hang, and the loop with it
+                fields=self._ticket(),
             )
         self._open[number] = stream
         stream.start()
@@ -167,6 +177,11 @@ class PullStreams:
             and (self.priority == "start" or stream.responded_s is None)
         ]
 
+    def _ticket(self) -> dict[str, str]:
+        """The header field that shows this host's ticket for the blob, if it has one."""
+        ticket = self._context.tickets.get(self._blob.digest)
+        return {TICKET_HEADER: ticket} if ticket else {}
+
     def cut_short(self) -> None:
         """End all streams now."""
         for stream in self._open.values():
@@ -177,6 +192,10 @@ class PullStreams:
         the new priority."""
         self.priority = "start"
         self._escalated.set()
+        self.reopen()
+
+    def reopen(self) -> None:
+        """End the streams to other agents after the pieces under way: they are opened again."""
         for stream in self._open.values():
             if isinstance(stream, IncomingStream):
                 stream.finish_piece_and_close()

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     MESSAGE_BYTES_MAX,
     PROTOCOL_VERSION,
+    Access,
     Advance,
     Assign,
     FromAgent,
@@ -57,6 +59,7 @@ from p2pdist.model.policy import POLICY_HEADER, PackagePolicy, decode_policy
 from p2pdist.model.request_id import passed_on
 from p2pdist.model.url import redacted
 from p2pdist.transfer.names import NAMES, Resolver
+from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +94,7 @@ class Handlers:
     """All that the host holds and fetches; called when a session opens."""
     report: Callable[[], Report | None]
     """Progress since the last report, None when there is none."""
-    on_message: Callable[[Assign | OriginShare | Keep | Release | Reject], None]
+    on_message: Callable[[Assign | Access | OriginShare | Keep | Release | Reject], None]
     on_change: Callable[[bool], None]
     """Gets True when a tracker answers and False when the session breaks."""
 
@@ -147,16 +150,26 @@ class TrackerSession:
 
     `hello` introduces this host. With `listens`, 0.0.0.0 or :: and a port, other hosts reach this
     one at that port of the address that it has in its session with the tracker (address.py), not at
-    the address in `hello`. With `searching`, trackers may be offered later. Credentials in a URL
-    are used and never shown. Raises UsageError for what is no URL of a tracker.
+    the address in `hello`. With `searching`, trackers may be offered later. With `tls` the agent
+    shows its certificate to trackers and believes its own authorities alone; a tracker's
+    certificate must then be made out to `tracker_name`, None for the host in its URL. Credentials
+    in a URL are used and never shown. Raises UsageError for what is no URL of a tracker.
     """
 
     def __init__(
-        self, urls: Sequence[str], hello: Hello, *, listens: tuple[str, int] | None = None, searching: bool = False
+        self,
+        urls: Sequence[str],
+        hello: Hello,
+        *,
+        listens: tuple[str, int] | None = None,
+        searching: bool = False,
+        tls: Tls | None = None,
+        tracker_name: str | None = None,
     ) -> None:
         self._urls = [_checked(url).rstrip("/") for url in urls]
         self._given = tuple(self._urls)
         self._hello, self._listens = hello, listens
+        self._tls, self._tracker_name = tls, tracker_name
         self._http: aiohttp.ClientSession | None = None
         self._connection: _Connection | None = None
         """The WebSocket of a tracker that has welcomed this host."""
@@ -187,6 +200,16 @@ class TrackerSession:
         """The tracker that is in use or being tried, "" when there is none; for people, without
         credentials."""
         return redacted(self._url)
+
+    @property
+    def secured(self) -> bool:
+        """Whether the tracker has shown a certificate of this agent's authorities."""
+        return self.connected and self._tls is not None and self._url.startswith("https:")
+
+    @property
+    def _context(self) -> ssl.SSLContext | bool:
+        """How connections to trackers at https URLs are secured; True: as a web browser does."""
+        return self._tls.client if self._tls is not None else True
 
     @property
     def urls(self) -> list[str]:
@@ -262,6 +285,8 @@ class TrackerSession:
                 heartbeat=HEARTBEAT_S,
                 max_msg_size=MESSAGE_BYTES_MAX,
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                ssl=self._context,
+                server_hostname=self._tracker_name,
             ) as socket:
                 welcome = await self._say_hello(socket)
                 welcomed_at = loop.time()
@@ -374,7 +399,14 @@ class TrackerSession:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         headers, timeout = headers | passed_on(), aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
         try:
-            async with self._http.get(self._url + path, params=query, headers=headers, timeout=timeout) as answer:
+            async with self._http.get(
+                self._url + path,
+                params=query,
+                headers=headers,
+                timeout=timeout,
+                ssl=self._context,
+                server_hostname=self._tracker_name,
+            ) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = str(error).replace(self._url, self.url) or type(error).__name__
@@ -443,7 +475,7 @@ class _Connection:
                 last_rejection = from_problem(message.problem)
             if isinstance(message, Pace):
                 self._set_interval(message.report_interval_s)
-            elif isinstance(message, Assign | OriginShare | Keep | Release | Reject):
+            elif isinstance(message, Assign | Access | OriginShare | Keep | Release | Reject):
                 self._handlers.on_message(message)
 
     async def _write(self) -> NoReturn:

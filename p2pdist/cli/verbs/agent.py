@@ -82,6 +82,11 @@ logger = logging.getLogger(__name__)
     metavar="RATE",
     help="Never send or receive preseeds faster, such as 50MB/s.",
 )
+@click.option(
+    "--join-file",
+    type=File,
+    help="Join the fleet of the token in this file, for trackers with --access: the agent gets a certificate of its own.",
+)
 @click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM.")
 @click.option("--tls-key", type=File, help="Its key, PEM, not encrypted.")
 @click.option(
@@ -92,6 +97,12 @@ logger = logging.getLogger(__name__)
     default="",
     metavar="NAME",
     help="The name in all agents' certificates [default: each one's own address].",
+)
+@click.option(
+    "--probe-listen",
+    default="",
+    metavar="[HOST:]PORT",
+    help="Where /healthz, /readyz and /metrics answer without TLS and certificates; without a HOST on loopback alone.",
 )
 @click.option(
     "--transport",
@@ -144,10 +155,12 @@ def command(
     upload_limit: str,
     download_limit: str,
     preseed_limit: str,
+    join_file: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_ca: Path | None,
     tls_name: str,
+    probe_listen: str,
     transport: Policy | None,
     bt_listen: str,
     network_id: str,
@@ -162,6 +175,7 @@ def command(
     \b
     Examples:
       p2pdist agent --store /var/lib/p2pdist
+      p2pdist agent --tracker https://tracker:7070 --join-file /etc/p2pdist/join.token
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
@@ -173,6 +187,8 @@ def command(
     address = listen_address(listen)
     trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
     discover = not trackers if discover is None else discover
+    if join_file is not None and (tls_cert or tls_key or tls_ca or tls_name):
+        raise UsageError("--join-file brings a certificate, and --tls options name another one", remedy="Give one")
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -187,18 +203,18 @@ def command(
         download_bytes_s=parse_rate(download_limit) if download_limit else None,
         preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
         tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
+        join_file=join_file.absolute() if join_file is not None else None,
         discovery=discovery_settings(address, network_id, discovery_interface) if discover else None,
-        swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None),
+        swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None or join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
         streams_max=min(STREAMS_MAX, max(4, connections // 2)),
     )
-    book = ConnectionBook(connections)
-    run(
-        _serve(
-            settings, address, socket.absolute(), book, partial(read_again, click.get_current_context(), "log_level")
-        )
+    probe = (
+        listen_address(probe_listen if ":" in probe_listen else f"127.0.0.1:{probe_listen}") if probe_listen else None
     )
+    level_now = partial(read_again, click.get_current_context(), "log_level")
+    run(_serve(settings, address, socket.absolute(), probe, ConnectionBook(connections), level_now))
 
 
 def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
@@ -233,13 +249,18 @@ def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *
 
 
 async def _serve(
-    settings: AgentSettings, address: tuple[str, int], socket: Path, book: ConnectionBook, level_now: Callable[[], Any]
+    settings: AgentSettings,
+    address: tuple[str, int],
+    socket: Path,
+    probe: tuple[str, int] | None,
+    book: ConnectionBook,
+    level_now: Callable[[], Any],
 ) -> None:
     import asyncio
     import signal
 
-    from p2pdist.agent.agent import Agent
-    from p2pdist.agent.api.server import make_apps
+    from p2pdist.agent.agent import Agent, membership_of
+    from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import (
         address_text,
         close,
@@ -250,12 +271,17 @@ async def _serve(
 
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    agent = Agent(settings)
+    membership = membership_of(settings)
+    if membership is not None:
+        await membership.enter()
+    agent = Agent(settings, membership)
     runners = []
     try:
         public, local = make_apps(agent)
         runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None, connections=book))
         runners.append(await listen_unix(local, socket))
+        if probe is not None:
+            runners.append(await listen(make_probe(agent), probe))
         await agent.start()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
@@ -265,7 +291,7 @@ async def _serve(
         await agent.drained()
     finally:
         await stop_listening(runners)
-        if len(runners) == 2:  # else the socket may be another agent's
+        if len(runners) >= 2:  # else the socket may be another agent's
             socket.unlink(missing_ok=True)
         await agent.stop()
         await close(runners)

@@ -12,6 +12,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import TrackerClient, socket_option
+from p2pdist.cli.tracker_access import token_option
 from p2pdist.model.errors import NotFound, Unavailable
 
 PULLS_SHOWN = 5
@@ -23,6 +24,7 @@ SHOWN_MAX = 20
 
 @click.command("status")
 @click.option("--tracker", metavar="URL[,URL]", help="Of the first of these trackers that answers instead.")
+@token_option
 @socket_option
 @output.json_option
 @click.pass_context

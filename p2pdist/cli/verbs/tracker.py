@@ -14,8 +14,11 @@ from p2pdist.cli.daemon import log_options
 from p2pdist.cli.options import Seconds, discovery_options, parse_rate
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.agent.discovery.mdns import Discovery
+    from tracker.access.control import AccessControl
     from tracker.core.fleet import Fleet
     from tracker.policies import PolicyFile
     from tracker.preseed_service import PreseedService
@@ -60,6 +63,24 @@ logger = logging.getLogger(__name__)
     metavar="FILE",
     help="What holds for which packages, TOML; read again when it changes.",
 )
+@click.option(
+    "--access",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Who may do what, TOML; made when it is not there. Agents then join, and everything is encrypted.",
+)
+@click.option(
+    "--audit-log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write joins, refusals and changes [default: the log].",
+)
+@click.option(
+    "--probe-listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Where /healthz, /readyz and /metrics answer without TLS and tokens.",
+)
 @discovery_options
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
@@ -73,6 +94,9 @@ def command(
     origin_limit: str,
     report_interval: float,
     policies: Path | None,
+    access: Path | None,
+    audit_log: Path | None,
+    probe_listen: str,
     network_id: str,
     discovery_interface: tuple[str, ...],
     no_discovery: bool,
@@ -85,6 +109,7 @@ def command(
     Examples:
       p2pdist tracker --listen 0.0.0.0:7070 --origin s3://packages/prod
       p2pdist tracker --origin s3://packages/prod --policies /etc/p2pdist/policies.toml
+      p2pdist tracker --origin s3://packages/prod --access /etc/p2pdist/access.toml
     """
     from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
 
@@ -93,7 +118,54 @@ def command(
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
     discovery = _discovery(settings, name, zone) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
-    run(_serve(address, origin, state, origin_streams, origin_bytes_s, report_interval, policies, discovery))
+    probes = listen_address(probe_listen) if probe_listen else None
+    control = _access_control(address, access, audit_log) if access is not None else None
+    if control is None:
+        _warn_of_strangers(address[0])
+    limits = origin_streams, origin_bytes_s, report_interval
+    run(_serve((address, probes), origin, state, limits, policies, control, discovery))
+
+
+def _access_control(address: tuple[str, int], path: Path, audit_log: Path | None) -> AccessControl:
+    """Access by a file, in force. Raises UsageError."""
+    import sys
+
+    from tracker.access.audit import audit_to
+    from tracker.access.control import AccessControl
+
+    if audit_log is not None:
+        audit_to(audit_log.absolute())
+    control = AccessControl(path, own_addresses(address[0]))
+    for token in control.made:
+        shown = f": {token.read_text().strip()}" if sys.stdout.isatty() else ""
+        logger.info("hosts join with the token in %s", token)
+        click.echo(f"join token in {token}{shown}")
+    name = socket.gethostname() if address[0] in ("0.0.0.0", "::") else address[0]
+    logger.info("on each host: p2pdist agent --tracker https://%s:%d --join-file FILE", name, address[1])
+    return control
+
+
+def own_addresses(host: str) -> list[str]:
+    """The names and addresses under which clients may reach a service that listens on `host`."""
+    import re
+
+    import ifaddr
+
+    from p2pdist.agent.tracker.address import address_of
+
+    listed = {str(address_of(entry)[0]) for adapter in ifaddr.get_adapters() for entry in adapter.ips}
+    if host not in ("0.0.0.0", "::", ""):
+        listed.add(host)
+    names = {socket.gethostname(), socket.getfqdn(), "localhost"}
+    return sorted(listed | {name for name in names if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", name)})
+
+
+def _warn_of_strangers(host: str) -> None:
+    if host != "localhost" and not host.startswith("127.") and host != "::1":
+        logger.warning(
+            "access control is off: whoever reaches this port can order preseeds, read packages and act as any host. "
+            "Start the tracker with --access FILE to change that"
+        )
 
 
 def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
@@ -112,30 +184,56 @@ def _policy_file(path: Path, fleet: Fleet) -> PolicyFile:
     return file
 
 
-def _follow(file: PolicyFile, service: Service, preseeds: PreseedService) -> list[asyncio.Task[None]]:
-    """Keep to the file as it changes, SIGHUP or not, and warm what it says."""
+def _follow(
+    file: PolicyFile | None, access: AccessControl | None, service: Service, preseeds: PreseedService
+) -> list[asyncio.Task[None]]:
+    """Keep to the files as they change, SIGHUP or not, and warm what the policies say."""
     import signal
 
     from tracker.warm_tags import WarmTags
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, file.reload)
-    warm_tags = WarmTags(service.fleet.policies, service.content, preseeds)
-    return [asyncio.create_task(file.watch()), asyncio.create_task(warm_tags.run())]
+    followed = [each for each in (file, access) if each is not None]
+
+    def reload() -> None:
+        for each in followed:
+            each.reload()
+
+    if followed:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    tasks = [asyncio.create_task(each.watch()) for each in followed]
+    if file is not None:
+        tasks.append(asyncio.create_task(WarmTags(service.fleet.policies, service.content, preseeds).run()))
+    return tasks
+
+
+async def _listen(
+    addresses: tuple[tuple[str, int], tuple[str, int] | None],
+    app: web.Application,
+    access: AccessControl | None,
+) -> list[web.AppRunner]:
+    """Answer at the tracker's address, and at that for probes."""
+    from p2pdist.cli.daemon import listen
+    from tracker.http.app import make_probe_app
+
+    address, probes = addresses
+    runners = [await listen(app, address, tls=access.tls.context if access is not None else None)]
+    if probes is not None:
+        runners.append(await listen(make_probe_app(app), probes))
+    return runners
 
 
 async def _serve(
-    address: tuple[str, int],
+    addresses: tuple[tuple[str, int], tuple[str, int] | None],
     origin_url: str,
     state: str,
-    origin_streams: int,
-    origin_bytes_s: float,
-    report_interval_s: float,
+    limits: tuple[int, float, float],
     policies: Path | None,
+    access: AccessControl | None,
     discovery: Discovery | None,
 ) -> None:
     import time
 
-    from p2pdist.cli.daemon import address_text, close, listen, stop_listening, until_stopped
+    from p2pdist.cli.daemon import address_text, close, stop_listening, until_stopped
     from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
     from tracker.core.fleet import Fleet
@@ -149,19 +247,19 @@ async def _serve(
     fleet = Fleet(
         started_at=time.monotonic(),
         origin=origin_url,
-        origin_streams_max=origin_streams,
-        origin_bytes_s=origin_bytes_s,
-        report_interval_s=report_interval_s,
+        origin_streams_max=limits[0],
+        origin_bytes_s=limits[1],
+        report_interval_s=limits[2],
     )
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
-    service = Service(fleet, Content(origin, documents))
+    service = Service(fleet, Content(origin, documents), access=access)
     preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
     await preseeds.load()
-    runner = await listen(make_app(service, preseeds), address)
+    runners = await _listen(addresses, make_app(service, preseeds), access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
-    clocks += _follow(policy_file, service, preseeds) if policy_file is not None else []
-    logger.info("listening on %s origin=%s", address_text(*address), origin.url if origin else "none")
+    clocks += _follow(policy_file, access, service, preseeds)
+    logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
     try:
         if discovery is not None:
             await discovery.start()
@@ -169,10 +267,10 @@ async def _serve(
     finally:
         if discovery is not None:
             await discovery.stop()
-        await stop_listening([runner])
+        await stop_listening(runners)
         for clock in clocks:
             clock.cancel()
-        await close([runner])
+        await close(runners)
         await preseeds.stop()
         if origin is not None:
             await origin.close()

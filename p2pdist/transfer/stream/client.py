@@ -19,7 +19,8 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout
@@ -42,6 +43,7 @@ END_WAIT_S = 1.0
 
 logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)
+_NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
 class IncomingStream:
@@ -54,7 +56,8 @@ class IncomingStream:
     be received on its loop; then `inbox.deliver` gets the events, and `write` is called there.
     `number` names the stream in its events; by default it is unique within the process. With `tls`
     the peer must speak it; `pacer` holds the stream back. With `connections` the stream may use a
-    connection of that pool, and gives it back when it is done.
+    connection of that pool, and gives it back when it is done. `fields` are further header fields
+    of its request.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class IncomingStream:
         pacer: Pacer | None = None,
         connections: ConnectionPool | None = None,
         inbox: Inbox[StreamEvent] | None = None,
+        fields: Mapping[str, str] = _NO_FIELDS,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
@@ -89,7 +93,7 @@ class IncomingStream:
         )
         spent = share.spent if share is not None else None
         self._stream = StripeStream(
-            self.number, source, request, layout, write, pacer=pacer, pool=connections, spent=spent
+            self.number, source, request, layout, write, pacer=pacer, pool=connections, spent=spent, fields=fields
         )
         self._loop_receiver: LoopReceiver | None = None
         if share is not None and inbox is not None:

@@ -154,7 +154,7 @@ def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, 
     """Start TLS on `connection`, and check the peer's certificate. Raises Unreachable, which says
     what is wrong with it, and what `use` raises."""
     host, _ = parse_address(source.address)
-    name = tls.host_to_check(host)
+    name = tls.peer_name(source.host, host)
     try:
         secured = tls.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
         use(secured)

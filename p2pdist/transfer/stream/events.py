@@ -102,10 +102,12 @@ class Mailbox(Generic[Letter]):
 
 PROBLEM_TIMEOUT_S = 2.0
 
-Ending = Literal["done", "closed", "refused", "reset", "short", "corrupt", "missing", "busy", "protocol", "failed"]
+Ending = Literal[
+    "done", "closed", "refused", "denied", "reset", "short", "corrupt", "missing", "busy", "protocol", "failed"
+]
 """Why a stream ended: all was received; this side closed it; the peer refused, or could not be
-reached; broke the connection; ended early; sent wrong bytes; lacks the blob; is over its limits;
-broke the protocol; this side failed."""
+reached; does not take this host's ticket; broke the connection; ended early; sent wrong bytes;
+lacks the blob; is over its limits; broke the protocol; this side failed."""
 
 
 class PieceReceived(Struct, frozen=True, gc=False):
@@ -151,6 +153,8 @@ def refusal(connection: socket.socket, response: Head, source: Source) -> Ended:
             return Ended("missing", detail, problem)
         case 429 | 503:
             return Ended("busy", detail, problem)
+        case 401 | 403:
+            return Ended("denied", detail, Refused(detail))
         case status if status >= 400:
-            return Ended("refused", detail, Refused(detail) if status in (401, 403) else problem)
+            return Ended("refused", detail, problem)
     raise MalformedResponse(f"the answer has status {response.status}")

@@ -122,8 +122,8 @@ class StripeStream:
     time calls the methods; `close`, `finish_piece_and_close` and the properties are for any thread.
 
     `write(piece, data)` verifies and stores, and returns False for wrong bytes; it may raise
-    P2PDistError. `spent(seconds, now)` hears how long each write took. The stream gives its
-    connection to `pool` when it is done.
+    P2PDistError. `spent(seconds, now)` hears how long each write took. `fields` are further header
+    fields of the request. The stream gives its connection to `pool` when it is done.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class StripeStream:
         pacer: Pacer | None,
         pool: ConnectionPool | None,
         spent: Callable[[float, float], None] | None,
+        fields: Mapping[str, str],
     ) -> None:
         self.number = number
         self.source = source
@@ -161,7 +162,7 @@ class StripeStream:
         self._length = stream_length(layout, missing) if pool is not None else None
         self._reusable = False
         """Whether the peer keeps the connection open after the stream; written by `begin`."""
-        self._header_fields = passed_on()
+        self._header_fields = {**passed_on(), **fields}
         self._layout = layout
         self._write = write
         self._pacer = pacer

@@ -13,7 +13,7 @@ that stands first in the file holds.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
@@ -25,8 +25,12 @@ from tracker.core.swarm import layout_of
 
 MANIFESTS_MAX = 20_000
 BLOBS_MAX = 200_000
+READABLE_MAX = 400_000
+"""Blobs and documents of which the names are remembered by which they may be read."""
+
 NAMES_MAX = 64
-"""Tags that are remembered of one manifest, and manifests of one blob."""
+"""Names by which one blob may be read; tags that are remembered of one manifest; and manifests of
+one blob."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,9 @@ class PolicyBook:
     _packages: OrderedDict[Digest, dict[Reference, None]] = field(default_factory=OrderedDict)
     _known: OrderedDict[Reference, None] = field(default_factory=OrderedDict)
     _found: dict[Reference, Policy | None] = field(default_factory=dict)
+    _readable: OrderedDict[Digest, dict[str, None]] = field(default_factory=OrderedDict)
+    """Names of packages by manifest, document and blob, as far as tags of them lead, or led, there.
+    `bind`."""
 
     def replace(self, table: PolicyTable) -> None:
         """These policies hold from now on."""
@@ -68,6 +75,26 @@ class PolicyBook:
                 self._known.pop(forgotten, None)
         if len(self._known) > MANIFESTS_MAX:
             self._known.popitem(last=False)
+
+    # -- who may read
+
+    def bind(self, name: str, manifest: Digest, parts: Iterable[Digest]) -> None:
+        """A package of this name is known to be the manifest, which consists of these blobs and
+        documents. The manifest is remembered as the first, and forgotten before its parts."""
+        for digest in (manifest, *parts):
+            names = self._readable.setdefault(digest, {})
+            self._readable.move_to_end(digest)
+            names.pop(name, None)
+            names[name] = None
+            if len(names) > NAMES_MAX:
+                del names[next(iter(names))]
+        while len(self._readable) > READABLE_MAX:
+            self._readable.popitem(last=False)
+
+    def readers_of(self, digest: Digest) -> Collection[str]:
+        """Names of packages: an identity that may read one of these may read the manifest, document
+        or blob. Empty for what is not known here."""
+        return self._readable.get(digest, {}).keys()
 
     # -- what holds
 

@@ -54,7 +54,8 @@ class Progress:
     that was started again, and are not in `hosts_total`. `hosts_absent` counts members, and lost
     hosts that the selector matches, that are connected nowhere. Bytes count layers, over all hosts.
     `failures` are in the order of their reasons, at most FAILURES_SHOWN_MAX. `notes` tell people
-    what the preseed waits for that may never come."""
+    what the preseed waits for that may never come. `owner` is the identity that ordered it, empty
+    where access was off."""
 
     id: str
     state: ShownState
@@ -75,6 +76,7 @@ class Progress:
     deadline_at: float | None
     expires_at: float | None
     notes: tuple[str, ...] = ()
+    owner: str = ""
 
 
 def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, settled: bool, now: float) -> Progress:
@@ -112,6 +114,7 @@ def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, 
         record.deadline_at,
         record.expires_at,
         tuple(_notes(preseed, states, hosts, lost)) if record.state not in ENDED and tally.state != "done" else (),
+        record.owner,
     )
 
 

@@ -3,6 +3,8 @@
 // Hosts and the nodes of the watched tree are as the last report left them, at once; which of them changed since they were drawn is noted
 // beside them. The parts of a report that are shown as text wait in `pending` until a frame takes them.
 
+import { askForToken, credentials } from "./credential.js";
+
 export const AWAY = 1, RECEIVING = 2, SLOW = 4, BLAMED = 8; // flags of a host
 export const ORIGIN = -1, NO_PARENT = -2; // in place of a parent's number
 export const ABSENT = -1, WHOLE = 1000; // progress is in thousandths; ABSENT: the host has left the swarm
@@ -43,20 +45,50 @@ export const hasPending = () => pending !== null;
 export const naturalKey = (name) => name.replace(/\d+/g, (digits) => digits.padStart(12, "0"));
 
 function connect() {
-  if (source) source.close();
+  if (source) source.abort();
   const { swarm, stripe } = selection;
   const query = swarm ? `?swarm=${encodeURIComponent(swarm)}&stripe=${stripe}` : "";
-  const opened = source = new EventSource(`v1/events${query}`);
-  opened.addEventListener("change", (event) => listener.report(() => apply(JSON.parse(event.data))));
-  opened.addEventListener("preseeds", (event) => listener.preseeds(JSON.parse(event.data)));
-  opened.onopen = () => listener.connection("live", false);
-  opened.onerror = () => {
-    listener.connection("no answer from the tracker, trying again", true);
-    if (opened.readyState === EventSource.CLOSED) {
-      selection.swarm = null; // the swarm may be no more
-      setTimeout(() => { if (source === opened) connect(); }, RETRY_MS);
+  const opened = source = new AbortController();
+  read(`v1/events${query}`, opened.signal).catch(() => null).then((problem) => {
+    if (source !== opened) return;
+    if (problem && (problem.status === 401 || problem.status === 403)) {
+      listener.connection("a token is needed", true);
+      askForToken(problem, () => { if (source === opened) connect(); });
+      return;
     }
-  };
+    listener.connection(problem && problem.detail || "no answer from the tracker, trying again", true);
+    selection.swarm = null; // the swarm may be no more
+    setTimeout(() => { if (source === opened) connect(); }, RETRY_MS);
+  });
+}
+
+// Take in events (server-sent events of the HTML standard, 9.2) until they end; returns the problem document of a tracker that sends none.
+// Not EventSource, which can show no token.
+async function read(url, signal) {
+  const response = await fetch(url, { headers: credentials(), signal, cache: "no-store", redirect: "error" });
+  if (!response.ok) return { status: response.status, ...await response.json() };
+  listener.connection("live", false);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let parts = [];
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return null;
+    parts.push(value);
+    if (!value.includes("\n\n") && !(value.startsWith("\n") && parts.length > 1)) continue;
+    const blocks = parts.join("").split("\n\n");
+    parts = [blocks.pop()];
+    blocks.forEach(deliver);
+  }
+}
+
+// One event: its name and its data are a line each.
+function deliver(block) {
+  const fields = Object.fromEntries(block.split("\n").map((line) => {
+    const colon = line.indexOf(": ");
+    return [line.slice(0, colon), line.slice(colon + 2)];
+  }));
+  if (fields.event === "change") listener.report(() => apply(JSON.parse(fields.data)));
+  if (fields.event === "preseeds") listener.preseeds(JSON.parse(fields.data));
 }
 
 function apply(change) {

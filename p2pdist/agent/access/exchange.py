@@ -1,0 +1,103 @@
+"""Requests to a tracker while the agent has no session yet: its authorities, a first certificate,
+another one."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from p2pdist.credentials.authority import pinned
+from p2pdist.model.errors import UNDECODABLE, Corrupt, Unavailable, UsageError, from_problem
+from p2pdist.model.request_id import passed_on
+from p2pdist.model.url import redacted
+from p2pdist.transfer.names import NAMES, Resolver
+
+ANSWER_BYTES_MAX = 1 << 18
+REQUEST_S_MAX = 20.0
+CONNECT_S_MAX = 5.0
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+async def authorities(url: str) -> tuple[bytes, str]:
+    """What a tracker states as the fleet's authorities (PEM), not to be believed yet, and the
+    address of this host's end of the connection. Raises Unavailable."""
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    return await _exchange("GET", url, "/v1/access/authorities", None, unverified, None)
+
+
+def pinned_authority(stated: bytes, pin: str) -> str:
+    """The authority with a fingerprint, PEM, of those that a tracker states. Raises Refused."""
+    return pinned(stated, pin).decode()
+
+
+def trusting(authority: str) -> ssl.SSLContext:
+    """A client's context that believes certificates of this authority alone."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(cadata=authority)
+    except ValueError as error:
+        raise UsageError(f"the authority cannot be used: {error}") from error
+    return context
+
+
+async def post(url: str, body: msgspec.Struct, kind: type[Answer], context: ssl.SSLContext, name: str) -> Answer:
+    """What a tracker with a certificate for `name` answers to a POST. Raises the failure in its
+    problem document, Corrupt and Unavailable."""
+    data, _ = await _exchange("POST", url, "", msgspec.json.encode(body), context, name)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNDECODABLE as error:
+        raise Corrupt(f"{redacted(url)} answers, but not as a tracker does") from error
+
+
+async def _exchange(
+    method: str, url: str, path: str, body: bytes | None, context: ssl.SSLContext, name: str | None
+) -> tuple[bytes, str]:
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX)
+    connector = aiohttp.TCPConnector(resolver=Resolver(NAMES), use_dns_cache=False, force_close=True)
+    headers = {"Content-Type": "application/json", **passed_on()} if body is not None else passed_on()
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
+            http.request(
+                method, url + path, data=body, headers=headers, ssl=context, server_hostname=name, allow_redirects=False
+            ) as answer,
+        ):
+            own_end = _own_end(answer)
+            data = await answer.content.read(ANSWER_BYTES_MAX + 1)
+            while len(data) <= ANSWER_BYTES_MAX and (more := await answer.content.read(ANSWER_BYTES_MAX)):
+                data += more
+    except aiohttp.ClientConnectorCertificateError as error:
+        reason = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
+        raise Unavailable(
+            f"the certificate of the tracker {redacted(url)} is not of this fleet: {reason}",
+            remedy="Check --tracker; another fleet's tracker, or another program, may answer there",
+        ) from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error).replace(url, redacted(url)) or type(error).__name__
+        raise Unavailable(f"the tracker {redacted(url)} does not answer: {reason}") from error
+    if len(data) > ANSWER_BYTES_MAX:
+        raise Corrupt(f"the tracker {redacted(url)} answers more than {ANSWER_BYTES_MAX} bytes")
+    if answer.status != 200:
+        raise _problem(data, f"the tracker {redacted(url)} answered {answer.status}")
+    return data, own_end
+
+
+def _own_end(answer: aiohttp.ClientResponse) -> str:
+    """The address of this end of a connection, "" where the answer came with its end."""
+    connection = answer.connection
+    local: Any = connection.transport.get_extra_info("sockname") if connection and connection.transport else None
+    return str(local[0]) if local else ""
+
+
+def _problem(body: bytes, otherwise: str) -> Exception:
+    try:
+        return from_problem(msgspec.json.decode(body, type=dict[str, Any]))
+    except UNDECODABLE:
+        return Unavailable(otherwise)

@@ -1,0 +1,213 @@
+"""What a tracker says of others in its Access message, and judgements by it: of the hosts and
+tickets of peers, and of the bearers of tokens.
+
+The agent keeps the last message beside its identity, so that a fleet goes on, and keeps its locks,
+while its trackers are away. Signatures are checked once for each ticket; what depends on the time
+is compared for each stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from p2pdist.agent.access.files import make_private, read, replace
+from p2pdist.credentials.signing import VerifyKeys
+from p2pdist.credentials.tokens import split_token, verify_token
+from p2pdist.model.access import (
+    GRANTABLE,
+    Identity,
+    LocalRules,
+    Patterns,
+    Ticket,
+    check_ticket,
+    decode_ticket,
+)
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import UNDECODABLE, P2PDistError, Refused, Unauthenticated, UsageError
+from p2pdist.model.messages import Access, Priority
+
+CHECKED_MAX = 4096
+"""Tickets whose signature was right."""
+
+logger = logging.getLogger(__name__)
+
+_decoder = msgspec.json.Decoder(Access)
+
+
+class Ends(Protocol):
+    """A stream or reader that is being served."""
+
+    def fail(self, error: P2PDistError) -> None:
+        """End it as truncated."""
+
+
+class Peers:
+    """What is known of others. `required`: access is on although no tracker has said anything yet.
+    `secured`: the agent speaks TLS, without which no message counts.
+    `clock` is the tracker's time of day as far as it is known, in seconds since the epoch; `alone`
+    says whether no tracker answers. On the event loop."""
+
+    def __init__(
+        self,
+        directory: Path,
+        host: str,
+        *,
+        required: bool,
+        secured: bool,
+        clock: Callable[[], float],
+        alone: Callable[[], bool],
+    ) -> None:
+        self._directory, self._file, self._host = directory, directory / "access.json", host
+        self._required, self._clock, self._alone = required, clock, alone
+        self.access: Access | None = None
+        """The last message, None while access is off."""
+        self.public = Patterns()
+        """The packages for which nobody needs a ticket."""
+        self.local = LocalRules()
+        self._keys = VerifyKeys({})
+        self._revoked: frozenset[str] = frozenset()
+        self._checked: OrderedDict[str, Ticket] = OrderedDict()
+        """Tickets with right signatures, by their text; the one that was used last at the end."""
+        self._served: dict[str, set[Ends]] = {}
+        """What is being sent to each host."""
+        self._writing: set[asyncio.Task[None]] = set()
+        if secured:
+            self._load()
+
+    @property
+    def on(self) -> bool:
+        """Whether access is on."""
+        return self._required or self.access is not None
+
+    @property
+    def revoked_here(self) -> bool:
+        """Whether this host is revoked: it serves and fetches nothing more."""
+        return self.revoked(self._host)
+
+    def require_here(self) -> None:
+        """Raises Refused where this host is revoked."""
+        if self.revoked_here:
+            raise Refused(
+                f"this host, {self._host}, is revoked, and fetches nothing",
+                remedy="p2pdist access unrevoke, at the tracker, lets it in again",
+            )
+
+    def require(self, host: str) -> None:
+        """Raises Refused for a host that is revoked."""
+        if self.revoked(host):
+            raise _revoked(host)
+
+    def revoked(self, host: str) -> bool:
+        """Whether a host is revoked."""
+        return f"host:{host}" in self._revoked
+
+    def learn(self, access: Access) -> None:
+        """Take a message of a tracker in, and end what is sent to hosts that are revoked. Raises
+        UsageError, and changes nothing, for one that cannot be used."""
+        self._take(access)
+        for host in [host for host in self._served if self.revoked(host) or self.revoked_here]:
+            for served in tuple(self._served[host]):
+                served.fail(_revoked(host))
+        task = asyncio.create_task(asyncio.to_thread(self._write, msgspec.json.encode(access)))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def stop(self) -> None:
+        """Wait until what was learnt is written."""
+        await asyncio.gather(*self._writing, return_exceptions=True)
+
+    # -- judging
+
+    def admit(self, blob: Digest, text: str, host: str, *, public: bool, asked: Priority) -> Priority:
+        """The priority at which the peer `host` ("": one without a certificate) may receive a blob
+        with the ticket `text`, when it asks for `asked`. `public`: the blob needs none. Raises
+        Refused."""
+        if self.revoked_here:
+            raise Refused("this host is revoked, and serves nothing")
+        if host:
+            self.require(host)
+        if not text:
+            if public:
+                return asked
+            raise Refused("this blob is sent for a ticket alone", remedy="Ask the tracker for one")
+        if not host:
+            raise Refused("a ticket counts together with a certificate of the fleet")
+        ticket = self._signed(text)
+        check_ticket(ticket, blob=blob, receiver=host, alone=self._alone(), now=self._clock())
+        return asked if ticket.priority == "start" else "preseed"
+
+    def bearer(self, text: str) -> Identity:
+        """The identity of the bearer of a token of this fleet. Raises Unauthenticated and
+        UsageError."""
+        access = self.access
+        if access is None:
+            raise Unauthenticated("this agent knows no tokens yet", remedy="Ask again when its tracker has answered")
+        claims = verify_token(split_token(text)[1], access.keys, access.fleet)
+        if f"token:{claims.id}" in self._revoked:
+            raise Unauthenticated("the token is not valid: it was revoked")
+        rights = frozenset(right for right in GRANTABLE if right in access.roles.get(claims.role, ()))
+        return Identity("token", claims.id, rights | {"open"}, credential=f"token:{claims.id}")
+
+    @contextmanager
+    def serving(self, host: str, served: Ends) -> Iterator[None]:
+        """Within it `served` is sent to a host, and ends when the host is revoked."""
+        self._served.setdefault(host, set()).add(served)
+        try:
+            yield
+        finally:
+            self._served[host].discard(served)
+            if not self._served[host]:
+                del self._served[host]
+
+    def _signed(self, text: str) -> Ticket:
+        ticket = self._checked.get(text)
+        if ticket is None:
+            ticket = self._checked[text] = decode_ticket(text, self._keys.verify)
+            if len(self._checked) > CHECKED_MAX:
+                self._checked.popitem(last=False)
+        else:
+            self._checked.move_to_end(text)
+        return ticket
+
+    # -- what is kept
+
+    def _take(self, access: Access) -> None:
+        keys, public = VerifyKeys(access.keys), Patterns.parse(access.public, "public")
+        by_subject = {
+            subject: Patterns.parse(patterns, f"local {subject[:60]}") for subject, patterns in access.local.items()
+        }
+        was_revoked = self.revoked_here
+        self.access, self._keys, self.public = access, keys, public
+        self.local = LocalRules(by_subject, access.mount_roots)
+        self._revoked = frozenset(access.revoked)
+        self._checked.clear()
+        if self.revoked_here and not was_revoked:
+            logger.error("this host, %s, was revoked: it neither serves nor fetches from now on", self._host)
+
+    def _load(self) -> None:
+        try:
+            data = read(self._file)
+            if data:
+                self._take(_decoder.decode(data))
+        except (OSError, UsageError, *UNDECODABLE) as error:
+            logger.warning("what a tracker said of access cannot be read in %s: %s", self._file, error)
+            self._required = True  # nothing is served for want of the locks
+
+    def _write(self, data: bytes) -> None:
+        try:
+            make_private(self._directory)
+            replace(self._file, data)
+        except OSError as error:
+            logger.warning("what the tracker says of access is not kept in %s: %s", self._file, error.strerror)
+
+
+def _revoked(host: str) -> Refused:
+    return Refused(f"the host {host[:100]} is revoked", remedy="p2pdist access unrevoke lets it in again")

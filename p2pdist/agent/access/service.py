@@ -1,0 +1,145 @@
+"""Access at an agent, put together: its identity and contexts for TLS, what it knows of others, the
+tickets that it holds, and the rules for processes of its host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from p2pdist.agent.access.identity import Membership
+from p2pdist.agent.access.local import LocalCallers
+from p2pdist.agent.access.names import PackageNames
+from p2pdist.agent.access.peers import Peers
+from p2pdist.agent.access.tickets import Tickets
+from p2pdist.agent.tasks import Tasks
+from p2pdist.credentials.authority import TRACKER_DNS
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.messages import Access, Priority
+from p2pdist.store.store import BlobStore
+from p2pdist.transfer.tls import Tls, TlsFiles
+
+WATCH_S = 10.0
+"""How often an agent looks whether its certificate files have changed."""
+
+IDENTITY_DIRECTORY = "identity"
+
+logger = logging.getLogger(__name__)
+
+
+class AgentAccess:
+    """What an agent and its routes ask about access. `membership`: the fleet that the agent has
+    joined; else `files` are certificates of its own, and without either access is off, whatever a
+    tracker says. On the event loop."""
+
+    def __init__(
+        self,
+        host: str,
+        directory: Path,
+        membership: Membership | None,
+        files: TlsFiles | None,
+        *,
+        alone: Callable[[], bool],
+        clock_ahead_s: Callable[[], float],
+    ) -> None:
+        self._membership = membership
+        self.tls: Tls | None = membership.tls if membership is not None else None
+        if membership is None and files is not None:
+            self.tls = Tls(files)
+        self.tickets = Tickets()
+        self.callers = LocalCallers()
+        self.peers = Peers(
+            directory,
+            host,
+            required=membership is not None,
+            secured=self.tls is not None,
+            clock=lambda: time.time() - clock_ahead_s(),
+            alone=alone,
+        )
+        self.names = PackageNames()
+        self._tasks = Tasks(logger, "access: a task failed")
+
+    @property
+    def tracker_name(self) -> str | None:
+        """What the certificate of a tracker must be made out to; None: the host in its URL."""
+        return TRACKER_DNS if self._membership is not None else None
+
+    def start(self, store: BlobStore) -> None:
+        """Learn what packages the store holds, and keep certificates fresh until `stop`."""
+        if self.tls is None:
+            return
+        self._tasks.spawn(asyncio.to_thread(self.names.load, store))
+        if self._membership is not None:
+            self._tasks.spawn(self._membership.run())
+        else:
+            self._tasks.spawn(self._watch(self.tls))
+
+    async def stop(self) -> None:
+        """End what `start` began."""
+        await self._tasks.stop()
+        await self.peers.stop()
+
+    def learn(self, access: Access) -> None:
+        """Take in what a tracker says of access."""
+        if self.tls is None:
+            logger.warning("the tracker has access on, and this agent no certificate. Give it --join-file")
+            return
+        try:
+            self.peers.learn(access)
+        except UsageError as error:
+            logger.warning("the tracker says of access what cannot be used: %s", error)
+            return
+        self._tasks.spawn(self._trust(access.authorities))
+
+    def admit(self, blob: Digest, text: str, host: str, asked: Priority) -> Priority:
+        """The priority at which a peer may receive a blob. Raises Refused."""
+        if not self.peers.on:
+            return asked
+        return self.peers.admit(blob, text, host, public=self.is_public(blob), asked=asked)
+
+    def is_public(self, blob: Digest) -> bool:
+        """Whether a blob belongs to a public package."""
+        if self.peers.public.everything:
+            return True
+        names = self.names.of(blob)
+        return bool(names) and self.peers.public.match_any(names)
+
+    async def _trust(self, authorities: str) -> None:
+        try:
+            if self._membership is not None:
+                await asyncio.to_thread(self._membership.trust, authorities)
+            elif self.tls is not None:
+                await asyncio.to_thread(self.tls.trust, authorities)
+        except (P2PDistError, OSError) as error:
+            logger.warning("the fleet's authorities stay as they were: %s", error)
+
+    async def _watch(self, tls: Tls) -> None:
+        """Read certificates of one's own again when their files change."""
+        before = await asyncio.to_thread(_stamps, tls.files)
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = await asyncio.to_thread(_stamps, tls.files)
+            if now == before:
+                continue
+            try:
+                await asyncio.to_thread(tls.reload)
+            except UsageError as error:  # the other file may still be on its way
+                logger.warning("the certificates stay as they were: %s", error)
+            else:
+                before = now
+                logger.info("certificates were read again")
+
+
+def _stamps(files: TlsFiles) -> tuple[tuple[int, int] | None, ...]:
+    stamps: list[tuple[int, int] | None] = []
+    for path in (files.certificate, files.key, files.authority):
+        try:
+            status = path.stat()
+        except OSError:
+            stamps.append(None)
+        else:
+            stamps.append((status.st_mtime_ns, status.st_ino))
+    return tuple(stamps)

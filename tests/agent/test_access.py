@@ -1,0 +1,302 @@
+"""Agents in a fleet with access on: they join, show each other certificates and tickets, and refuse
+what the tracker did not allow. Real TLS, real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import stat
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, TCPConnector
+from joined_rig import AccessSite, AccessTracker, certificate_of, free_port, until
+
+from p2pdist.agent.access.identity import read_join_file
+from p2pdist.agent.agent import membership_of
+from p2pdist.credentials.authority import Authority, agent_dns, expires_at
+from p2pdist.credentials.join import JoinToken
+from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S
+from p2pdist.model.errors import Refused, UsageError
+from p2pdist.transfer.tls import Tls
+
+DATA = os.urandom(1 << 20)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[AccessSite]:
+    async with AsyncExitStack() as stack:
+        made = AccessSite(tmp_path, stack)
+        stack.push_async_callback(made.origin.close)
+        await made.tracker.start()
+        stack.push_async_callback(made.tracker.stop)
+        yield made
+
+
+# -- joining
+
+
+async def test_an_agent_joins_and_opens_its_session_with_its_certificate(site: AccessSite) -> None:
+    running = await site.agent("h0")
+    await until(lambda: site.tracker.hellos)
+    hello, host = site.tracker.hellos[0]
+    assert (hello.host, host, hello.tls) == ("h0", "h0", True)
+    (join,) = site.tracker.joins
+    assert join.addresses == ("127.0.0.1",)
+    identity = running.settings.store / "identity"
+    assert stat.S_IMODE(identity.stat().st_mode) == 0o700
+    await until(lambda: (identity / "access.json").exists())
+    names = {path.name for path in identity.iterdir()}
+    assert names == {"agent.pem", "authorities.pem", "member.json", "access.json"}
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in identity.iterdir())
+
+
+async def test_the_secret_is_not_sent_to_a_tracker_of_another_authority(site: AccessSite) -> None:
+    other = Authority.create("test", now=time.time())
+    site.join_file.write_text(str(JoinToken.create(other.fingerprint, "default")))
+    membership = membership_of(site.settings("h0"))
+    assert membership is not None
+    with pytest.raises(Refused, match="pins"):
+        await membership.enter()
+    assert not site.tracker.joins
+
+
+async def test_the_secret_is_not_sent_to_a_tracker_that_only_repeats_the_pinned_authority(
+    site: AccessSite, tmp_path: Path
+) -> None:
+    """It states the right authority, which is public, and has no certificate of it."""
+    liar = AccessTracker(tmp_path / "liar")
+    liar.token = site.tracker.token
+    right = site.tracker.authorities[0]
+    wrong, liar.authorities = liar.authorities, [right]
+    context = liar.context
+    liar.authorities = wrong
+    made = context()
+    liar.authorities = [right]
+    liar.context = lambda: made  # type: ignore[method-assign]
+    await liar.start()
+    try:
+        settings = site.settings("h0")
+        membership = membership_of(settings)
+        assert membership is not None
+        membership._trackers = lambda: [liar.url]
+        assert not await membership._joined()
+        assert not liar.joins
+    finally:
+        await liar.stop()
+
+
+async def test_a_wrong_secret_is_told_and_is_not_tried_for_ever(site: AccessSite) -> None:
+    site.join_file.write_text(str(JoinToken.create(site.tracker.token.pin, "default")))
+    membership = membership_of(site.settings("h0"))
+    assert membership is not None
+    with pytest.raises(Refused, match="not one of this fleet"):
+        await asyncio.wait_for(membership.enter(), 10)
+
+
+async def test_an_agent_waits_for_its_first_tracker(site: AccessSite) -> None:
+    await site.tracker.stop()
+    starting = asyncio.create_task(site.agent("h0"))
+    await asyncio.sleep(0.2)
+    assert not starting.done()
+    await site.tracker.start()
+    await asyncio.wait_for(starting, 20)
+
+
+def test_a_join_file_that_others_may_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    token = JoinToken.create("ab" * 32, "default")
+    path = tmp_path / "join"
+    path.write_text(f"{token}\n")
+    path.chmod(0o600)
+    assert read_join_file(path) == token and not caplog.records
+    path.chmod(0o640)
+    read_join_file(path)
+    assert "chmod 600" in caplog.text and token.secret not in caplog.text
+    path.write_text("p2pj1.nonsense")
+    with pytest.raises(UsageError, match="no join token"):
+        read_join_file(path)
+
+
+async def test_plain_trackers_are_refused_with_a_join_file(site: AccessSite) -> None:
+    settings = site.settings("h0")
+    object.__setattr__(settings, "trackers", ("http://127.0.0.1:7070",))
+    with pytest.raises(UsageError, match="over TLS"):
+        membership_of(settings)
+
+
+# -- what is kept
+
+
+async def test_an_agent_starts_again_without_a_tracker_and_serves(site: AccessSite) -> None:
+    seed, digest = await site.seeded(DATA)
+    child = await site.agent("h1")
+    await until(lambda: len(site.tracker.hellos) == 2)
+    await site.pull(child, digest)
+    ticket = child.agent.access.tickets.get(digest)
+    await site.tracker.stop()
+    await seed.stop()
+    await seed.start()
+    assert len(site.tracker.joins) == 2, "the kept certificate is used"
+    async with client(child.agent.tls) as http:
+        url = f"https://{seed.settings.address}/v1/blobs/{digest}"
+        async with http.get(url, headers={TICKET_HEADER: ticket}, server_hostname=agent_dns("h0")) as answer:
+            assert answer.status == 200 and await answer.read() == DATA
+        async with http.get(url, server_hostname=agent_dns("h0")) as answer:
+            assert answer.status == 404, "and what it heard of access still holds"
+
+
+async def test_an_expired_certificate_is_replaced_by_joining_again(site: AccessSite) -> None:
+    site.tracker.lasts_s = 30.0  # less than is worth using
+    running = await site.agent("h0")
+    site.tracker.lasts_s = 86400.0
+    membership = running.agent.access._membership
+    assert membership is not None and await membership._renewed()
+    assert len(site.tracker.joins) == 2 and not site.tracker.renewals
+    assert expires_at((running.settings.store / "identity" / "agent.pem").read_bytes()) > time.time() + 3600
+
+
+async def test_a_certificate_is_renewed_at_half_its_life(site: AccessSite) -> None:
+    site.tracker.lasts_s = 125.0  # its second half is too short to wait for, and long enough to use
+    running = await site.agent("h0")
+    pem = running.settings.store / "identity" / "agent.pem"
+    before = pem.read_bytes()
+    membership = running.agent.access._membership
+    assert membership is not None and membership._left_s() > 0
+    site.tracker.lasts_s = 86400.0
+    assert await membership._renewed()
+    assert site.tracker.renewals == ["h0"] and len(site.tracker.joins) == 1
+    assert pem.read_bytes() != before and membership._left_s() > 3600
+
+
+async def test_a_host_of_another_name_or_fleet_joins_anew(site: AccessSite) -> None:
+    running = await site.agent("h0")
+    settings = running.settings
+    await running.stop()
+    object.__setattr__(settings, "host", "h9")
+    membership = membership_of(settings)
+    assert membership is not None
+    await membership.enter()
+    assert [join.host for join in site.tracker.joins] == ["h0", "h9"]
+
+
+# -- tickets
+
+
+def client(tls: Tls | None) -> ClientSession:
+    return ClientSession(connector=TCPConnector(ssl=tls.client if tls is not None else False))
+
+
+async def test_a_child_receives_with_the_ticket_of_its_plan(site: AccessSite) -> None:
+    seed, digest = await site.seeded(DATA)
+    child = await site.agent("h1")
+    await until(lambda: len(site.tracker.hellos) == 2)
+    status = await site.pull(child, digest)
+    assert status.state == "done" and (status.bytes_peers, status.bytes_origin) == (len(DATA), 0)
+    assert seed.agent.uplink.sent_bytes_total == len(DATA)
+
+
+@pytest.mark.parametrize("wrong", ["none", "expired", "foreign", "another blob", "another host", "garbage"])
+async def test_nothing_is_sent_for_a_wrong_ticket_and_the_parent_keeps_its_reputation(
+    site: AccessSite, wrong: str, tmp_path: Path
+) -> None:
+    from p2pdist.credentials.signing import SigningKey
+    from p2pdist.model.access import Ticket, encode_ticket
+
+    seed, digest = await site.seeded(DATA)
+    right = site.tracker.sign
+    key, stranger = site.tracker.signing[0], SigningKey.create()
+    other = await site.publish(b"other")
+    later = time.time() + TICKET_S
+    bad = {
+        "none": "",
+        "expired": right(digest, "h1", "start", until=time.time() - SKEW_S - 1),
+        "foreign": encode_ticket(Ticket(key.name, digest, "*", "start", later), stranger.sign),
+        "another blob": right(other, "h1", "start"),
+        "another host": encode_ticket(Ticket(key.name, digest, "h7", "start", later), key.sign),
+        "garbage": "A" * 200,
+    }[wrong]
+    site.tracker.ticket = lambda blob, host, priority: bad
+    child = await site.agent("h1")
+    await until(lambda: len(site.tracker.hellos) == 2)
+    pull = asyncio.create_task(site.pull(child, digest))
+    asked = [host for host, holding in site.tracker.holdings if host == "h1"]
+    await until(lambda: len([host for host, _ in site.tracker.holdings if host == "h1"]) > len(asked) + 1, "asking")
+    assert seed.agent.uplink.sent_bytes_total == 0
+    assert not [said for said in site.tracker.said if type(said).__name__ == "Complaint"]
+    site.tracker.ticket = right
+    status = await pull
+    assert status.state == "done" and status.bytes_peers == len(DATA)
+
+
+async def test_over_tcp_what_is_not_public_looks_as_if_it_were_not_here(site: AccessSite, tmp_path: Path) -> None:
+    seed, digest = await site.seeded(DATA)
+    ticket = site.tracker.sign(digest, "h1", "start")
+    tls = certificate_of(site.tracker, tmp_path / "h1", "h1")
+    name = agent_dns("h0")
+    base = f"https://{seed.settings.address}"
+    anonymous = ssl.create_default_context(cadata=site.tracker.authorities[0].pem.decode())
+
+    async def get(http: ClientSession, path: str, **headers: str) -> int:
+        async with http.get(base + path, headers=headers, server_hostname=name) as answer:
+            await answer.read()
+            return answer.status
+
+    blob, holding, absent = f"/v1/blobs/{digest}", f"/v1/blobs/{digest}/holding", f"/v1/blobs/sha256:{'ab' * 32}"
+    async with ClientSession(connector=TCPConnector(ssl=anonymous)) as http:
+        assert [await get(http, path) for path in (blob, holding, absent)] == [404, 404, 404]
+        assert await get(http, blob, **{TICKET_HEADER: ticket}) == 404, "a ticket alone is of no use"
+        assert await get(http, "/healthz") == 200 and await get(http, "/metrics") == 401
+        async with http.post(base + "/v1/streams", server_hostname=name, data=b"{}") as answer:
+            assert answer.status == 401
+    async with client(tls) as http:
+        assert [await get(http, path) for path in (blob, holding, absent)] == [404, 404, 404]
+        assert await get(http, blob, **{TICKET_HEADER: ticket}) == 200
+        assert await get(http, holding, **{TICKET_HEADER: ticket}) == 200
+        assert await get(http, "/metrics") == 403
+    site.tracker.public = ("blob",)
+    await site.tracker.push_access()
+    await until(lambda: seed.agent.access.is_public(digest))
+    async with ClientSession(connector=TCPConnector(ssl=anonymous)) as http:
+        assert [await get(http, path) for path in (blob, holding)] == [200, 200]
+
+
+async def test_a_ticket_caps_the_priority(site: AccessSite) -> None:
+    seed, digest = await site.seeded(DATA)
+    access = seed.agent.access
+    preseed, start = (site.tracker.sign(digest, "h1", priority) for priority in ("preseed", "start"))  # type: ignore[arg-type]
+    assert access.admit(digest, preseed, "h1", "start") == "preseed"
+    assert access.admit(digest, start, "h1", "start") == "start"
+    assert access.admit(digest, start, "h1", "preseed") == "preseed"
+
+
+async def test_a_plan_names_a_host_and_no_other_answers_for_it(site: AccessSite) -> None:
+    """Another host of the fleet at the same address shows its own certificate, and is refused."""
+    seed, digest = await site.seeded(DATA)
+    site.tracker._whole[digest] = ["h7"]
+    site.tracker._addresses["h7"] = seed.settings.address
+    child = await site.agent("h1")
+    await until(lambda: len(site.tracker.hellos) == 2)
+    pull = asyncio.create_task(site.pull(child, digest))
+    await until(lambda: [said for said in site.tracker.said if type(said).__name__ == "Complaint"])
+    assert seed.agent.uplink.sent_bytes_total == 0
+    site.tracker._whole[digest] = ["h0"]
+    await child.agent.session._connection._socket.close()  # type: ignore[union-attr]
+    assert (await pull).state == "done"
+
+
+async def test_a_certificate_of_another_authority_is_no_certificate(site: AccessSite, tmp_path: Path) -> None:
+    seed, digest = await site.seeded(DATA)
+    stranger = certificate_of(site.tracker, tmp_path / "x", "h1", Authority.create("test", now=time.time()))
+    ticket = site.tracker.sign(digest, "h1", "start")
+    async with client(stranger) as http:
+        with pytest.raises((OSError, Exception)):
+            url = f"https://{seed.settings.address}/v1/blobs/{digest}"
+            async with http.get(url, headers={TICKET_HEADER: ticket}, server_hostname=agent_dns("h0")) as answer:
+                assert answer.status == 200
+
+
+assert free_port

@@ -1,0 +1,207 @@
+"""What changes while a fleet with access on runs: hosts are revoked, authorities and keys rotated,
+tickets renewed, trackers go away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, TCPConnector
+from joined_rig import FLEET, AccessSite, Running, certificate_of, until
+
+from p2pdist.agent.access import tickets as tickets_module
+from p2pdist.agent.access.tickets import ASK_S, REFUSED_ASK_S, RENEW_AFTER_S, Tickets
+from p2pdist.credentials.authority import Authority, agent_dns
+from p2pdist.credentials.signing import SigningKey
+from p2pdist.model.access import SKEW_S, TICKET_ALONE_S, TICKET_HEADER
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Refused
+from p2pdist.model.messages import Complaint
+
+DATA = os.urandom(4 << 20)
+SLOW_BYTES_S = 200_000.0
+"""A stream at this rate outlasts every test."""
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[AccessSite]:
+    async with AsyncExitStack() as stack:
+        made = AccessSite(tmp_path, stack)
+        stack.push_async_callback(made.origin.close)
+        await made.tracker.start()
+        stack.push_async_callback(made.tracker.stop)
+        yield made
+
+
+async def streaming(site: AccessSite) -> tuple[Running, Running, Digest, asyncio.Task[object]]:
+    """h0 sends a blob to h1, slowly."""
+    digest, seed = await site.publish(DATA), await site.agent("h0", upload_bytes_s=SLOW_BYTES_S)
+    assert (await site.pull(seed, digest)).state == "done"
+    await until(lambda: "h0" in site.tracker._whole.get(digest, []))
+    child = await site.agent("h1")
+    await until(lambda: len(site.tracker.hellos) == 2)
+    pull = asyncio.create_task(site.pull(child, digest))
+    await until(lambda: seed.agent.uplink.sent_bytes_total > 0, "sending")
+    return seed, child, digest, pull
+
+
+async def test_streams_of_a_revoked_host_end_and_it_fetches_nothing_more(site: AccessSite) -> None:
+    seed, child, digest, pull = await streaming(site)
+    site.tracker.revoked = ("host:h1",)
+    await site.tracker._sockets["h0"].send_bytes(_encoded(site))
+    await until(lambda: not seed.agent.uplink.streams, "the stream's end")
+    tls = child.agent.tls
+    assert tls is not None
+    async with ClientSession(connector=TCPConnector(ssl=tls.client)) as http:
+        url, headers = f"https://{seed.settings.address}", {TICKET_HEADER: site.tracker.sign(digest, "h1", "start")}
+        for path in (f"/v1/blobs/{digest}", "/healthz"):
+            async with http.get(url + path, headers=headers, server_hostname=agent_dns("h0")) as answer:
+                assert answer.status == 403, path
+    await site.tracker._sockets["h1"].send_bytes(_encoded(site))
+    status = await pull
+    assert status.state == "failed" and "revoked" in str(status.error)  # type: ignore[attr-defined]
+    again = await site.pull(child, digest)
+    assert again.state == "failed" and "revoked" in str(again.error)
+    with pytest.raises(Refused, match="revoked"):
+        child.agent.access.admit(digest, site.tracker.sign(digest, "h0", "start"), "h0", "start")
+    site.tracker.revoked = ()
+    await site.tracker.push_access()
+    await until(lambda: not child.agent.access.peers.revoked_here)
+    child.agent.access.peers.require_here()
+
+
+def _encoded(site: AccessSite) -> bytes:
+    from p2pdist.model.messages import encode
+
+    return encode(site.tracker.access())
+
+
+async def test_rotation_breaks_no_stream_and_the_old_authority_goes(site: AccessSite, tmp_path: Path) -> None:
+    seed, child, digest, pull = await streaming(site)
+    tracker, flows = site.tracker, set(seed.agent.uplink._flows)
+    old, old_key = tracker.authorities[0], tracker.signing[0]
+    stale = certificate_of(tracker, tmp_path / "stale", "h9")
+    old_ticket = tracker.sign(digest, "h9", "start")
+    tracker.authorities.append(Authority.create(FLEET, now=time.time()))
+    tracker.signing.append(SigningKey.create())
+    await tracker.push_access()
+    identity = seed.settings.store / "identity" / "authorities.pem"
+    await until(lambda: tracker.authorities[1].pem in identity.read_bytes())
+    new = certificate_of(tracker, tmp_path / "new", "h8")
+
+    async def get(tls: object, ticket: str) -> int:
+        url = f"https://{seed.settings.address}/v1/blobs/{digest}"
+        async with (
+            ClientSession(connector=TCPConnector(ssl=tls.client)) as http,  # type: ignore[attr-defined]
+            http.get(
+                url, headers={TICKET_HEADER: ticket, "Range": "bytes=0-9"}, server_hostname=agent_dns("h0")
+            ) as answer,
+        ):
+            await answer.read()
+            return answer.status
+
+    assert await get(new, tracker.sign(digest, "h8", "start")) == 206
+    assert await get(stale, old_ticket) == 206, "both count for a while"
+    for running in (seed, child):
+        membership = running.agent.access._membership
+        assert membership is not None and await membership._renewed()
+    tracker.authorities.remove(old)
+    tracker.signing.remove(old_key)
+    await tracker.push_access()
+    for running in (seed, child):
+        kept = running.settings.store / "identity" / "authorities.pem"
+        await until(lambda kept=kept: old.pem not in kept.read_bytes())  # type: ignore[misc]
+    await until(lambda: seed.agent.access.peers.access == tracker.access())
+    assert await get(new, tracker.sign(digest, "h8", "start")) == 206
+    assert await get(new, old_ticket) == 404, "its key is gone"
+    with pytest.raises(OSError):
+        await get(stale, tracker.sign(digest, "h9", "start"))
+    assert set(seed.agent.uplink._flows) == flows, "the stream that ran goes on"
+    pull.cancel()
+
+
+async def test_old_tickets_count_while_no_tracker_answers(site: AccessSite) -> None:
+    digest, seed = await site.publish(b"data"), await site.agent("h0")
+    await until(lambda: seed.agent.access.peers.access)
+    sign, access = site.tracker.sign, seed.agent.access
+    old = sign(digest, "h1", "start", until=time.time() - SKEW_S - 10)
+    older = sign(digest, "h1", "start", until=time.time() - SKEW_S - TICKET_ALONE_S - 10)
+    with pytest.raises(Refused, match="expired"):
+        access.admit(digest, old, "h1", "start")
+    await site.tracker.stop()
+    await until(lambda: not seed.agent.session.connected)
+    assert access.admit(digest, old, "h1", "start") == "start"
+    with pytest.raises(Refused, match="expired"):
+        access.admit(digest, older, "h1", "start")
+
+
+async def test_a_transfer_outlives_its_tracker(site: AccessSite) -> None:
+    seed, child, _digest, pull = await streaming(site)
+    flows = set(seed.agent.uplink._flows)
+    await site.tracker.stop()
+    await until(lambda: not (seed.agent.session.connected or child.agent.session.connected))
+    sent = seed.agent.uplink.sent_bytes_total
+    await until(lambda: seed.agent.uplink.sent_bytes_total > sent)
+    assert set(seed.agent.uplink._flows) == flows
+    pull.cancel()
+
+
+async def test_a_pull_that_runs_long_has_its_ticket_renewed(site: AccessSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tickets_module, "RENEW_AFTER_S", 0.0)
+    monkeypatch.setattr(tickets_module, "ASK_S", 0.0)
+    _, child, digest, pull = await streaming(site)
+    first = child.agent.access.tickets.get(digest)
+    await until(lambda: child.agent.access.tickets.get(digest) != first, "another ticket")
+    holding = [holding for host, holding in site.tracker.holdings if host == "h1"][-1]
+    assert holding.ticket and holding.parents == ("h0",) * len(holding.counts)
+    assert not [said for said in site.tracker.said if isinstance(said, Complaint)]
+    pull.cancel()
+
+
+async def test_a_tracker_that_has_just_started_is_shown_the_ticket(site: AccessSite) -> None:
+    _, child, digest, pull = await streaming(site)
+    ticket = child.agent.access.tickets.get(digest)
+    await site.tracker.stop()
+    site.tracker.holdings.clear()
+    site.tracker.planning = False
+    await site.tracker.start()
+    await until(lambda: [held for host, held in site.tracker.holdings if host == "h1"])
+    assert next(held.ticket for host, held in site.tracker.holdings if host == "h1") == ticket
+    pull.cancel()
+
+
+async def test_a_start_that_joins_a_preseed_opens_its_streams_again_with_the_better_ticket(site: AccessSite) -> None:
+    digest, seed = await site.publish(DATA), await site.agent("h0", upload_bytes_s=SLOW_BYTES_S)
+    assert (await site.pull(seed, digest)).state == "done"
+    await until(lambda: "h0" in site.tracker._whole.get(digest, []))
+    child = await site.agent("h1")
+    await until(lambda: len(site.tracker.hellos) == 2)
+    from p2pdist.model.messages import PullRequest
+
+    child.agent.pulls.start(PullRequest(blob=digest, priority="preseed"))
+    await until(lambda: seed.agent.uplink.sent_bytes_total > 0, "sending")
+    core = seed.agent.uplink._core
+    kinds = {id(core._queue.queue(kind)): kind for kind in ("start", "preseed")}
+    assert {kinds[id(flow.queue)] for flow in core._flows.values()} == {"preseed"}
+    child.agent.pulls.start(PullRequest(blob=digest))
+    await until(lambda: {kinds[id(flow.queue)] for flow in core._flows.values()} == {"start"}, "a start's stream")
+
+
+def test_when_another_ticket_is_due() -> None:
+    """After half its life, and soon after a sender refused it; never more often than that."""
+    tickets, blob = Tickets(), Digest("sha256:" + "ab" * 32)
+    assert not tickets.due(blob, now=0.0)
+    assert tickets.due(blob, now=0.0, refused=True) and not tickets.due(blob, now=0.5, refused=True)
+    assert tickets.due(blob, now=REFUSED_ASK_S, refused=True) and tickets.get(blob) == ""
+    assert not tickets.keep(blob, "ticket", now=10.0)
+    assert tickets.get(blob) == "ticket"
+    assert not tickets.due(blob, now=10.0 + RENEW_AFTER_S - 1)
+    assert tickets.due(blob, now=10.0 + RENEW_AFTER_S)
+    assert not tickets.due(blob, now=10.0 + RENEW_AFTER_S + ASK_S - 1)
+    assert tickets.due(blob, now=10.0 + RENEW_AFTER_S + ASK_S)
+    assert not tickets.keep(blob, "", now=20.0) and tickets.get(blob) == "ticket"

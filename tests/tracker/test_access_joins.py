@@ -1,0 +1,221 @@
+"""Joins, renewals and sessions of a tracker with access control, over real TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from access_rig import AccessSite, access_site, ask
+
+from p2pdist.credentials.authority import TRACKER_DNS, agent_dns, encode_key, make_key, make_request, name_in, pinned
+from p2pdist.credentials.join import JoinToken
+from p2pdist.model.errors import NotFound, Refused, Unauthenticated, Unavailable, UsageError
+from p2pdist.model.messages import Access, Joined, JoinRequest, Reject, RenewRequest, Welcome
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[AccessSite]:
+    async with access_site(tmp_path) as found:
+        yield found
+
+
+def request(token: JoinToken, host: str, *addresses: str) -> JoinRequest:
+    return JoinRequest(str(token), host, make_request(make_key()).decode(), addresses)
+
+
+async def test_a_host_joins_opens_its_session_and_renews(site: AccessSite) -> None:
+    agent = await site.join("r1n1", addresses=("127.0.0.1", "r1n1.example"))
+    session = await agent.session()
+    await session.hear(Welcome)
+    told = await session.hear(Access)
+    assert told.fleet == "prod" and told.keys == site.control.state.public_keys and told.public == ("public/*",)
+    renewed = msgspec.json.decode(
+        await ask(agent.http, "POST", "/v1/renew", RenewRequest(make_request(make_key()).decode(), ("127.0.0.1",))),
+        type=Joined,
+    )
+    assert renewed.certificate != agent.joined.certificate and renewed.authorities == agent.joined.authorities
+
+
+async def test_a_strangers_connection_serves_open_routes_alone(site: AccessSite) -> None:
+    http = await site.stranger()
+    await ask(http, "GET", "/healthz")
+    for path in ("/v1/hosts", "/v1/packages?reference=public/z:v1", "/v1/preseeds", "/metrics"):
+        with pytest.raises(Unauthenticated):
+            await ask(http, "GET", path)
+    with pytest.raises(aiohttp.WSServerHandshakeError):
+        await http.ws_connect("/v1/session", server_hostname=TRACKER_DNS)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2])
+async def test_older_tls_and_plain_text_are_not_spoken(site: AccessSite, version: ssl.TLSVersion) -> None:
+    context = site.trusting(await site.authorities())
+    context.maximum_version = version
+    with pytest.raises(aiohttp.ClientError):
+        await ask(site.client(context), "GET", "/healthz")
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(aiohttp.ClientError):
+            await http.get(f"http://127.0.0.1:{site.port}/healthz")
+
+
+async def test_wrong_join_tokens_give_nothing_and_are_limited(site: AccessSite) -> None:
+    http, right = await site.stranger(), site.join_token()
+    other = replace(right, secret="0" * 64)
+    for _ in range(20):
+        with pytest.raises(Unauthenticated):
+            await ask(http, "POST", "/v1/join", request(other, "h1", "127.0.0.1"))
+    with pytest.raises(Unavailable):
+        await ask(http, "POST", "/v1/join", request(right, "h1", "127.0.0.1"))
+    assert site.control.audit.refused["join"] == 20
+
+
+@pytest.mark.parametrize(
+    "token", ["", "p2pj1", "p2pj1.x.default.y", "é" * 30, "p2pj1." + "a" * 64 + ".gone." + "b" * 64]
+)
+async def test_what_is_no_join_token_is_refused(site: AccessSite, token: str) -> None:
+    body = JoinRequest(token, "h1", make_request(make_key()).decode())
+    with pytest.raises(Unauthenticated):
+        await ask(await site.stranger(), "POST", "/v1/join", body)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("tracker.p2pdist", "TRACKER.P2PDIST", "*.p2pdist", "*", agent_dns("h2"), "p2pdist", "h1.agent.p2pdist"),
+        *(
+            "10.0.0.1",
+            "::2",
+            "h2",
+            "h10",
+            "h2.example",
+            "h1.*.example",
+            "h1..example",
+            "h1.ex ample",
+            "0.0.0.0",
+            "h1.é",
+        ),
+    ],
+)
+async def test_no_certificate_is_made_for_an_address_that_is_not_the_hosts(site: AccessSite, address: str) -> None:
+    with pytest.raises((Refused, UsageError)):
+        await ask(await site.stranger(), "POST", "/v1/join", request(site.join_token(), "h1", address))
+
+
+async def test_addresses_in_the_networks_of_the_access_file_are_taken(tmp_path: Path) -> None:
+    access = 'fleet = "prod"\nnetworks = ["10.0.0.0/8", "fd00::/8"]\n[join.default]\n'
+    async with access_site(tmp_path, access) as site:
+        await site.join("h1", addresses=("10.1.2.3", "fd00::1", "127.0.0.1"))
+        with pytest.raises(Refused):
+            await site.join("h2", addresses=("11.1.2.3",))
+
+
+@pytest.mark.parametrize("host", ["a/b", "../x", "spiffe://prod/tracker/tracker", "ünï", "x" * 255, "%2e", "a,b=c"])
+async def test_strange_names_of_hosts_stay_names(site: AccessSite, host: str) -> None:
+    agent = await site.join(host, addresses=())
+    assert agent.joined.fleet == "prod"
+    session = await agent.session()
+    await session.hear(Welcome)
+
+
+@pytest.mark.parametrize("host", ["", "a b", "a\nb", "x" * 256, "a\0"])
+async def test_names_that_no_host_may_have_are_refused(site: AccessSite, host: str) -> None:
+    with pytest.raises(UsageError):
+        await ask(await site.stranger(), "POST", "/v1/join", request(site.join_token(), host))
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", b"[" * 100_000, b'{"token":1}', b"x" * 70_000])
+async def test_bodies_that_are_no_request_are_the_clients_fault(site: AccessSite, body: bytes) -> None:
+    agent = await site.join("h1")
+    for http, path in ((await site.stranger(), "/v1/join"), (agent.http, "/v1/renew")):
+        async with http.post(path, data=body, server_hostname=TRACKER_DNS) as answer:
+            assert answer.status in (400, 413)
+
+
+async def test_a_request_that_is_signed_by_no_key_of_its_own_is_refused(site: AccessSite) -> None:
+    token, agent = site.join_token(), await site.join("h1")
+    good = make_request(make_key()).decode()
+    for bad in ("", "x", good.replace("A", "B"), agent.joined.certificate):
+        with pytest.raises(UsageError):
+            await ask(await site.stranger(), "POST", "/v1/join", JoinRequest(str(token), "h2", bad))
+
+
+async def test_the_pin_tells_another_fleets_tracker_before_the_secret_is_sent(site: AccessSite) -> None:
+    with pytest.raises(Refused):
+        pinned(await site.authorities(), "0" * 64)
+
+
+async def test_a_name_with_a_certificate_is_joined_again_with_its_own_token_alone(site: AccessSite) -> None:
+    await site.join("h1")
+    await site.join("h1")
+    with pytest.raises(Refused):
+        await site.join("h1", "a")
+
+
+async def test_a_session_is_that_of_the_certificates_host_address_and_zone(site: AccessSite) -> None:
+    agent = await site.join("h1", "a")
+    for told in ({"host": "h2"}, {"address": "10.0.0.1:7071"}, {"address": "h2:7071"}, {"zone": "z9"}, {"zone": ""}):
+        session = await agent.session(**told)
+        problem = (await session.hear(Reject)).problem
+        assert problem["type"] == "urn:p2pdist:problem:refused", problem
+        await session.ended()
+    session = await agent.session(zone="z2")
+    await session.hear(Welcome)
+    assert site.service.fleet.hosts.keys() == {"h1"}
+
+
+async def test_a_revoked_host_loses_its_session_and_gets_no_other(site: AccessSite) -> None:
+    agent, other = await site.join("h1"), await site.join("h2")
+    session, kept = await agent.session(), await other.session()
+    await session.hear(Welcome)
+    site.control.directory.set_revoked(["host:h1"])
+    assert "revoked" in (await session.hear(Reject)).problem["detail"]
+    await session.ended()
+    await kept.hear(Access)
+    assert (await kept.hear(Access)).revoked == ("host:h1",)
+    for path in ("/v1/renew", "/v1/join"):
+        with pytest.raises(Refused):
+            body = RenewRequest(make_request(make_key()).decode())
+            token = site.join_token()
+            await ask(agent.http, "POST", path, body if path == "/v1/renew" else request(token, "h1"))
+    site.control.directory.set_revoked([])
+    await kept.hear(Access)
+    await (await agent.session()).hear(Welcome)
+
+
+async def test_a_join_token_that_is_gone_from_the_file_takes_its_hosts_along(site: AccessSite) -> None:
+    agent = await site.join("h1", "a")
+    session = await agent.session()
+    await session.hear(Welcome)
+    site.path.write_text(site.path.read_text().replace("[join.a]", "[join.b]"))
+    await session.hear(Reject)
+    await session.ended()
+    with pytest.raises(NotFound):
+        site.control.directory._read(site.path.parent / "join-c.token")
+    assert site.join_token("b").id == "b"
+
+
+async def test_a_certificate_that_ended_opens_nothing(site: AccessSite, tmp_path: Path) -> None:
+    key = make_key()
+    then = time.time() - 90_000
+    certificate = site.control.state.authorities[0].issue(
+        make_request(key), "agent", "h1", ["127.0.0.1"], now=then, join="default"
+    )
+    (tmp_path / "old.pem").write_bytes(encode_key(key) + certificate)
+    context = site.trusting(await site.authorities())
+    context.load_cert_chain(tmp_path / "old.pem")
+    with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
+        await ask(site.client(context), "GET", "/healthz")
+
+
+async def test_trackers_name_themselves_in_their_certificate(site: AccessSite) -> None:
+    context = site.trusting(await site.authorities())
+    _, writer = await asyncio.open_connection("127.0.0.1", site.port, ssl=context, server_hostname=TRACKER_DNS)
+    peer = writer.get_extra_info("peercert")
+    writer.close()
+    assert name_in(peer, "prod", "tracker") == "tracker" and not name_in(peer, "prod", "agent")

@@ -1,0 +1,1 @@
+"""Access of a fleet, as its tracker decides it: the access file, keys, identities, tickets."""

@@ -1,0 +1,320 @@
+"""The directory of an access file: a fleet's authorities, signing keys and join tokens.
+
+Beside the access file lie, mode 0600:
+
+- `authority-CREATED.pem` and `.key`: an authority; `signing-CREATED-NAME.pem`: a signing key. The
+  newest of each issues, and the others are trusted until SUPERSEDED_S after the next newer one was
+  made. CREATED is a time, UTC.
+- `join-ID.token`: the join token of the table [join.ID].
+- `revoked.txt`: what `p2pdist access revoke` wrote, a line each. `tokens.jsonl`: a line for each
+  token that was made, without the token.
+
+Several trackers of a fleet have the same directory, or copies of it: it may be read-only, such as a
+Secret of Kubernetes, when everything is there.
+"""
+
+from __future__ import annotations
+
+import calendar
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from p2pdist.credentials.authority import Authority, encode_key
+from p2pdist.credentials.join import JoinToken
+from p2pdist.credentials.signing import SigningKey
+from p2pdist.credentials.tokens import TokenRecord
+from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, UsageError, foreseen
+from tracker.access.file import REVOKED_MAX, TEMPLATE, AccessRules, JoinRule, check_revoked, read_rules
+
+SUPERSEDED_S = 48 * 3600.0
+"""How long a key is trusted after the next newer one was made."""
+
+FILE_BYTES_MAX = 1 << 20
+TOKENS_BYTES_MAX = 64 << 20
+KEYS_MAX = 8
+"""Authorities, and signing keys, that are read."""
+
+REVOKED_FILE = "revoked.txt"
+TOKENS_FILE = "tokens.jsonl"
+_TIME = "%Y%m%dT%H%M%SZ"
+_AUTHORITY = re.compile(r"authority-(\d{8}T\d{6}Z)\.pem\Z")
+_SIGNING = re.compile(r"signing-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.pem\Z")
+
+Stamp = tuple[tuple[str, int, int, int], ...]
+Key = TypeVar("Key")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessState:
+    """The access file and the keys beside it, as they are now."""
+
+    rules: AccessRules
+    """With the hashes of all join secrets, and all that is revoked."""
+    authorities: tuple[Authority, ...]
+    """That are trusted, the newest first."""
+    signing: tuple[SigningKey, ...]
+    """Whose signatures are good, the newest first."""
+    introduction: bytes = b""
+    """Leads from the newest authority to the one before it, PEM; empty where there is one."""
+
+    @property
+    def bundle(self) -> bytes:
+        """The certificates of the authorities, PEM."""
+        return b"".join(authority.pem for authority in self.authorities)
+
+    @property
+    def public_keys(self) -> Mapping[str, str]:
+        """The public halves of the signing keys by name."""
+        return {key.name: key.public for key in self.signing}
+
+    def chain(self, certificate: bytes) -> bytes:
+        """A certificate of the newest authority, and what leads from it to the one before it, for
+        peers that know only that one."""
+        return certificate + self.introduction
+
+
+class AccessDirectory:
+    """The access file at `path`, and what lies beside it. Methods wait for the disk, and raise
+    P2PDistError for files that cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.directory = self.path.parent
+
+    def prepare(self, *, now: float) -> list[Path]:
+        """Make what is missing; returns the join tokens that were made."""
+        if self._missing():
+            with self._locked():
+                return self._make(now)
+        return []
+
+    def load(self, *, now: float) -> AccessState:
+        """Read everything. `now`: seconds since the epoch."""
+        rules = self._rules()
+        authorities = [self._authority(path, rules.fleet) for path in _trusted(self._named(_AUTHORITY), now)]
+        signing = [SigningKey.load(self._read(path)) for path in _trusted(self._named(_SIGNING), now)]
+        if not authorities or not signing:
+            raise UsageError(
+                f"{self.directory} lacks an authority or a signing key",
+                remedy="Start the tracker where it may make them",
+            )
+        joins = {name: self._with_secret(name, rule) for name, rule in rules.joins.items()}
+        revoked = rules.revoked | set(self.revoked())
+        if len(revoked) > REVOKED_MAX:
+            raise UsageError(f"{len(revoked)} entries are revoked, more than {REVOKED_MAX}")
+        rules = replace(rules, joins=joins, revoked=revoked)
+        introduction = authorities[1].introduce(authorities[0], now=now) if len(authorities) > 1 else b""
+        return AccessState(rules, tuple(authorities), tuple(signing), introduction)
+
+    def stamp(self) -> Stamp:
+        """What changes with any of the files."""
+        found = []
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.directory):
+                if entry.name != TOKENS_FILE and not entry.name.startswith("."):
+                    with contextlib.suppress(OSError):
+                        status = entry.stat()
+                        found.append((entry.name, status.st_mtime_ns, status.st_size, status.st_ino))
+        return tuple(sorted(found))
+
+    def join_token(self, name: str) -> Path:
+        """Where a join token is."""
+        return self.directory / f"join-{name}.token"
+
+    # -- what operators do
+
+    def rotate(self, *, now: float) -> list[str]:
+        """Make a new authority and signing key, and remove the ones that are trusted no longer;
+        returns the names of the files that were removed."""
+        with self._locked():
+            self.load(now=now)
+            rules = self._rules()
+            newest = self._new_authority(rules.fleet, now)
+            self._new_signing_key(now)
+            for name in rules.joins:
+                with contextlib.suppress(NotFound):
+                    token = replace(JoinToken.parse(self._text(self.join_token(name))), pin=newest.fingerprint)
+                    self._write(self.join_token(name), f"{token}\n".encode())
+            removed = []
+            for kind in (_AUTHORITY, _SIGNING):
+                named = self._named(kind)
+                for path in set(named.values()) - set(_trusted(named, now)):
+                    path.unlink()
+                    path.with_suffix(".key").unlink(missing_ok=True)
+                    removed.append(path.name)
+            return sorted(removed)
+
+    def revoked(self) -> list[str]:
+        """What `revoke` wrote."""
+        try:
+            lines = self._text(self.directory / REVOKED_FILE).splitlines()
+        except NotFound:
+            return []
+        return [check_revoked(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
+
+    def set_revoked(self, entries: Iterable[str]) -> None:
+        """These are revoked from now on, beside those in the access file."""
+        text = "".join(f"{check_revoked(entry)}\n" for entry in dict.fromkeys(entries))
+        with self._locked():
+            self._write(self.directory / REVOKED_FILE, text.encode())
+
+    def tokens(self) -> list[TokenRecord]:
+        """The tokens that were made, the oldest first."""
+        path = self.directory / TOKENS_FILE
+        try:
+            data = self._read(path, TOKENS_BYTES_MAX)
+        except NotFound:
+            return []
+        try:
+            return [msgspec.json.decode(line, type=TokenRecord) for line in data.splitlines() if line.strip()]
+        except UNDECODABLE as error:
+            raise UsageError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+    def note_token(self, record: TokenRecord) -> None:
+        """Keep what is known of a new token."""
+        with self._locked(), self._failures(self.directory / TOKENS_FILE):
+            descriptor = os.open(self.directory / TOKENS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with open(descriptor, "ab") as file:
+                file.write(msgspec.json.encode(record) + b"\n")
+
+    # -- making
+
+    def _missing(self) -> bool:
+        if not self.path.exists() or not self._named(_AUTHORITY) or not self._named(_SIGNING):
+            return True
+        return any(self._lacks_token(name, rule) for name, rule in self._rules().joins.items())
+
+    def _lacks_token(self, name: str, rule: JoinRule) -> bool:
+        return not rule.secret_sha256 and not self.join_token(name).exists()
+
+    def _make(self, now: float) -> list[Path]:
+        if not self.path.exists():
+            self._write(self.path, TEMPLATE.encode())
+        rules = self._rules()
+        if not self._named(_AUTHORITY):
+            self._new_authority(rules.fleet, now)
+        if not self._named(_SIGNING):
+            self._new_signing_key(now)
+        newest = _trusted(self._named(_AUTHORITY), now)[0]
+        pin = self._authority(newest, rules.fleet).fingerprint
+        made = []
+        for name, rule in rules.joins.items():
+            if self._lacks_token(name, rule):
+                self._write(self.join_token(name), f"{JoinToken.create(pin, name)}\n".encode())
+                made.append(self.join_token(name))
+        return made
+
+    def _new_authority(self, fleet: str, now: float) -> Authority:
+        at = now
+        while (path := self.directory / f"authority-{_stamp(at)}.pem").exists():
+            at += 1.0
+        authority = Authority.create(fleet, now=now)
+        self._write(path.with_suffix(".key"), encode_key(authority.key))
+        self._write(path, authority.pem)
+        return authority
+
+    def _new_signing_key(self, now: float) -> None:
+        at, taken = now, set(self._named(_SIGNING))
+        while _seconds(_stamp(at)) in taken:
+            at += 1.0
+        key = SigningKey.create()
+        self._write(self.directory / f"signing-{_stamp(at)}-{key.name}.pem", key.pem)
+
+    # -- files
+
+    def _rules(self) -> AccessRules:
+        return read_rules(self._read(self.path), str(self.path))
+
+    def _with_secret(self, name: str, rule: JoinRule) -> JoinRule:
+        if rule.secret_sha256:
+            return rule
+        token = JoinToken.parse(self._text(self.join_token(name)))
+        if token.id != name:
+            raise UsageError(f"{self.join_token(name)} holds the join token {token.id!r}")
+        return replace(rule, secret_sha256=token.secret_sha256)
+
+    def _authority(self, path: Path, fleet: str) -> Authority:
+        return Authority.load(fleet, self._read(path), self._read(path.with_suffix(".key")))
+
+    def _named(self, pattern: re.Pattern[str]) -> dict[float, Path]:
+        """The files whose names match, by the time in them."""
+        with self._failures(self.directory):
+            names = os.listdir(self.directory) if self.directory.exists() else []
+        matches = (match for match in map(pattern.match, names) if match is not None)
+        return {_seconds(match[1]): self.directory / match[0] for match in matches}
+
+    def _text(self, path: Path) -> str:
+        return self._read(path).decode(errors="replace")
+
+    def _read(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+        with self._failures(path), path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+            mode = os.fstat(file.fileno()).st_mode
+        if len(data) > bytes_max:
+            raise UsageError(f"{path} has more than {bytes_max} bytes")
+        if mode & 0o077 and path != self.path and path.suffix in (".key", ".pem", ".token"):
+            logger.warning("%s may be read by others than its owner: chmod 600 it", path)
+        return data
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Replace a file as a whole, mode 0600."""
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with self._failures(path):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time makes files."""
+        with self._failures(self.directory):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _failures(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no file {path}", remedy="Start the tracker with --access to make it") from error
+        except OSError as error:
+            raise foreseen(error, str(path)) or P2PDistError(f"{path} cannot be used: {error.strerror}") from error
+
+
+def _stamp(at: float) -> str:
+    return time.strftime(_TIME, time.gmtime(at))
+
+
+def _seconds(stamp: str) -> float:
+    """Raises UsageError for what is no time."""
+    try:
+        return float(calendar.timegm(time.strptime(stamp, _TIME)))
+    except ValueError as error:
+        raise UsageError(f"{stamp} in the name of a key is no time", remedy="Rename or remove that file") from error
+
+
+def _trusted(named: Mapping[float, Key], now: float) -> list[Key]:
+    """The newest, and those that were not superseded SUPERSEDED_S ago; the newest first."""
+    times = sorted(named, reverse=True)
+    kept = [at for number, at in enumerate(times) if not number or now - times[number - 1] <= SUPERSEDED_S]
+    return [named[at] for at in kept[:KEYS_MAX]]

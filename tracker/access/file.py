@@ -1,0 +1,222 @@
+"""The access file: roles, join tokens and namespaces of a fleet, in TOML.
+
+An operator writes it; the tracker makes one where none is. It holds no secret: keys and join tokens
+are files beside it (tracker/access/directory.py).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
+
+import msgspec
+
+from p2pdist.credentials.authority import check_fleet
+from p2pdist.credentials.tokens import check_name
+from p2pdist.model.access import EVERYTHING, NOTHING, LocalRules, Patterns, Role, RoleDocument
+from p2pdist.model.errors import UsageError
+
+BYTES_MAX = 1 << 20
+JOINS_MAX = 100
+ROLES_MAX = 100
+NETWORKS_MAX = 256
+REVOKED_MAX = 10_000
+SUBJECTS_MAX = 1000
+MOUNT_ROOTS_MAX = 100
+ZONES_MAX = 256
+
+_JOIN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
+_SHA256 = re.compile(r"(?:[0-9a-f]{64})?\Z")
+_REVOKED = re.compile(r"(?:host|token|join):[^\s\x00-\x1f\x7f-\x9f]{1,255}\Z")
+_SUBJECT = re.compile(r"(?:user|group):[^\s\x00-\x1f\x7f-\x9f]{1,255}\Z")
+_MOUNT_ROOTS = "mount-roots"
+
+Network = IPv4Network | IPv6Network
+
+TEMPLATE = """\
+# Access of this fleet. The tracker reads this file again when it changes.
+# Patterns of packages: "team/trainer", "team/*" for all below team, "*" for everything.
+
+fleet = "p2pdist"           # the fleet's name, in certificates and tokens
+networks = []               # where agents may be beside the address they connect from, such as "10.0.0.0/8"
+public = []                 # packages that need no ticket, and that BitTorrent clients may fetch
+revoked = []                # such as "host:r17n04", "token:7f3a0c..." or "join:default"
+
+# A host joins with the file join-NAME.token beside this file (p2pdist agent --join-file).
+[join.default]
+read = ["*"]                # packages that these hosts may receive
+zones = []                  # zones that they may say they are in; none: any
+
+# Rights: preseed, rank, cancel-any, watch, metrics. p2pdist token create --role NAME makes tokens.
+[role.scheduler]
+may = ["preseed", "rank"]
+read = ["*"]
+
+[role.operator]
+may = ["preseed", "rank", "cancel-any", "watch", "metrics"]
+read = ["*"]
+
+[role.metrics]
+may = ["metrics"]
+
+[role.reader]
+read = ["*"]
+
+# What processes at an agent's Unix socket may use. Without this table its group may use everything.
+# [local]
+# "group:team-a" = ["team-a/*"]
+# "group:p2pdist" = ["*"]
+# mount-roots = ["/run/p2pdist", "/srv"]
+
+# People with tokens of an OpenID Connect issuer: a claim's value gives a role.
+# [oidc]
+# issuer = "https://issuer.example"
+# audience = "p2pdist"
+# map = { groups = { ml-team = "scheduler" } }
+"""
+
+
+class JoinDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One join token as the access file states it. `secret_sha256`: the hash of its secret, where
+    the token itself is kept elsewhere; else it is in the file join-NAME.token."""
+
+    read: tuple[str, ...] = ("*",)
+    zones: tuple[str, ...] = ()
+    secret_sha256: str = ""
+
+
+class OidcDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An issuer of OpenID Connect. `map`: roles by the value of a claim, by the claim's name."""
+
+    issuer: str
+    audience: str
+    map: dict[str, dict[str, str]]
+
+
+class AccessDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The access file."""
+
+    fleet: str
+    networks: tuple[str, ...] = ()
+    public: tuple[str, ...] = ()
+    revoked: tuple[str, ...] = ()
+    join: dict[str, JoinDocument] = {}
+    role: dict[str, RoleDocument] = {}
+    local: dict[str, tuple[str, ...]] = {}
+    oidc: OidcDocument | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRule:
+    """What a host may that came with one join token."""
+
+    read: Patterns = EVERYTHING
+    zones: tuple[str, ...] = ()
+    secret_sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRules:
+    """The access file, checked."""
+
+    fleet: str
+    networks: tuple[Network, ...] = ()
+    public: Patterns = NOTHING
+    revoked: frozenset[str] = frozenset()
+    joins: Mapping[str, JoinRule] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    local: LocalRules = field(default_factory=LocalRules)
+    oidc: OidcDocument | None = None
+
+
+def read_rules(data: bytes, where: str) -> AccessRules:
+    """The rules in an access file; `where` names it. Raises UsageError for the first mistake."""
+    if len(data) > BYTES_MAX:
+        raise UsageError(f"{where} has more than {BYTES_MAX} bytes", remedy="Name an access file")
+    try:
+        document = msgspec.convert(tomllib.loads(data.decode()), AccessDocument)
+        return _checked(document)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise UsageError(f"the access file {where} cannot be used: {said}", remedy="Correct that place") from error
+    except UsageError as error:
+        raise UsageError(f"the access file {where} cannot be used: {error.what}", remedy=error.remedy) from error
+
+
+def check_revoked(entry: str) -> str:
+    """Raises UsageError for what cannot be revoked."""
+    if not _REVOKED.match(entry):
+        raise UsageError(f"{entry[:80]!r} cannot be revoked", remedy="Write host:NAME, token:ID or join:ID")
+    return entry
+
+
+def _checked(document: AccessDocument) -> AccessRules:
+    for what, count, most in (
+        ("networks", len(document.networks), NETWORKS_MAX),
+        ("revoked", len(document.revoked), REVOKED_MAX),
+        ("join", len(document.join), JOINS_MAX),
+        ("role", len(document.role), ROLES_MAX),
+        ("local", len(document.local), SUBJECTS_MAX),
+    ):
+        if count > most:
+            raise UsageError(f"{what} has {count} entries, more than {most}")
+    return AccessRules(
+        check_fleet(document.fleet),
+        tuple(map(_network, document.networks)),
+        Patterns.parse(document.public, "public"),
+        frozenset(map(check_revoked, document.revoked)),
+        {name: _join(name, rule) for name, rule in document.join.items()},
+        {check_name(name, "the name of a role"): Role.parse(name, role) for name, role in document.role.items()},
+        _local(document.local),
+        _oidc(document),
+    )
+
+
+def _network(text: str) -> Network:
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise UsageError(f"networks: {error}", remedy='Write such as "10.0.0.0/8"') from error
+
+
+def _join(name: str, document: JoinDocument) -> JoinRule:
+    if not _JOIN.match(name):
+        raise UsageError(
+            f"{name[:80]!r} cannot be the id of a join token", remedy="Use lower-case letters, digits and dashes"
+        )
+    if not _SHA256.match(document.secret_sha256):
+        raise UsageError(f"join {name}: secret_sha256 is no SHA-256 in hexadecimal digits")
+    if len(document.zones) > ZONES_MAX or not all(document.zones):
+        raise UsageError(f"join {name}: zones are up to {ZONES_MAX} names")
+    return JoinRule(Patterns.parse(document.read, f"join {name}"), document.zones, document.secret_sha256)
+
+
+def _local(document: Mapping[str, tuple[str, ...]]) -> LocalRules:
+    roots = document.get(_MOUNT_ROOTS, ())
+    if len(roots) > MOUNT_ROOTS_MAX or not all(root.startswith("/") and ".." not in root.split("/") for root in roots):
+        raise UsageError(f"local: {_MOUNT_ROOTS} are up to {MOUNT_ROOTS_MAX} absolute paths")
+    by_subject: dict[str, Patterns] = {}
+    for subject, patterns in document.items():
+        if subject == _MOUNT_ROOTS:
+            continue
+        if not _SUBJECT.match(subject):
+            raise UsageError(f"local: {subject[:80]!r} is no local user", remedy="Write user:NAME or group:NAME")
+        by_subject[subject] = Patterns.parse(patterns, f"local {subject}")
+    return LocalRules(by_subject, roots)
+
+
+def _oidc(document: AccessDocument) -> OidcDocument | None:
+    oidc = document.oidc
+    if oidc is None:
+        return None
+    loopback = re.match(r"http://(?:127\.0\.0\.1|localhost|\[::1\])[:/]", oidc.issuer)
+    if not oidc.issuer.startswith("https://") and not loopback:
+        raise UsageError("oidc: the issuer is no https:// URL")
+    for roles in oidc.map.values():
+        for role in roles.values():
+            if role not in document.role:
+                raise UsageError(f"oidc: there is no role {role[:80]!r}", remedy=f"Add a table [role.{role[:80]}]")
+    return oidc

@@ -1,0 +1,119 @@
+"""People with tokens of an OpenID Connect issuer (OpenID Connect Core 1.0; Discovery 1.0).
+
+The issuer's keys are read when a token is first shown, in a thread, and kept; a key that is not
+among them makes them be read again, at most every REFRESH_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import urllib.request
+from typing import Any
+
+import jwt
+
+from p2pdist.model.access import SKEW_S, Identity, Role
+from p2pdist.model.errors import Unauthenticated, Unavailable
+from tracker.access.file import AccessRules, OidcDocument
+
+ALGORITHMS = ("RS256", "ES256", "EdDSA")
+REFRESH_S = 30.0
+KEPT_S = 3600.0
+READ_S_MAX = 5.0
+DOCUMENT_BYTES_MAX = 1 << 20
+
+_SUBJECT = re.compile(r"[!-~]{1,200}\Z")
+_REMEDY = "Log in with the issuer again"
+
+
+class OidcIssuer:
+    """One issuer, and the roles that the values of its claims give."""
+
+    def __init__(self, document: OidcDocument) -> None:
+        self.document = document
+        self._keys: dict[str, Any] = {}
+        self._read_at = -KEPT_S
+        self._reading = asyncio.Lock()
+
+    async def identity(self, text: str, rules: AccessRules) -> Identity:
+        """The person whose token this is. Raises Unauthenticated, Unavailable."""
+        key = await self._key(text)
+        try:
+            claims = jwt.decode(
+                text,
+                key,
+                algorithms=list(ALGORITHMS),
+                audience=self.document.audience,
+                issuer=self.document.issuer,
+                leeway=SKEW_S,
+                options={"require": ["iss", "sub", "exp", "aud"]},
+            )
+        except jwt.ExpiredSignatureError as error:
+            raise Unauthenticated("the token has expired", remedy=_REMEDY) from error
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            raise Unauthenticated("the token is not valid for this fleet", remedy=_REMEDY) from error
+        subject = claims["sub"]
+        if not isinstance(subject, str) or not _SUBJECT.match(subject):
+            raise Unauthenticated("the token names nobody", remedy=_REMEDY)
+        role = self._role(claims, rules)
+        if role is None:
+            raise Unauthenticated(
+                f"the token of {subject} gives no role here", remedy="Map one of its claims to a role in [oidc]"
+            )
+        return role.identity("person", subject, credential=f"token:{subject}")
+
+    def _role(self, claims: dict[str, Any], rules: AccessRules) -> Role | None:
+        """The first role of the map that a claim gives."""
+        for claim, roles in self.document.map.items():
+            value = claims.get(claim)
+            values = value if isinstance(value, list) else [value]
+            for wanted, role in roles.items():
+                if wanted in values:
+                    return rules.roles.get(role)
+        return None
+
+    async def _key(self, text: str) -> Any:
+        try:
+            name = jwt.get_unverified_header(text).get("kid")
+        except (jwt.PyJWTError, ValueError, RecursionError) as error:
+            raise Unauthenticated("the token cannot be read", remedy=_REMEDY) from error
+        if not isinstance(name, str):
+            raise Unauthenticated("the token names no key", remedy=_REMEDY)
+        async with self._reading:
+            age_s = time.monotonic() - self._read_at
+            if age_s > KEPT_S or (name not in self._keys and age_s > REFRESH_S):
+                self._read_at = time.monotonic()
+                self._keys = await asyncio.to_thread(self._read)
+        if name not in self._keys:
+            raise Unauthenticated("the token was signed with a key that its issuer does not state", remedy=_REMEDY)
+        return self._keys[name]
+
+    def _read(self) -> dict[str, Any]:
+        """The issuer's keys by name. Raises Unavailable."""
+        issuer = self.document.issuer.rstrip("/")
+        try:
+            discovery = _fetch(f"{issuer}/.well-known/openid-configuration")
+            if discovery.get("issuer") != self.document.issuer:
+                raise ValueError("its discovery document is of another issuer")
+            keys = jwt.PyJWKSet.from_dict(_fetch(str(discovery.get("jwks_uri")))).keys
+        except (OSError, ValueError, jwt.PyJWTError, AttributeError) as error:
+            raise Unavailable(
+                f"the issuer {issuer} does not state its keys: {str(error)[:200]}", remedy="Try again later"
+            ) from error
+        return {key.key_id: key.key for key in keys if key.key_id}
+
+
+def _fetch(url: str) -> dict[str, Any]:
+    if not url.startswith(("https://", "http://127.0.0.1", "http://localhost", "http://[::1]")):
+        raise ValueError("it names an address that is not encrypted")
+    with urllib.request.urlopen(url, timeout=READ_S_MAX) as answer:  # noqa: S310 - see above
+        data = answer.read(DOCUMENT_BYTES_MAX + 1)
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise ValueError(f"it answers more than {DOCUMENT_BYTES_MAX} bytes")
+    document = json.loads(data)
+    if not isinstance(document, dict):
+        raise ValueError("it answers what is no document")
+    return document

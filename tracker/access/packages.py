@@ -1,0 +1,69 @@
+"""Access to packages: which manifest an identity may read under which name.
+
+Any manifest could be asked for by its digest under any name. So a digest counts as one of a name
+only when a tag of that name led to it, or a preseed was ordered of it, which outlives the tracker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from p2pdist.model.access import Identity
+from p2pdist.model.digest import Digest, is_digest
+from p2pdist.model.errors import NotFound
+from p2pdist.model.manifest import Descriptor, Reference, blob_reference
+from tracker.access.control import AccessControl
+from tracker.content import Content
+from tracker.core.policy.book import PolicyBook
+from tracker.policies import bind_package
+
+
+class PackageAccess:
+    """Access to the packages of one tracker."""
+
+    def __init__(self, control: AccessControl, book: PolicyBook, content: Content) -> None:
+        self._control, self._book, self._content = control, book, content
+        self.ordered: Callable[[str], bool] = lambda package: False
+        """Whether a preseed was ordered of a package, by `name@digest`."""
+
+    @property
+    def stranger(self) -> Identity:
+        """Reads what is public."""
+        return Identity("anonymous", read=self._control.state.rules.public)
+
+    def public(self, names: Iterable[str]) -> bool:
+        """Whether a package of one of these names is public."""
+        return self._control.state.rules.public.match_any(names)
+
+    async def find(self, identity: Identity, reference: Reference) -> Descriptor:
+        """The manifest that a reference names. Raises NotFound where the identity may not read it,
+        as for what does not exist."""
+        names, blob = {reference.name}, _blob_of(reference)
+        if blob is not None:
+            names.update(self._book.readers_of(blob))
+        identity.require_read(names, str(reference))
+        found = await self._content.resolve(reference)
+        if reference.digest is None or await self._vouched(reference):
+            await self.vouch(reference.name, found.digest)
+        elif not identity.reads_everything:
+            raise NotFound(f"{reference} is not known here", remedy="Ask for it by a tag")
+        return found
+
+    async def vouch(self, name: str, digest: Digest) -> None:
+        """The manifest `digest` is a package of this name. Raises NotFound, Corrupt,
+        Unavailable."""
+        if name not in self._book.readers_of(digest):
+            await bind_package(self._book, self._content, name, digest)
+            await self._content.vouch(Reference(name, digest=digest))
+
+    async def _vouched(self, reference: Reference) -> bool:
+        digest = reference.digest
+        if digest is None or reference.name in self._book.readers_of(digest):
+            return True
+        return self.ordered(str(reference)) or await self._content.vouched(reference)
+
+
+def _blob_of(reference: Reference) -> Digest | None:
+    """The blob whose own reference this is (`blob:sha256-...`)."""
+    text = reference.tag.replace("-", ":", 1)
+    return Digest(text) if is_digest(text) and reference == blob_reference(Digest(text)) else None

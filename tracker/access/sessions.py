@@ -1,0 +1,140 @@
+"""Access in sessions: which host a session is, which blobs it may join the swarms of, and the
+tickets of its plans.
+
+A host joins the swarm of a blob when it may read a package of the blob. A tracker that has just
+started knows no packages of a blob; then the ticket that the host got from the last tracker counts.
+A selection belongs to the packages of its pack, which the host shows by saying what it selected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from p2pdist.credentials.authority import addresses_in, join_in, name_in
+from p2pdist.model.access import Identity
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import NotFound, P2PDistError, Refused
+from p2pdist.model.messages import Assign, FromAgent, Hello, Holding, Holdings, Priority, Reject
+from p2pdist.model.plan import Plan
+from p2pdist.model.selection import selection_digest
+from tracker.access.addresses import check_addresses
+from tracker.access.control import AccessControl
+from tracker.access.packages import PackageAccess
+from tracker.content import Content
+from tracker.core.fleet import Fleet
+
+
+class SessionAccess:
+    """Access in the sessions of one fleet, and to its packages."""
+
+    def __init__(self, control: AccessControl, fleet: Fleet, content: Content) -> None:
+        self.control = control
+        self.packages = PackageAccess(control, fleet.policies, content)
+        self._fleet = fleet
+        self._identities: dict[int, Identity] = {}
+
+    def check_hello(self, hello: Hello, peer: Mapping[str, Any] | None, remote: str) -> Identity:
+        """The identity of a session. `peer` is the verified certificate of its connection. Raises
+        Refused for a host, address or zone that is not its own."""
+        rules = self.control.state.rules
+        name = name_in(peer, rules.fleet, "agent")
+        identity = self.control.identities.agent(name, join_in(peer))
+        if hello.host != name:
+            raise Refused(
+                f"the certificate is that of {name[:100]}, and the agent says that it is {hello.host[:100]}",
+                remedy="Give the agent the --name under which it joined, or let it join again",
+            )
+        address = hello.address.rpartition(":")[0].strip("[]").lower()
+        if address not in addresses_in(peer):
+            check_addresses([address], host=name, remote=remote, networks=rules.networks)
+        if identity.zones and hello.zone not in identity.zones:
+            raise Refused(
+                f"{name[:100]} may not be in the zone {hello.zone[:100]!r}",
+                remedy=f"Its join token is for {', '.join(identity.zones[:5])}",
+            )
+        return identity
+
+    def open(self, session: int, identity: Identity) -> None:
+        """A session is open."""
+        self._identities[session] = identity
+
+    def close(self, session: int) -> None:
+        """A session has ended."""
+        self._identities.pop(session, None)
+
+    def refused(self) -> dict[int, P2PDistError]:
+        """Why sessions must end whose hosts may no longer be here; the others read by the rules of
+        now."""
+        ending: dict[int, P2PDistError] = {}
+        for session, identity in self._identities.items():
+            try:
+                join = identity.credential.removeprefix("join:")
+                self._identities[session] = self.control.identities.agent(identity.name, join)
+            except P2PDistError as error:
+                ending[session] = error
+        return ending
+
+    # -- messages
+
+    def admit(self, session: int, message: FromAgent) -> tuple[FromAgent | None, list[Reject]]:
+        """What of a message reaches the fleet, and how the rest is answered."""
+        if not isinstance(message, Holding | Holdings):
+            return message, []
+        identity = self._identities.get(session)
+        if identity is None:
+            return None, []
+        if identity.reads_everything:
+            return message, []
+        blobs = message.blobs if isinstance(message, Holdings) else (message,)
+        kept = tuple(holding for holding in blobs if self._may_hold(identity, holding))
+        refused = NotFound("no package that this host may read has that blob", remedy="Ask for the package first")
+        rejects = [Reject(refused.problem(), holding.blob) for holding in blobs if holding not in kept]
+        if isinstance(message, Holdings):
+            return (Holdings(kept) if kept else None), rejects
+        return (message if kept else None), rejects
+
+    def _may_hold(self, identity: Identity, holding: Holding) -> bool:
+        book, blob = self._fleet.policies, holding.blob
+        names = book.readers_of(blob)
+        if not names and holding.selected is not None and selection_digest(*_parts(holding)) == blob:
+            names = book.readers_of(holding.selected.blob)
+        if names:
+            return identity.may_read(names)
+        return bool(holding.ticket) and self.control.tickets.good(holding.ticket, blob, identity.name, now=time.time())
+
+    def with_ticket(self, host: str, assign: Assign) -> Assign:
+        """A plan with the ticket that lets the host carry it out."""
+        blob = assign.plan.blob
+        swarm = self._fleet.swarms.get(self._fleet.hosts[host].key(blob))
+        priority: Priority = "start" if swarm is not None and host in swarm.starting else "preseed"
+        return msgspec.structs.replace(assign, ticket=self.control.tickets.ticket(blob, priority, now=time.time()))
+
+    def renewals(self, host: str, message: FromAgent) -> list[Assign]:
+        """Plans that change nothing, with new tickets for the blobs that the host still receives by
+        old ones."""
+        blobs = message.blobs if isinstance(message, Holdings) else (message,) if isinstance(message, Holding) else ()
+        found = []
+        for holding in blobs:
+            ticket, blob = holding.ticket, holding.blob
+            receives = ticket and self._receives(host, blob)
+            if receives and self.control.tickets.ending(ticket, blob, host, now=time.time()):
+                found.append(self.with_ticket(host, Assign(self._unchanged(host, blob))))
+        return found
+
+    def _receives(self, host: str, blob: Digest) -> bool:
+        known = self._fleet.hosts.get(host)
+        return known is not None and known.key(blob) in known.receiving
+
+    def _unchanged(self, host: str, blob: Digest) -> Plan:
+        swarm = self._fleet.swarms[self._fleet.hosts[host].key(blob)]
+        dealt = host in swarm.swarming and swarm.members[host].zone in swarm.origin.shares
+        return Plan(blob, (), dealt=dealt)
+
+
+def _parts(holding: Holding) -> tuple[Digest, Digest, bytes]:
+    assert holding.selected is not None
+    return holding.selected.blob, holding.selected.pieces, holding.selected.chosen
