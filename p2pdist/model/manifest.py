@@ -260,6 +260,8 @@ def decode_config(data: bytes) -> Config:
         raise Corrupt(f"{digest_of(data)} is not a package config: {error}") from error
     if any("=" not in entry or "\0" in entry for entry in plain.env):
         raise Corrupt(f"the config {digest_of(data)} holds an impossible environment entry")
+    if any("\0" in text for text in (*plain.entrypoint, plain.working_dir)):
+        raise Corrupt(f"the config {digest_of(data)} holds a zero byte, which no program can be called with")
     return Config(tuple(plain.entrypoint), tuple(plain.env), plain.working_dir)
 
 

@@ -236,7 +236,7 @@ def _first_line(path: str) -> tuple[str, str] | None:
     head = _head(path, _LINE_BYTES_MAX)
     if not head.startswith(b"#!"):
         return None
-    words = os.fsdecode(head[2:].partition(b"\n")[0]).strip(" \t").replace("\t", " ").split(" ", 1)
+    words = os.fsdecode(head[2:].partition(b"\n")[0].partition(b"\0")[0]).strip(" \t").replace("\t", " ").split(" ", 1)
     return (words[0], words[1].strip(" ") if len(words) > 1 else "") if words[0] else None
 
 
@@ -262,9 +262,9 @@ def _loader(path: str) -> str:
                 "=IIQQQQ", head, offset + number * size
             )
             if kind == _PT_INTERP:
-                return os.fsdecode(head[begin : begin + length].rstrip(b"\0"))
-    except struct.error:
-        pass  # cut off: nothing can be said of it
+                return os.fsdecode(head[begin : begin + length].partition(b"\0")[0])
+    except (struct.error, OverflowError):
+        pass  # cut off, or it points beyond any file: nothing can be said of it
     return ""
 
 

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import HASH_SIZE
+from p2pdist.store.layout import FILE_MODE
 
 _VERSION = 4
 _SCHEMA = """
@@ -108,6 +109,8 @@ class Index:
         self._path = path
         self._lock = threading.Lock()
         with self._failures():
+            with suppress(OSError):  # SQLite says what is wrong; it gives its other files the mode of this one
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             try:
                 self._prepare()

@@ -1,6 +1,11 @@
 """The files of a store directory: their paths, and the lock by which one process uses it at a time.
 
 Names are made from checked digests alone, so no name can leave the directory.
+
+What is in a store is for its user and group alone, which are the agent's: the group is that of its
+socket, whose members may read every package anyway, and some show images themselves. Other users
+pass through the root to views that are shown below it (agent/mounts.py) and find nothing else open:
+objects keep the mode of plain files, as hard links to them are views, so their directory is closed.
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.errors import Conflict
+
+ROOT_MODE, CONTENT_MODE, FILE_MODE = 0o751, 0o750, 0o640
 
 
 def lock_directory(paths: Paths) -> int:
@@ -82,7 +89,28 @@ class Paths:
         return self.images / hex_of(parse_digest(root))
 
     def make(self) -> None:
-        """Create the directories; raises OSError."""
+        """Create the directories, and take from other users what earlier releases let them read;
+        raises OSError."""
         blobs, shown = (self.blobs, self.partial, self.documents), (self.objects, self.images, self.variants)
         for directory in (*blobs, *shown, self.temporary):
             directory.mkdir(parents=True, exist_ok=True)
+        _tighten(self.root, ROOT_MODE)
+        for directory in (self.blobs.parent, self.partial, self.documents.parent, *shown, self.temporary):
+            _tighten(directory, CONTENT_MODE)
+        for name in ("", "-wal", "-shm"):
+            _tighten(self.index.with_name(self.index.name + name), FILE_MODE)
+
+
+def _tighten(path: Path, mode: int) -> None:
+    """Take from a file or directory the rights that are not in `mode`, and give it to this
+    process's group. What belongs to another user stays as it is, and what is missing, missing."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    if found.st_uid != os.geteuid():
+        return
+    if found.st_gid != os.getegid():
+        os.chown(path, -1, os.getegid())
+    if found.st_mode & 0o7777 & ~mode:
+        path.chmod(found.st_mode & mode)

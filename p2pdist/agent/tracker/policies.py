@@ -195,5 +195,6 @@ def _read(path: Path) -> dict[str, Remembered]:
 
 def _replace(path: Path, data: bytes) -> None:
     fresh = path.with_suffix(".new")
+    fresh.touch(mode=0o640)  # names of packages are not for all users of the host
     fresh.write_bytes(data)
     os.replace(fresh, path)
