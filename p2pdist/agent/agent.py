@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from p2pdist.agent.access.identity import Membership, check_secure, read_join_file
@@ -283,7 +284,7 @@ def membership_of(settings: AgentSettings) -> Membership | None:
     return Membership(
         settings.store / IDENTITY_DIRECTORY,
         settings.host,
-        read_join_file(settings.join_file),
+        partial(read_join_file, settings.join_file),
         lambda: settings.trackers,
         addresses,
     )

@@ -32,6 +32,7 @@ from p2pdist.credentials.authority import (
     agent_dns,
     encode_key,
     expires_at,
+    fingerprint,
     make_key,
     make_request,
     owner_of,
@@ -55,11 +56,12 @@ logger = logging.getLogger(__name__)
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """How the kept identity came: `pin` is that of the join token."""
+    """How the kept identity came: `pin` and `token` are the pin and the id of the join token."""
 
     fleet: str
     host: str
     pin: str
+    token: str
 
 
 def read_join_file(path: Path) -> JoinToken:
@@ -81,7 +83,8 @@ def read_join_file(path: Path) -> JoinToken:
 
 
 class Membership:
-    """The identity of `host` in the fleet of a join token, in `directory`. `trackers` are the URLs
+    """The identity of `host` in the fleet of a join token, in `directory`. `read_token` reads the
+    token, and raises UsageError where it cannot be read. `trackers` are the URLs
     of trackers that are known now; `addresses` gives, for the agent's own end of a connection to a
     tracker, the addresses under which others reach the agent. On the event loop."""
 
@@ -89,12 +92,13 @@ class Membership:
         self,
         directory: Path,
         host: str,
-        token: JoinToken,
+        read_token: Callable[[], JoinToken],
         trackers: Callable[[], Sequence[str]],
         addresses: Callable[[str], Sequence[str]],
     ) -> None:
         self.host, self.fleet = host, ""
-        self._directory, self._token, self._trackers, self._addresses = directory, token, trackers, addresses
+        self._directory, self._read_token, self._trackers, self._addresses = directory, read_token, trackers, addresses
+        self._token = read_token()
         self._authorities, self._certificate = directory / "authorities.pem", directory / "agent.pem"
         self._problem = ""
         """Why no tracker gave a certificate, as it was logged last."""
@@ -163,16 +167,25 @@ class Membership:
             record = msgspec.json.decode(read(self._directory / "member.json"), type=_Record)
             pem = read(self._certificate)
             left_s, owner = expires_at(pem) - time.time(), owner_of(pem)
-        except (ValueError, OSError, *UNDECODABLE):
+            fits = self._fits(record)
+        except (ValueError, OSError, P2PDistError, *UNDECODABLE):
             return False
-        if (record.host, record.pin) != (self.host, self._token.pin) or owner != (record.fleet, "agent", self.host):
-            logger.info("the kept certificate is of another host or fleet: joining anew")
+        if owner != (record.fleet, "agent", self.host) or not fits:
+            logger.info("the kept certificate is of another host, fleet or join token: joining anew")
             return False
         if left_s < EXPIRES_SOON_S:
             logger.info("the kept certificate has expired: joining again")
             return False
         self.fleet = record.fleet
         return True
+
+    def _fits(self, record: _Record) -> bool:
+        """Whether the kept identity came by the join token, or by an earlier one of its name that
+        pins an authority which has been superseded since."""
+        token = self._token
+        return (record.host, record.token) == (self.host, token.id) and (
+            record.pin == token.pin or token.pin in map(fingerprint, split_pem(read(self._authorities)))
+        )
 
     def _keep(self, joined: Joined, key: bytes) -> None:
         """Store a new identity. Raises Corrupt where it is not for this host."""
@@ -185,7 +198,7 @@ class Membership:
             raise Corrupt(f"the tracker sent a certificate that is not for {self.host}")
         split_pem(joined.authorities.encode())  # raises for what are none
         replace(self._authorities, joined.authorities.encode())
-        record = _Record(joined.fleet, self.host, self._token.pin)
+        record = _Record(joined.fleet, self.host, self._token.pin, self._token.id)
         replace(self._directory / "member.json", msgspec.json.encode(record))
         replace(self._certificate, key + certificate)
         self.fleet = joined.fleet
@@ -210,6 +223,7 @@ class Membership:
         return False
 
     async def _join_at(self, url: str) -> None:
+        self._token = await asyncio.to_thread(self._read_token)  # a rotation may have brought another
         stated, own_end = await exchange.authorities(url)
         context = exchange.trusting(exchange.pinned_authority(stated, self._token.pin))
         key = make_key()
