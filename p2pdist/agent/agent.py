@@ -16,7 +16,7 @@ from p2pdist.agent.access.identity import Membership, check_secure, read_join_fi
 from p2pdist.agent.access.service import IDENTITY_DIRECTORY, AgentAccess
 from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmService, SwarmSettings, open_listener
 from p2pdist.agent.discovery.links import DiscoverySettings
-from p2pdist.agent.discovery.trackerless import neighbourhood
+from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
@@ -123,9 +123,11 @@ class Agent:
             tls=self.tls,
             tracker_name=access.tracker_name,
         )
+        if membership is not None:
+            membership.trackers = session.addressed
         self.reachability = ReachabilityCheck(settings.host, session)
         own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
-        self.neighbourhood = neighbourhood(settings.discovery, hello, session, self.tls, settings.origin)
+        self.neighbourhood = neighbourhood(settings.discovery, hello, session, access, settings.origin)
         self._origins = Origins(own_origin, session)
         files = SeededFiles()
         order = EvictionOrder(files.choose)
@@ -143,7 +145,14 @@ class Agent:
         self.swarming: SwarmService | None = None
         if listener is not None and settings.swarm is not None:
             context = ServiceContext(
-                settings, store, session, own_origin, self.neighbourhood, self.uplink, received_bytes
+                settings,
+                store,
+                session,
+                own_origin,
+                self.neighbourhood,
+                self.uplink,
+                received_bytes,
+                access.may_swarm,
             )
             self.swarming = SwarmService(settings.swarm, context, listener, files, self.policies.transport)
         self.resources = PullResources(
@@ -178,7 +187,9 @@ class Agent:
         )
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
-        self.package_mounts = PackageMounts(store, self.pulls, self.mounts)
+        self.package_mounts = PackageMounts(
+            store, self.pulls, self.mounts, roots=lambda: access.peers.local.mount_roots
+        )
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
@@ -268,9 +279,20 @@ class Agent:
             self.preseeds.connected()
 
 
+async def enter(settings: AgentSettings) -> Membership | None:
+    """The identity of an agent that joins a fleet, to be had before the agent is made; waits for a
+    tracker where there is none yet. None without a join file. Raises Refused and UsageError."""
+    membership = membership_of(settings)
+    if membership is not None:
+        searched = settings.discovery if not settings.trackers else None
+        async with looking_for_trackers(searched, settings.host, settings.zone) as found:
+            membership.trackers = lambda: [*settings.trackers, *found()]
+            await membership.enter(patient=searched is not None)
+    return membership
+
+
 def membership_of(settings: AgentSettings) -> Membership | None:
-    """The identity to enter before the agent is made; None without a join file. Raises
-    UsageError."""
+    """The identity to enter; None without a join file. Raises UsageError."""
     if settings.join_file is None:
         return None
     check_secure(settings.trackers)

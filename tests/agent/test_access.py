@@ -83,7 +83,7 @@ async def test_the_secret_is_not_sent_to_a_tracker_that_only_repeats_the_pinned_
         settings = site.settings("h0")
         membership = membership_of(settings)
         assert membership is not None
-        membership._trackers = lambda: [liar.url]
+        membership.trackers = lambda: [liar.url]
         assert not await membership._joined()
         assert not liar.joins
     finally:

@@ -97,7 +97,8 @@ class Membership:
         addresses: Callable[[str], Sequence[str]],
     ) -> None:
         self.host, self.fleet = host, ""
-        self._directory, self._read_token, self._trackers, self._addresses = directory, read_token, trackers, addresses
+        self._directory, self._read_token, self._addresses = directory, read_token, addresses
+        self.trackers = trackers
         self._token = read_token()
         self._authorities, self._certificate = directory / "authorities.pem", directory / "agent.pem"
         self._problem = ""
@@ -105,14 +106,15 @@ class Membership:
         self.tls: Tls | None = None
         """Set by `enter`."""
 
-    async def enter(self) -> Tls:
+    async def enter(self, *, patient: bool = False) -> Tls:
         """Take the kept certificate, or join, which may wait for a tracker; returns the contexts
-        for all connections of the agent. Raises Refused where trackers refuse the token, or none
-        leads to the pinned authority, and UsageError."""
+        for all connections of the agent. Raises Refused where all trackers refuse the token, or
+        none leads to the pinned authority, and UsageError; not when `patient`: trackers that
+        announce themselves may be anybody's."""
         make_private(self._directory)
         if not self._take_kept():
             pause_s = RETRY_FIRST_S
-            while not await self._joined():
+            while not await self._joined(patient=patient):
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(30.0, 2 * pause_s)
         self.tls = Tls(
@@ -205,11 +207,11 @@ class Membership:
 
     # -- joining and renewing
 
-    async def _joined(self) -> bool:
+    async def _joined(self, *, patient: bool = False) -> bool:
         """Join at one of the trackers; False when none can now. Raises Refused and UsageError when
-        all refuse."""
+        all refuse, unless `patient`."""
         refusals: list[P2PDistError] = []
-        for url in (urls := list(self._trackers())):
+        for url in (urls := list(self.trackers())):
             try:
                 await self._join_at(url)
                 return True
@@ -218,7 +220,7 @@ class Membership:
             except (Refused, UsageError) as error:
                 self._note(url, error)
                 refusals.append(error)
-        if refusals and len(refusals) == len(urls):
+        if refusals and len(refusals) == len(urls) and not patient:
             raise refusals[0]
         return False
 
@@ -235,7 +237,7 @@ class Membership:
     async def _renewed(self) -> bool:
         """Renew the certificate, or join again where it has expired; False when that failed."""
         assert self.tls is not None
-        for url in self._trackers():
+        for url in self.trackers():
             try:
                 if await asyncio.to_thread(self._take_kept):
                     await self._renew_at(url, self.tls)

@@ -63,6 +63,11 @@ class AgentAccess:
         self._tasks = Tasks(logger, "access: a task failed")
 
     @property
+    def joined(self) -> bool:
+        """Whether the agent has joined a fleet: nothing of it is told in plain."""
+        return self._membership is not None
+
+    @property
     def tracker_name(self) -> str | None:
         """What the certificate of a tracker must be made out to; None: the host in its URL."""
         return TRACKER_DNS if self._membership is not None else None
@@ -106,6 +111,11 @@ class AgentAccess:
             return True
         names = self.names.of(blob)
         return bool(names) and self.peers.public.match_any(names)
+
+    def may_swarm(self, blob: Digest) -> bool:
+        """Whether a blob may come and go by BitTorrent, whose peers show neither certificates nor
+        tickets."""
+        return not self.peers.on or self.is_public(blob)
 
     async def _trust(self, authorities: str) -> None:
         try:

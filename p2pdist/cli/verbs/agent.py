@@ -107,7 +107,7 @@ logger = logging.getLogger(__name__)
     "--transport",
     type=click.Choice(["trees", "swarm", "auto"]),
     help="How blobs come: by the tracker's trees, from BitTorrent swarms, or by trees as long as that goes well [default: auto, with TLS"
-    " trees].",
+    " or a join file trees].",
 )
 @click.option(
     "--bt-listen",
@@ -194,7 +194,7 @@ def command(
         tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
         join_file=join_file.absolute() if join_file is not None else None,
         discovery=discovery_settings(address, network_id, discovery_interface) if discover else None,
-        swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None or join_file is not None),
+        swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None, joins=join_file is not None),
         drain_s=drain_seconds,
     )
     probe = (
@@ -204,12 +204,15 @@ def command(
     run(_serve(settings, address, socket.absolute(), probe, level_now))
 
 
-def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
-    """How blobs may come by BitTorrent; None for trees only. Raises UsageError."""
+def _swarm(
+    transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool, joins: bool
+) -> SwarmSettings | None:
+    """How blobs may come by BitTorrent; None for trees only. An agent that joins a fleet uses
+    BitTorrent only when told to, and then for public packages. Raises UsageError."""
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.transfer.stream.connect import parse_address
 
-    policy: Policy = transport or ("trees" if tls else "auto")
+    policy: Policy = transport or ("trees" if tls or joins else "auto")
     if policy == "trees":
         if bt_listen:
             raise UsageError("--bt-listen is of no use with trees only", remedy="Give --transport auto or swarm")
@@ -245,7 +248,7 @@ async def _serve(
     import asyncio
     import signal
 
-    from p2pdist.agent.agent import Agent, membership_of
+    from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import (
         address_text,
@@ -259,10 +262,7 @@ async def _serve(
     raise_file_limit()
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    membership = membership_of(settings)
-    if membership is not None:
-        await membership.enter()
-    agent = Agent(settings, membership)
+    agent = Agent(settings, await enter(settings))
     runners = []
     try:
         public, local = make_apps(agent)
@@ -275,6 +275,8 @@ async def _serve(
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.drain.insist, settings.drain_s)
+        if agent.tls is None:
+            _warn_of_strangers(address[0])
         logger.info("host=%s listening on %s socket=%s", settings.host, address_text(*address), socket)
         await agent.drained()
     finally:
@@ -283,6 +285,16 @@ async def _serve(
             socket.unlink(missing_ok=True)
         await agent.stop()
         await close(runners)
+
+
+def _warn_of_strangers(host: str) -> None:
+    """Say what an agent without access control does for everybody, unless it is on this machine
+    alone."""
+    if host not in ("localhost", "::1") and not host.startswith("127."):
+        logger.warning(
+            "access control is off: whoever reaches this port can fetch every package of the fleet. Start trackers with "
+            "--access FILE and agents with --join-file to change that"
+        )
 
 
 def _tls_files(certificate: Path | None, key: Path | None, authority: Path | None, name: str) -> TlsFiles | None:
