@@ -20,7 +20,7 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 
 # Programs without which some tests and benchmarks are skipped: other clients, other file systems, Slurm, a container engine, a database.
 MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql docker.io wget qbittorrent-nox rtorrent transmission-cli \
-	casync restic umoci xfsprogs btrfs-progs zsh fish
+	casync restic umoci docker-registry xfsprogs btrfs-progs zsh fish
 
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 

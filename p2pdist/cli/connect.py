@@ -209,7 +209,7 @@ def origin_option(function: Function) -> Function:
     return click.option(
         "--origin",
         metavar="URL",
-        help="Central storage: file:///dir, s3://bucket/prefix, gs://, az:// or http(s)://. Also from P2PDIST_ORIGIN.",
+        help="Central storage: file:///dir, s3://bucket/prefix, gs://, az://, oci:// or http(s)://. Also from P2PDIST_ORIGIN.",
     )(function)
 
 

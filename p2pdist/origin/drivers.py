@@ -16,7 +16,10 @@ from p2pdist.origin.layout import LayoutOrigin
 from p2pdist.origin.origin import WEB_SCHEMES, Origin
 
 BUCKET_SCHEMES = ("s3", "gs", "az")
-_REMEDY = "Origins are file:///directory, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, http://... and https://..."
+_REMEDY = (
+    "Origins are file:///directory, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix,"
+    " oci://registry/repository, http://... and https://..."
+)
 
 
 def open_origin(url: str, *, serving: bool = False) -> Origin:
@@ -43,4 +46,8 @@ def open_origin(url: str, *, serving: bool = False) -> Origin:
             remedy = "Leave out what follows ? and #; settings and credentials of a bucket come from the environment"
             raise UsageError(f"the URL of {redacted(url)!r} has a part that is not used", remedy=remedy)
         return LayoutOrigin(Bucket(url))
+    if scheme in ("oci", "oci+http"):
+        from p2pdist.origin.registry.origin import RegistryOrigin
+
+        return RegistryOrigin(url)
     raise UsageError(f"{redacted(url)!r} is not the URL of an origin", remedy=_REMEDY)

@@ -23,6 +23,7 @@ from p2pdist.model.request_id import REQUEST_ID
 
 REFUSALS_MAX = 10
 WINDOW_S = 60.0
+BATCH_S = 0.1
 ADDRESSES_MAX = 10_000
 FIELD_CHARACTERS_MAX = 300
 
@@ -114,6 +115,16 @@ class Audit:
         )
 
 
+class _Batches(logging.handlers.QueueListener):
+    """Lets lines of BATCH_S come together, so that its thread is not woken for each."""
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        record: logging.LogRecord = super().dequeue(block)
+        if isinstance(self.queue, queue.SimpleQueue) and self.queue.empty():
+            time.sleep(BATCH_S)
+        return record
+
+
 def audit_to(path: Path) -> logging.handlers.QueueListener:
     """Write the audit to a file from now on instead of the log; `stop()` of the result writes what
     waits. A thread writes, so that no disk holds up the tracker; the file may be renamed, as
@@ -125,7 +136,7 @@ def audit_to(path: Path) -> logging.handlers.QueueListener:
         raise foreseen(error, str(path)) or error from error
     file.setFormatter(logging.Formatter("%(message)s"))
     waiting: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    listener = logging.handlers.QueueListener(waiting, file)
+    listener = _Batches(waiting, file)
     for handler in logger.handlers[:]:
         logger.removeHandler(handler)
     logger.addHandler(logging.handlers.QueueHandler(waiting))

@@ -65,13 +65,10 @@ class AccessState:
     """That are trusted, the newest first."""
     signing: tuple[SigningKey, ...]
     """Whose signatures are good, the newest first."""
-    introduction: bytes = b""
+    bundle: bytes
+    """The certificates of the authorities, PEM."""
+    introduction: bytes
     """Leads from the newest authority to the one before it, PEM; empty where there is one."""
-
-    @property
-    def bundle(self) -> bytes:
-        """The certificates of the authorities, PEM."""
-        return b"".join(authority.pem for authority in self.authorities)
 
     @property
     def public_keys(self) -> Mapping[str, str]:
@@ -115,7 +112,8 @@ class AccessDirectory:
             raise UsageError(f"{len(revoked)} entries are revoked, more than {REVOKED_MAX}")
         rules = replace(rules, joins=joins, revoked=revoked)
         introduction = authorities[1].introduce(authorities[0], now=now) if len(authorities) > 1 else b""
-        return AccessState(rules, tuple(authorities), tuple(signing), introduction)
+        bundle = b"".join(authority.pem for authority in authorities)
+        return AccessState(rules, tuple(authorities), tuple(signing), bundle, introduction)
 
     def stamp(self) -> Stamp:
         """What changes with any of the files."""

@@ -102,8 +102,6 @@ class TorrentSession:
         """When the last alert came (time.monotonic)."""
         self._stats_at = 0.0
         """When counters are queried next."""
-        self._watchers = 0
-        """How many members need an alert for every block; written by `watch_blocks`."""
         self._thread = threading.Thread(target=self._run, name="bittorrent", daemon=True)
         self.port = 0
         self.sent_bytes = self.received_bytes = 0
@@ -181,12 +179,6 @@ class TorrentSession:
         self._members[member.info_hash] = member
         member.added(self._handles[member.info_hash])
 
-    def watch_blocks(self, watch: bool) -> None:
-        """Count one member more, or one less, that needs an alert for every block. Blocks come by
-        the thousand a second, so without such a member their alerts are off."""
-        self._watchers += 1 if watch else -1
-        self._apply({"alert_mask": self._mask()})
-
     # -- the thread
 
     def _run(self) -> None:
@@ -214,8 +206,7 @@ class TorrentSession:
     def _mask(self) -> int:
         category = self._lt.alert_category
         mask = category.error | category.status | category.storage | category.piece_progress
-        mask |= category.peer | category.tracker
-        return mask | category.block_progress if self._watchers else mask
+        return mask | category.peer | category.tracker
 
     def _end(self) -> None:
         self._session = None  # waits for libtorrent's threads
@@ -251,10 +242,9 @@ class TorrentSession:
 
     def _wait(self, due: float) -> None:
         """Wait until there are calls, or alerts that have been gathered for a while, or it is
-        `due`. A member that gets an alert for every block looks at the block's connection, which
-        may be gone a moment later; so nothing is gathered then."""
+        `due`."""
         last_pieces = any(member.nearly_done for member in self._members.values())
-        gather_s = 0.0 if self._watchers else GATHER_LAST_S if last_pieces else GATHER_S
+        gather_s = GATHER_LAST_S if last_pieces else GATHER_S
         for poll, until in ((self._poll, min(due, self._heard_at + gather_s)), (self._poll_all, due)):
             if not self._calls:
                 poll.poll(max(0.0, until - time.monotonic()) * 1000)

@@ -17,7 +17,7 @@ STAY_S. libtorrent opens the file by a descriptor of this process (/proc/self/fd
 it is called meanwhile.
 
 A transfer begins with few peers (settings.py), and gets more while next to nothing comes
-(PeerLimit). WebSeeds counts how much of it web seeds gave (BEP 19).
+(PeerLimit).
 
 Invariants: nothing else writes into the blob from start() until StreamClosed, and a piece counts
 only through Blob.import_piece. Exactly one StreamClosed is posted, as the last event, after
@@ -39,7 +39,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import DiskFull, P2PDistError, Unavailable, UsageError
@@ -87,44 +86,6 @@ class PeerLimit:
                 self.count = 2 * self.count if self.count < DOUBLED_BELOW else -1
                 handle.set_max_connections(self.count)
         return self._came_at + STILL_S
-
-
-ENDPOINTS_MAX = 4096
-_PORTS = {"http": 80, "https": 443}
-
-
-class WebSeeds:
-    """Remembers which blocks were requested from web seeds. The source of a block is taken to be
-    the one that it was last requested from: libtorrent does not reliably say where one came from. A
-    web seed is known by its address, or by the type of its connection."""
-
-    def __init__(self, swarm: Swarm) -> None:
-        self._addresses = {(url.hostname, url.port or _PORTS.get(url.scheme)) for url in map(urlsplit, swarm.web_seeds)}
-        self._endpoints: dict[Address, bool] = {}
-        self._blocks: dict[int, set[int]] = {}
-
-    def asked(self, lt: Any, block: lt.block_downloading_alert) -> None:
-        """Note where libtorrent has requested a block."""
-        asked = self._blocks.setdefault(block.piece_index, set())
-        (asked.add if self._is_one(lt, block) else asked.discard)(block.block_index)
-
-    def came(self, piece: int, length: int) -> int:
-        """A piece of `length` bytes has come; returns how many of them web seeds gave."""
-        return sum(min(BLOCK_SIZE, length - block * BLOCK_SIZE) for block in self._blocks.pop(piece, ()))
-
-    def _is_one(self, lt: Any, block: lt.block_downloading_alert) -> bool:
-        endpoint = block.endpoint
-        is_one = self._endpoints.get(endpoint)
-        if is_one is None:
-            is_one = endpoint in self._addresses
-            if not is_one and block.handle.is_valid():
-                ordinary = lt.peer_info.standard_bittorrent
-                peers = block.handle.get_peer_info()
-                is_one = any(peer.ip == endpoint and peer.connection_type != ordinary for peer in peers)
-            if len(self._endpoints) >= ENDPOINTS_MAX:
-                self._endpoints.clear()
-            self._endpoints[endpoint] = is_one
-        return is_one
 
 
 LOOK_AGAIN_S = 0.01
@@ -196,9 +157,8 @@ class TorrentTransfer:
             )
         self.number = next(_numbers) if number is None else number
         self.info_hash = torrent.info_hash_v1
-        self.bytes_origin = 0
-        """Verified bytes that web seeds sent; written by `_count`, as is `bytes_verified`."""
         self.bytes_verified = 0
+        """Written by `_count`."""
         self.pieces_failed = 0
         """Pieces that peers sent wrong; libtorrent fetches them again and bans the sender."""
         self.torrent = torrent
@@ -210,11 +170,10 @@ class TorrentTransfer:
         self._handle: lt.torrent_handle | None = None
         self._lt: Any = None
         self._unseen: dict[int, _Unseen] = {}
-        self._flushing = self._watching = False
-        """A flush of libtorrent's cache is under way; the session sends an alert for each block."""
+        self._flushing = False
+        """A flush of libtorrent's cache is under way."""
         self._closed: StreamClosed | None = None
         """The last event, once the end is decided; written by `_finish`, `_done` and `removed`."""
-        self._web_seeds = WebSeeds(swarm)
         self._neighbours = PeerLimit(session.peers_max)
         self._over = threading.Event()
 
@@ -267,9 +226,6 @@ class TorrentTransfer:
         if self._closed is not None:
             raise Unavailable(f"the transfer of {self._blob.digest} was closed before it began")
         self._lt = lt
-        if self._swarm.web_seeds:
-            self._watching = True
-            self._session.watch_blocks(True)
         path = self._file.open(self._blob.path) if self._file is not None else self._blob.path
         params = torrent_parameters(lt, self.torrent, path, self._swarm)
         params.piece_priorities = priorities(self._blob.layout.count)
@@ -295,8 +251,6 @@ class TorrentTransfer:
         match alert:
             case lt.piece_finished_alert():
                 self._passed(alert.piece_index)
-            case lt.block_downloading_alert():
-                self._web_seeds.asked(lt, alert)
             case lt.torrent_finished_alert():
                 if self._unseen:
                     self._flush()
@@ -341,7 +295,6 @@ class TorrentTransfer:
         if self._closed is None:
             failure = error or P2PDistError(f"libtorrent has dropped the torrent of {self._blob.digest}")
             self._closed = StreamClosed(self.number, "failed", failure.what, failure)
-        self._stop_watching()
         self._handle = None
         if self._file is not None:
             self._file.close()
@@ -402,9 +355,7 @@ class TorrentTransfer:
             self._flush()
 
     def _count(self, piece: int) -> None:
-        length = self._blob.layout.length(piece)
-        self.bytes_verified += length
-        self.bytes_origin += self._web_seeds.came(piece, length)
+        self.bytes_verified += self._blob.layout.length(piece)
 
     def _count_copies(self, report: Callable[[list[int]], object]) -> None:
         if self._handle is not None:
@@ -427,7 +378,6 @@ class TorrentTransfer:
             self._finish("done")
             return
         self._closed, self._leaves_at = StreamClosed(self.number, "done"), time.monotonic() + STAY_S
-        self._stop_watching()
         self._blob.release()
         self._on_event(self._closed)
         self._over.set()
@@ -442,11 +392,6 @@ class TorrentTransfer:
     def _leave(self) -> None:
         self._leaves_at = None
         self._session.remove(self.info_hash)
-
-    def _stop_watching(self) -> None:
-        if self._watching:
-            self._watching = False
-            self._session.watch_blocks(False)
 
     def _finish(self, reason: Ending, detail: str = "", error: P2PDistError | None = None) -> None:
         """Have libtorrent remove the torrent: it closes all connections, writes its cache and

@@ -16,8 +16,9 @@ export const layouts = { hosts: 0, tree: 0 }; // counts the reports after which 
 export const selection = { swarm: null, stripe: 0 }; // whose tree is watched
 let pending = null; // {clear, totals, swarms, troubled, story}; of two reports the later one counts, their stories are joined
 let source = null, listener = null;
+let token = ""; // where the tracker asks for one
 
-// Begin to listen. `hears` has report(apply), which is to call apply(), preseeds(rows) and connection(text, lost).
+// Begin to listen. `hears` has report(apply), which is to call apply(), preseeds(rows), connection(text, lost), and locked(text): useToken() goes on.
 export function listen(hears) {
   listener = hears;
   connect();
@@ -46,7 +47,8 @@ function connect() {
   if (source) source.close();
   const { swarm, stripe } = selection;
   const query = swarm ? `?swarm=${encodeURIComponent(swarm)}&stripe=${stripe}` : "";
-  const opened = source = new EventSource(`v1/events${query}`);
+  const path = `v1/events${query}`;
+  const opened = source = token ? new TokenSource(path) : new EventSource(path);
   opened.addEventListener("change", (event) => listener.report(() => apply(JSON.parse(event.data))));
   opened.addEventListener("preseeds", (event) => listener.preseeds(JSON.parse(event.data)));
   opened.onopen = () => listener.connection("live", false);
@@ -55,8 +57,63 @@ function connect() {
     if (opened.readyState === EventSource.CLOSED) {
       selection.swarm = null; // the swarm may be no more
       setTimeout(() => { if (source === opened) connect(); }, RETRY_MS);
+      noteRefusal(opened);
     }
   };
+}
+
+// Report with this token from now on; it is forgotten with the page.
+export function useToken(text) {
+  token = text.trim();
+  selection.swarm = null;
+  connect();
+}
+
+// Whether the tracker asks for a token, which an EventSource does not say.
+async function noteRefusal(closed) {
+  const answer = await fetch("v1/swarms", { headers: authorization() }).catch(() => null);
+  if (answer && (answer.status === 401 || answer.status === 403) && source === closed) {
+    source = null;
+    listener.locked(token ? "the tracker does not take this token" : "this tracker asks for a token");
+  }
+}
+
+const authorization = () => (token ? { Authorization: `Bearer ${token}` } : {});
+
+// As an EventSource, which can send no token; it gives up at the first failure.
+class TokenSource extends EventTarget {
+  constructor(path) {
+    super();
+    this.readyState = EventSource.CONNECTING;
+    this.ending = new AbortController();
+    this.read(path).catch(() => {}).then(() => {
+      if (this.ending.signal.aborted) return;
+      this.readyState = EventSource.CLOSED;
+      this.onerror();
+    });
+  }
+
+  async read(path) {
+    const answer = await fetch(path, { headers: authorization(), signal: this.ending.signal });
+    if (!answer.ok) return;
+    this.readyState = EventSource.OPEN;
+    this.onopen();
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let text = ""; ;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const events = (text + value).split("\n\n");
+      text = events.pop();
+      for (const event of events) {
+        const [, name, data] = event.match(/^event: (\w+)\ndata: (.*)$/);
+        this.dispatchEvent(new MessageEvent(name, { data }));
+      }
+    }
+  }
+
+  close() {
+    this.ending.abort();
+  }
 }
 
 function apply(change) {

@@ -4,10 +4,10 @@
 // that thousands of hosts never keep the page from answering. A report that comes meanwhile begins the work anew.
 
 import { element, readInk, resized } from "./canvas.js";
-import { hasPending, hosts, listen, nodes, select, selection, takePending } from "./feed.js";
+import { hasPending, hosts, listen, nodes, select, selection, takePending, useToken } from "./feed.js";
 import { describeHost, drawHosts, forgetPlaces } from "./host_map.js";
 import {
-  filterStory, noteScroll, showConnection, showPreseeds, showStory, showSwarms, showTotals, showTroubled,
+  askToken, filterStory, noteScroll, showConnection, showPreseeds, showStory, showSwarms, showTotals, showTroubled,
 } from "./tables.js";
 import { describeNode, drawTree, forgetShape } from "./tree.js";
 
@@ -92,4 +92,4 @@ element("#story ol").addEventListener("scroll", noteScroll);
 new ResizeObserver(() => { if (resized()) repaint(); }).observe(element("main"));
 document.addEventListener("visibilitychange", () => { if (!document.hidden) repaint(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-listen({ report, preseeds: showPreseeds, connection: showConnection });
+listen({ report, preseeds: showPreseeds, connection: showConnection, locked: (text) => askToken(text, useToken) });

@@ -40,6 +40,18 @@ export function showConnection(text, lost) {
   element("#connection").classList.toggle("lost", lost);
 }
 
+// Ask for a token; `use` takes it.
+export function askToken(text, use) {
+  showConnection(text, true);
+  const form = element("#token");
+  form.hidden = false;
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    form.hidden = true;
+    use(form.querySelector("input").value);
+  };
+}
+
 export function showTotals(totals) {
   const shown = {
     hosts: totals.hosts, receiving: totals.receiving, away: totals.away, slow: totals.slow, blamed: totals.blamed,
@@ -120,7 +132,7 @@ export function showPreseeds(rows) {
   element("#preseeds tbody").replaceChildren(...rows.reverse().map((row) => {
     const line = make("tr");
     line.append(make("td", row.package), make("td", row.state, `state-${row.state}`));
-    line.append(make("td", `${row.hosts_done} of ${row.hosts_total} hosts`), make("td", row.id));
+    line.append(make("td", `${row.hosts_done} of ${row.hosts_total} hosts`), make("td", row.owner ? `${row.id} (${row.owner})` : row.id));
     return line;
   }));
 }

@@ -1,0 +1,1 @@
+"""Packages in a repository of an OCI registry."""

@@ -1,0 +1,370 @@
+"""Packages in a repository of an OCI registry (OCI distribution specification 1.1):
+`oci://registry/repository`.
+
+One repository holds all packages of an origin, so that blobs are sent once; names.py says which tag
+a package has.
+
+A registry removes what no manifest names by itself, at times of its own, and tells nobody what it
+has. So it is not listed and not collected from here, and the notes by which writers and collections
+of an image layout know of each other stay in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from aiohttp import ClientResponse
+from yarl import URL
+
+from p2pdist.model.digest import Digest, digest_of, is_digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, UsageError
+from p2pdist.model.manifest import (
+    DOCUMENT_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    MANIFEST_TYPE,
+    Descriptor,
+    Reference,
+)
+from p2pdist.model.url import redacted
+from p2pdist.origin.registry.client import RegistryClient, read_limited
+from p2pdist.origin.registry.names import REPOSITORY, TAG, RepositoryNames
+from p2pdist.origin.registry.upload import Upload
+
+CHUNK_BYTES = 16 << 20
+"""Of one request of an upload, which is repeated from where the registry says that it stands."""
+
+READ_BYTES = 1 << 20
+TAGS_MAX = 100_000
+TAG_PAGE = 1000
+LOOKS_AT_ONCE = 8
+MANIFESTS_KEPT = 64
+_DOCUMENT_TYPES = (
+    MANIFEST_TYPE,
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.oci.image.index.v1+json",
+)
+_PLACEHOLDER = (
+    b'{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{"mediaType":'
+    b'"application/vnd.oci.empty.v1+json","digest":"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"'
+    b',"size":2},"layers":[],"annotations":{"org.p2pdist.untagged":"%s"}}'
+)
+"""A manifest that names nothing, which a tag is moved to before both are deleted."""
+
+
+class RegistryOrigin:
+    """An Origin in a registry; the Protocol states the contract of each method."""
+
+    def __init__(self, url: str) -> None:
+        """Raises UsageError for a URL that names no repository."""
+        parts = urlsplit(url)
+        self.url = redacted(url)
+        repository = parts.path.strip("/")
+        if not parts.hostname or not REPOSITORY.match(repository) or parts.fragment:
+            raise UsageError(
+                f"{self.url!r} names no repository", remedy="Write oci://registry.example.org/team/packages"
+            )
+        query = parse_qs(parts.query)
+        mounts = tuple(query.pop("mount", ()))
+        if query or not all(map(REPOSITORY.match, mounts)):
+            raise UsageError(
+                f"the URL of {self.url!r} has a part that is not used", remedy="Only ?mount=REPOSITORY is known"
+            )
+        self._client = RegistryClient.of(url, self.url)
+        self._names = RepositoryNames(repository, self._client.base, self.url)
+        self._upload = Upload(self._client, self._names, mounts)
+        self._manifests: OrderedDict[Digest, tuple[str, bytes] | None] = OrderedDict()
+        """Media types and bytes of manifests written here, None for those only known to be one."""
+        self._notes: dict[str, tuple[float, bytes]] = {}
+
+    # -- reading
+
+    async def resolve(self, reference: Reference) -> Descriptor:
+        target = reference.digest or self._names.tag_of(reference)
+        found = await self._head_manifest(target)
+        if found is None:
+            raise NotFound(
+                f"{reference} is not at {self.url}",
+                remedy="Check the name, and where it was packed or pushed to",
+                origin=self.url,
+            )
+        if found.size > MANIFEST_BYTES_MAX:
+            raise Corrupt(f"{reference} at {self.url} is a document of {found.size} bytes, not a manifest")
+        return found
+
+    async def _head_manifest(self, target: str) -> Descriptor | None:
+        """The descriptor of the manifest that a tag or digest names, None where there is none."""
+        accept = {"Accept": ", ".join(_DOCUMENT_TYPES)}
+        path = self._names.path(f"manifests/{target}")
+        async with self._client.request(
+            "HEAD", path, self._names.scope("pull"), headers=accept, expect=frozenset({200, 404})
+        ) as response:
+            if response.status == 404:
+                return None
+            stated, size = response.headers.get("Docker-Content-Digest", ""), response.content_length
+            media_type = response.content_type
+        if not is_digest(stated) or size is None:
+            data = await self._get_manifest(target)
+            stated, size = digest_of(data), len(data)
+        if is_digest(target) and stated != target:
+            raise _corrupt(Digest(target), self.url, "the registry names another digest")
+        self._remember(Digest(stated), None)
+        return Descriptor(media_type, Digest(stated), size)
+
+    async def _get_manifest(self, target: str, limit: int = MANIFEST_BYTES_MAX) -> bytes:
+        accept = {"Accept": ", ".join(_DOCUMENT_TYPES)}
+        path = self._names.path(f"manifests/{target}")
+        async with self._client.request("GET", path, self._names.scope("pull"), headers=accept) as response:
+            return await read_limited(response, limit, self.url)
+
+    async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
+        kept = self._manifests.get(digest)
+        if kept is not None:
+            return kept[1]
+        readers = (self._get_blob, self._get_manifest)
+        first, second = readers[::-1] if digest in self._manifests else readers
+        try:
+            data = await first(digest, limit)
+        except NotFound:
+            data = await second(digest, limit)
+        if digest_of(data) != digest:
+            raise _corrupt(digest, self.url, f"its {len(data)} bytes do not match its digest")
+        return data
+
+    async def _get_blob(self, digest: str, limit: int) -> bytes:
+        async with self._client.request(
+            "GET", self._names.path(f"blobs/{digest}"), self._names.scope("pull")
+        ) as response:
+            return await read_limited(response, limit, self.url)
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        if length <= 0:
+            return b""
+        headers = {"Range": f"bytes={start}-{start + length - 1}"}
+        expect = frozenset({200, 206, 416})
+        path = self._names.path(f"blobs/{digest}")
+        async with self._client.request(
+            "GET", path, self._names.scope("pull"), headers=headers, expect=expect
+        ) as response:
+            data = await _range_of(response, digest, self.url, start, length)
+        if len(data) != length:
+            raise _corrupt(digest, self.url, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
+        return data
+
+    async def size(self, digest: Digest) -> int | None:
+        if digest not in self._manifests:
+            path = self._names.path(f"blobs/{digest}")
+            async with self._client.request(
+                "HEAD", path, self._names.scope("pull"), expect=frozenset({200, 404})
+            ) as response:
+                if response.status == 200:
+                    return response.content_length
+        found = await self._head_manifest(digest)
+        return found.size if found is not None else None
+
+    # -- writing
+
+    async def write_blob(self, digest: Digest, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> int:
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if await self.size(digest) == size:
+            return 0
+        await asyncio.to_thread(_check_file, path, digest)
+        upload = await self._upload.begin(digest)
+        if upload is None:
+            return 0
+        at = 0
+        while at < size:
+            chunk = await asyncio.to_thread(_read_chunk, path, at)
+            if not chunk:
+                raise Corrupt(f"the file {path} became shorter while it was sent", remedy="Pack it again")
+            upload = await self._upload.send(upload, at, chunk)
+            at += len(chunk)
+            if on_bytes is not None:
+                on_bytes(len(chunk))
+        await self._upload.end(upload, digest)
+        return size
+
+    async def write_document(self, data: bytes) -> Digest:
+        digest = digest_of(data)
+        if (media_type := _manifest_type(data)) is not None:
+            await self._upload.put_manifest(digest, media_type, data)
+            self._remember(digest, (media_type, data))
+        elif await self.size(digest) != len(data):
+            upload = await self._upload.begin(digest)
+            if upload is not None:
+                await self._upload.end(await self._upload.send(upload, 0, data) if data else upload, digest)
+        return digest
+
+    # -- tags
+
+    async def tag(self, reference: Reference, descriptor: Descriptor) -> None:
+        data = await self.read(descriptor.digest, limit=MANIFEST_BYTES_MAX)
+        media_type = _manifest_type(data) or descriptor.media_type
+        await self._upload.put_manifest(self._names.tag_of(reference), media_type, data)
+
+    async def tags(self) -> list[tuple[str, Descriptor]]:
+        slots = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+        async def look(tag: str) -> tuple[str, Descriptor] | None:
+            async with slots:
+                found = await self._head_manifest(tag)
+            return (str(self._names.reference_of(tag)), found) if found is not None else None
+
+        found = await asyncio.gather(*(look(tag) for tag in await self._tag_names() if self._names.reference_of(tag)))
+        return sorted(entry for entry in found if entry is not None)
+
+    async def _tag_names(self) -> list[str]:
+        """All tags of the repository, page by page; none where it does not exist yet."""
+        names: list[str] = []
+        url: URL | None = URL(self._names.path("tags/list")).update_query({"n": str(TAG_PAGE)})
+        while url is not None:
+            async with self._client.request(
+                "GET", url, self._names.scope("pull"), expect=frozenset({200, 404})
+            ) as response:
+                if response.status == 404:
+                    return names
+                data = await read_limited(response, DOCUMENT_BYTES_MAX, self.url)
+                following = response.links["next"]["url"] if "next" in response.links else None
+            try:
+                page = json.loads(data).get("tags") or []
+                names += [str(name) for name in page if TAG.match(str(name))]
+            except (ValueError, AttributeError, TypeError) as error:
+                raise Corrupt(f"the list of tags at {self.url} is malformed: {error}") from error
+            if len(names) > TAGS_MAX:
+                raise TooLarge(f"{self.url} has more than {TAGS_MAX} tags")
+            url = self._names.location(str(following)) if following is not None and page else None
+        return names
+
+    async def untag(self, reference: Reference) -> Descriptor:
+        tag = self._names.tag_of(reference)
+        found = await self._head_manifest(tag)
+        if found is None:
+            raise NotFound(f"{reference} is not at {self.url}", remedy="p2pdist ls --at-origin lists what is")
+        try:
+            await self._upload.delete(f"manifests/{tag}")
+        except Refused:
+            # Registries from before version 1.1 of the specification delete manifests alone, with
+            # all their tags: so the tag is moved to a manifest of its own first.
+            placeholder = _PLACEHOLDER.replace(b"%s", f"{tag} {time.time_ns()}".encode())
+            await self.write_document(b"{}")
+            await self._upload.put_manifest(tag, MANIFEST_TYPE, placeholder)
+            await self._upload.delete(f"manifests/{digest_of(placeholder)}")
+        return found
+
+    async def roots(self) -> list[tuple[str, Descriptor]]:
+        return await self.tags()
+
+    # -- what a registry does by itself
+
+    async def blobs(self) -> list[tuple[Digest, int, float]]:
+        raise UsageError(
+            f"{self.url} is a registry, which tells nobody what blobs it has",
+            remedy="Remove tags with p2pdist rm --at-origin; the registry removes what no manifest names",
+        )
+
+    async def remove(self, digests: Sequence[Digest]) -> None:
+        for digest in digests:
+            await self._upload.delete(f"blobs/{digest}")
+
+    async def remove_unfinished(self, *, dry_run: bool = False) -> tuple[int, int]:
+        return 0, 0
+
+    async def notes(self) -> list[tuple[str, float]]:
+        return [(name, written) for name, (written, _) in self._notes.items()]
+
+    async def read_note(self, name: str) -> bytes | None:
+        note = self._notes.get(name)
+        return note[1] if note is not None else None
+
+    async def write_note(self, name: str, data: bytes) -> None:
+        self._notes[name] = (time.time(), data)
+
+    async def remove_notes(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._notes.pop(name, None)
+
+    @contextlib.asynccontextmanager
+    async def packing(self, *, alone: bool = False) -> AsyncIterator[None]:
+        yield
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _remember(self, digest: Digest, manifest: tuple[str, bytes] | None) -> None:
+        if manifest is not None or digest not in self._manifests:
+            self._manifests[digest] = manifest
+        while len(self._manifests) > MANIFESTS_KEPT:
+            self._manifests.popitem(last=False)
+
+
+def _corrupt(digest: str, url: str, why: str) -> Corrupt:
+    return Corrupt(f"blob {digest} at {url} is corrupt: {why}", remedy="Delete it there and push it again", blob=digest)
+
+
+def _manifest_type(data: bytes) -> str | None:
+    """The media type of a document that is a manifest; None for any other."""
+    if len(data) > MANIFEST_BYTES_MAX or not data.startswith(b"{"):
+        return None
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    media_type = document.get("mediaType") if isinstance(document, dict) else None
+    return media_type if media_type in _DOCUMENT_TYPES and "schemaVersion" in document else None
+
+
+def _check_file(path: Path, digest: Digest) -> None:
+    """Raises Corrupt unless the file is the blob: a registry would refuse it only at the end."""
+    try:
+        with path.open("rb") as stream:
+            found = "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if found != digest:
+        raise Corrupt(
+            f"the file {path} is not blob {digest}: it was altered", remedy="Delete it and pack or fetch it again"
+        )
+
+
+def _read_chunk(path: Path, start: int) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(start)
+            return stream.read(CHUNK_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> P2PDistError:
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"there is no file {path}")
+    return P2PDistError(f"cannot read {path}: {error.strerror}")
+
+
+async def _range_of(response: ClientResponse, digest: str, url: str, start: int, length: int) -> bytes:
+    """What a response to a request for a range has of it, at most `length` bytes. Where the range
+    was ignored (RFC 9110, 14.2), what is before it is read over. Raises Corrupt for another
+    range."""
+    data, passed = bytearray(), start
+    if response.status == 416:
+        return b""
+    if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        raise _corrupt(digest, url, "another range was sent than was asked for")
+    if response.status == 200:
+        passed = 0
+    async for chunk in response.content.iter_chunked(READ_BYTES):
+        data += chunk[max(0, start - passed) : max(0, start + length - passed)]
+        passed += len(chunk)
+        if passed >= start + length:
+            break
+    return bytes(data)

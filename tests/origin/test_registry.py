@@ -1,0 +1,409 @@
+"""Packages in a real OCI registry, with and without token authentication."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from aiohttp import web
+from origin_rig import free_port, store_file
+from registry_rig import PASSWORD, USER, Realm, Registry, needs_registry, running_registry
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
+from p2pdist.model.manifest import Reference, parse_reference
+from p2pdist.origin.drivers import open_origin
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.origin.origin import Origin
+from p2pdist.origin.registry.names import RepositoryNames
+from p2pdist.package.repository.push import push
+
+pytestmark = needs_registry
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with running_registry(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Callable[[str], Origin]]:
+    """Opens origins, and closes them after the test."""
+    origins: list[Origin] = []
+
+    def start(url: str) -> Origin:
+        origins.append(open_origin(url))
+        return origins[-1]
+
+    yield start
+    for origin in origins:
+        await origin.close()
+
+
+async def test_what_was_written_is_read_back(registry: Registry, opened: Any, payload: Path) -> None:
+    origin = opened(registry.url("back/packages"))
+    digest, manifest = await store_file(origin, payload, "team/app:v1")
+    data = payload.read_bytes()
+    other = opened(registry.url("back/packages"))
+    assert await other.resolve(parse_reference("team/app:v1")) == manifest
+    assert await other.resolve(Reference("team/app", digest=manifest.digest)) == manifest
+    assert await other.tags() == [("team/app:v1", manifest)]
+    assert await other.size(digest) == len(data)
+    assert await other.read(digest) == data
+    assert digest_of(await other.read(manifest.digest)) == manifest.digest
+    assert await other.read_range(digest, 1000, 5000) == data[1000:6000]
+    assert await other.read_range(digest, len(data) - 1, 1) == data[-1:]
+    assert await other.read_range(digest, 0, 0) == b""
+    with pytest.raises(Corrupt):
+        await other.read_range(digest, len(data) - 1, 2)
+    with pytest.raises(Corrupt):
+        await other.read_range(digest, len(data), 1)
+
+
+async def test_unknown_names_say_where_they_were_sought(registry: Registry, opened: Any, payload: Path) -> None:
+    origin = opened(registry.url("unknown/packages"))
+    absent = digest_of(b"absent")
+    for before in (True, False):
+        for attempt in (
+            origin.resolve(parse_reference("app:v2")),
+            origin.resolve(Reference("app", digest=absent)),
+            origin.read(absent),
+            origin.read_range(absent, 0, 10),
+            origin.untag(parse_reference("app:v2")),
+        ):
+            with pytest.raises(NotFound) as caught:
+                await attempt
+            assert origin.url in str(caught.value)
+        assert await origin.size(absent) is None
+        if before:
+            assert await origin.tags() == []
+            await store_file(origin, payload, "app:v1")
+
+
+async def test_a_blob_is_sent_in_chunks_and_once(
+    registry: Registry, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdist.origin.registry.origin.CHUNK_BYTES", 1 << 20)
+    path = tmp_path / "large"
+    path.write_bytes(b"".join(number.to_bytes(4, "big") for number in range(1 << 20)))
+    digest = digest_of(path.read_bytes())
+    origin, seen = opened(registry.url("chunks/packages")), []
+    assert await origin.write_blob(digest, path, on_bytes=seen.append) == 4 << 20
+    assert seen == [1 << 20] * 4
+    assert await origin.write_blob(digest, path, on_bytes=seen.append) == 0
+    assert len(seen) == 4
+    assert await origin.read(digest) == path.read_bytes()
+
+
+async def test_an_altered_file_is_never_stored(registry: Registry, opened: Any, tmp_path: Path) -> None:
+    path, digest = tmp_path / "altered", digest_of(b"something else")
+    path.write_bytes(bytes(1000))
+    origin = opened(registry.url("altered/packages"))
+    with pytest.raises(Corrupt, match=str(path)):
+        await origin.write_blob(digest, path)
+    assert await origin.size(digest) is None
+
+
+async def test_a_blob_of_another_repository_is_taken_there(registry: Registry, opened: Any, payload: Path) -> None:
+    base = opened(registry.url("mount/base"))
+    digest, _ = await store_file(base, payload, "base:v1")
+    seen: list[int] = []
+    origin = opened(registry.url("mount/app") + "?mount=mount/none&mount=mount/base")
+    assert await origin.write_blob(digest, payload, on_bytes=seen.append) == 0
+    assert seen == []
+    assert await origin.read(digest) == payload.read_bytes()
+
+
+async def test_removing_a_tag_leaves_the_others_of_its_manifest(registry: Registry, opened: Any, payload: Path) -> None:
+    origin = opened(registry.url("untag/packages"))
+    digest, manifest = await store_file(origin, payload, "app:v1")
+    await origin.tag(parse_reference("app:v2"), manifest)
+    assert await origin.untag(parse_reference("app:v1")) == manifest
+    fresh = opened(registry.url("untag/packages"))
+    assert await fresh.tags() == [("app:v2", manifest)]
+    assert await fresh.resolve(Reference("app", digest=manifest.digest)) == manifest
+    assert await fresh.read(digest) == payload.read_bytes()
+
+
+async def test_tags_are_listed_page_by_page(
+    registry: Registry, opened: Any, payload: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdist.origin.registry.origin.TAG_PAGE", 2)
+    origin = opened(registry.url("pages/packages"))
+    _, manifest = await store_file(origin, payload, "app:v0")
+    names = [f"app:v{number}" for number in range(5)]
+    for name in names[1:]:
+        await origin.tag(parse_reference(name), manifest)
+    assert await origin.tags() == [(name, manifest) for name in names]
+
+
+async def test_a_push_sends_what_is_missing(registry: Registry, opened: Any, tmp_path: Path, payload: Path) -> None:
+    """The second version of a package costs what changed."""
+    layout = LocalLayout(tmp_path / "layout")
+    layout.scratch()
+    for number in (1, 2):
+        (tmp_path / "more").write_bytes(bytes([number]) * 70_000)
+        await store_file(layout, payload if number == 1 else tmp_path / "more", f"team/app:v{number}")
+        origin = opened(registry.url("delta/packages"))
+        reference = parse_reference(f"team/app:v{number}")
+        assert (await push(reference, layout, origin)).bytes_sent > 0
+        again = await push(reference, layout, opened(registry.url("delta/packages")))
+        assert again.bytes_sent == 0
+    await layout.close()
+
+
+@pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo")
+async def test_skopeo_copies_a_package_away_and_back(
+    registry: Registry, opened: Any, tmp_path: Path, payload: Path
+) -> None:
+    origin = opened(registry.url("skopeo/trainer"))
+    digest, manifest = await store_file(origin, payload, "trainer:v1")
+    here, there = f"docker://{registry.address}/skopeo/trainer:v1", f"oci:{tmp_path}/copy:trainer:v1"
+    back = f"docker://{registry.address}/skopeo/back:v7"
+    for source, target in ((here, there), (there, back)):
+        words = ["skopeo", "copy", "--src-tls-verify=false", "--dest-tls-verify=false", source, target]
+        subprocess.run(words, check=True, capture_output=True)
+    returned = opened(registry.url("skopeo/back"))
+    assert await returned.resolve(parse_reference("back:v7")) == manifest
+    assert await returned.read(digest) == payload.read_bytes()
+    assert await returned.tags() == [("back:v7", manifest)]
+
+
+# -- credentials
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    with running_registry(tmp_path_factory.mktemp("guarded"), Realm()) as running:
+        yield running
+
+
+async def test_a_token_is_fetched_once_for_what_it_is_needed_for(guarded: Registry, opened: Any, payload: Path) -> None:
+    assert guarded.realm is not None
+    guarded.realm.asked.clear()
+    origin = opened(guarded.url("private/packages", f"{USER}:{quote(PASSWORD, safe='')}"))
+    digest, _ = await store_file(origin, payload, "app:v1")
+    assert await origin.read(digest) == payload.read_bytes()
+    scopes = [query["scope"] for query in guarded.realm.asked]
+    assert sorted(scopes) == [["repository:private/packages:pull"], ["repository:private/packages:pull,push"]]
+    assert PASSWORD not in origin.url and USER not in origin.url
+
+
+async def test_docker_login_counts(
+    guarded: Registry, opened: Any, payload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {guarded.address: {"auth": auth}}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    await store_file(opened(guarded.url("login/packages")), payload, "app:v1")
+
+
+async def test_without_rights_it_is_said_what_to_do(
+    guarded: Registry, opened: Any, payload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    for user in ("", f"{USER}:wrong"):
+        origin = opened(guarded.url("private/packages", user))
+        with pytest.raises(Refused, match="docker login") as caught:
+            await store_file(origin, payload, "app:v1")
+        assert "wrong" not in str(caught.value)
+
+
+async def test_a_token_that_ends_is_renewed(opened: Any, payload: Path, tmp_path: Path) -> None:
+    realm = Realm(lasts_s=1)
+    with running_registry(tmp_path / "registry", realm) as registry:
+        origin = opened(registry.url("private/packages", f"{USER}:{quote(PASSWORD, safe='')}"))
+        digest, _ = await store_file(origin, payload, "app:v1")
+        before = len(realm.asked)
+        await asyncio.sleep(1.2)
+        assert await origin.read(digest) == payload.read_bytes()
+        assert len(realm.asked) > before
+
+
+# -- registries that behave badly
+
+
+@pytest.fixture
+async def odd(opened: Any) -> AsyncIterator[Callable[..., Any]]:
+    """Starts a server whose every answer is this handler's; returns an origin at it."""
+    runners: list[web.AppRunner] = []
+
+    async def start(handler: Any) -> Origin:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runners.append(web.AppRunner(app))
+        await runners[-1].setup()
+        port = free_port()
+        await web.TCPSite(runners[-1], "127.0.0.1", port).start()
+        origin: Origin = opened(f"oci://u:secret-word@127.0.0.1:{port}/team/packages")
+        return origin
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+BLOB = bytes(range(256)) * 64
+DIGEST = digest_of(BLOB)
+
+
+async def test_a_range_that_is_ignored_is_found_all_the_same(odd: Any) -> None:
+    origin = await odd(_answer(BLOB))
+    assert await origin.read_range(DIGEST, 1000, 5000) == BLOB[1000:6000]
+
+
+async def test_another_range_or_other_bytes_are_corrupt(odd: Any) -> None:
+    async def shifted(request: web.Request) -> web.Response:
+        return web.Response(status=206, body=BLOB[:100], headers={"Content-Range": f"bytes 0-99/{len(BLOB)}"})
+
+    with pytest.raises(Corrupt):
+        await (await odd(shifted)).read_range(DIGEST, 50, 100)
+    with pytest.raises(Corrupt):
+        await (await odd(_answer(b"x" + BLOB[1:]))).read(DIGEST)
+
+
+async def test_storage_behind_a_redirect_gets_no_credentials(odd: Any) -> None:
+    seen: list[str | None] = []
+
+    async def storage(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.Response(body=BLOB)
+
+    other = await odd(storage)
+    target = other.url.replace("oci://127.0.0.1", "http://localhost") + "/there"
+
+    async def redirects(request: web.Request) -> web.Response:
+        if "Authorization" not in request.headers:
+            return web.Response(status=401, headers={"WWW-Authenticate": "Basic realm=x"})
+        return web.Response(status=307, headers={"Location": target})
+
+    assert await (await odd(redirects)).read(DIGEST) == BLOB
+    assert seen == [None]
+
+
+async def test_a_busy_registry_is_asked_again_and_a_broken_one_is_not_for_ever(odd: Any) -> None:
+    asked = 0
+
+    async def busy_once(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            return web.Response(status=429, headers={"Retry-After": "0"})
+        return web.Response(body=BLOB)
+
+    assert await (await odd(busy_once)).read(DIGEST) == BLOB
+
+    async def broken(request: web.Request) -> web.Response:
+        return web.Response(status=503, headers={"Retry-After": "0"}, text="down")
+
+    with pytest.raises(Unavailable):
+        await (await odd(broken)).read(DIGEST)
+
+    async def away_for_long(request: web.Request) -> web.Response:
+        return web.Response(status=429, headers={"Retry-After": "3600"})
+
+    with pytest.raises(Unavailable, match="3600"):
+        await (await odd(away_for_long)).read(DIGEST)
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    ["", "Bearer", 'Bearer realm="file:///etc/passwd"', 'Bearer realm="nonsense"', "Negotiate", 'Digest realm="x"'],
+)
+async def test_a_challenge_that_cannot_be_met_is_a_refusal(odd: Any, challenge: str) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=401, headers={"WWW-Authenticate": challenge} if challenge else {})
+
+    with pytest.raises(Refused) as caught:
+        await (await odd(handler)).read(DIGEST)
+    assert "secret-word" not in str(caught.value)
+
+
+async def test_uploads_are_sent_nowhere_else(odd: Any, tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.Response(status=202, headers={"Location": "http://192.0.2.1/upload"})
+        return web.Response(status=404)
+
+    path = tmp_path / "file"
+    path.write_bytes(BLOB)
+    with pytest.raises(Refused, match="192"):
+        await (await odd(handler)).write_blob(DIGEST, path)
+
+
+async def test_more_than_a_document_may_hold_is_not_read(odd: Any) -> None:
+    from p2pdist.model.errors import TooLarge
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(100):
+            await response.write(bytes(1 << 16))
+        return response
+
+    with pytest.raises(TooLarge):
+        await (await odd(endless)).read(DIGEST, limit=1 << 20)
+
+
+def _answer(body: bytes) -> Any:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    return handler
+
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    ("reference", "tag"),
+    [
+        ("trainer:v1", "v1"),
+        ("team/trainer:v1", "v1"),
+        ("other:v1", "other---v1"),
+        ("a/b.c/d_e:v1-x", "a--b.c--d_e---v1-x"),
+        ("trainer:a---b", "trainer---a---b"),
+        ("blob:sha256-00", "blob---sha256-00"),
+    ],
+)
+def test_a_package_has_one_tag_and_a_tag_one_package(reference: str, tag: str) -> None:
+    from yarl import URL
+
+    names = RepositoryNames("team/trainer", URL("http://r"), "oci://r/team/trainer")
+    assert names.tag_of(parse_reference(reference)) == tag
+    read = names.reference_of(tag)
+    assert read is not None
+    assert names.tag_of(read) == tag
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "oci://host",
+        "oci://host/",
+        "oci:///team/app",
+        "oci://host/Team/app",
+        "oci://host/../x",
+        "oci://host/a#b",
+        "oci://host/a?b=c",
+        "oci://host/a?mount=../x",
+        "oci://host:99999/a",
+    ],
+)
+def test_what_is_no_repository_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        open_origin(url)
+
+
+async def test_a_name_that_is_too_long_for_a_tag_is_refused(registry: Registry, opened: Any) -> None:
+    with pytest.raises(UsageError, match="too long"):
+        await opened(registry.url("long/packages")).resolve(parse_reference("a" * 100 + ":" + "b" * 100))
