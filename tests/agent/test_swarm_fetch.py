@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from formats_rig import torrent_info
 
-from p2pdist.agent.access.tickets import Tickets
 from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import TICK_S, BlobPull
 from p2pdist.agent.uplink import Uplink
@@ -100,7 +99,6 @@ class Context:
 
     def __init__(self, policy: str) -> None:
         self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
-        self.tickets = Tickets()
         self.swarming = Swarming(policy)
         self.story: list[str] = []
         self.holdings: list[bool] = []
@@ -110,6 +108,9 @@ class Context:
 
     def shown(self, blob: Digest) -> tuple[str, None]:
         return "", None
+
+    def ask_ticket(self, blob: Digest, holding: object, *, refused: bool = False) -> None:
+        pass
 
     def send_to_tracker(self, message: object) -> None:
         if isinstance(message, Holding):

@@ -112,6 +112,10 @@ class AgentAccess:
         names = self.names.of(blob)
         return bool(names) and self.peers.public.match_any(names)
 
+    def mount_roots(self) -> tuple[str, ...]:
+        """The directories below which users of this host may have views; none for no limit."""
+        return self.peers.local.mount_roots
+
     def may_swarm(self, blob: Digest) -> bool:
         """Whether a blob may come and go by BitTorrent, whose peers show neither certificates nor
         tickets."""

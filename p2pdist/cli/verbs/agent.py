@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket as sockets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -23,9 +24,52 @@ if TYPE_CHECKING:
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.tls import TlsFiles
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 File = click.Path(path_type=Path, dir_okay=False)
 
 logger = logging.getLogger(__name__)
+
+
+def tls_options(command: Function) -> Function:
+    """--join-file and the options of certificates of one's own. The command gets `join_file` and
+    `tls`, of which one is None. Raises UsageError where both are given."""
+
+    @functools.wraps(command)
+    def secured(
+        *args: Any,
+        join_file: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        tls_ca: Path | None,
+        tls_name: str,
+        **more: Any,
+    ) -> Any:
+        tls = _tls_files(tls_cert, tls_key, tls_ca, tls_name)
+        if join_file is not None and tls is not None:
+            raise UsageError("--join-file brings a certificate, and --tls options name another one", remedy="Give one")
+        return command(*args, join_file=join_file.absolute() if join_file is not None else None, tls=tls, **more)
+
+    wrapped: Any = secured
+    for option in (
+        click.option(
+            "--tls-name",
+            default="",
+            metavar="NAME",
+            help="The name in all agents' certificates [default: each one's own address].",
+        ),
+        click.option(
+            "--tls-ca", type=File, help="The authority of all agents' certificates, PEM; peers without one are refused."
+        ),
+        click.option("--tls-key", type=File, help="Its key, PEM, not encrypted."),
+        click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM."),
+        click.option(
+            "--join-file",
+            type=File,
+            help="Join the fleet of the token in this file, for trackers with --access: the agent gets a certificate of its own.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return cast(Function, wrapped)
 
 
 @click.command("agent")
@@ -81,22 +125,7 @@ logger = logging.getLogger(__name__)
     metavar="RATE",
     help="Never send or receive preseeds faster, such as 50MB/s.",
 )
-@click.option(
-    "--join-file",
-    type=File,
-    help="Join the fleet of the token in this file, for trackers with --access: the agent gets a certificate of its own.",
-)
-@click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM.")
-@click.option("--tls-key", type=File, help="Its key, PEM, not encrypted.")
-@click.option(
-    "--tls-ca", type=File, help="The authority of all agents' certificates, PEM; peers without one are refused."
-)
-@click.option(
-    "--tls-name",
-    default="",
-    metavar="NAME",
-    help="The name in all agents' certificates [default: each one's own address].",
-)
+@tls_options
 @click.option(
     "--probe-listen",
     default="",
@@ -147,10 +176,7 @@ def command(
     download_limit: str,
     preseed_limit: str,
     join_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    tls_ca: Path | None,
-    tls_name: str,
+    tls: TlsFiles | None,
     probe_listen: str,
     transport: Policy | None,
     bt_listen: str,
@@ -164,7 +190,6 @@ def command(
 
     \b
     Examples:
-      p2pdist agent --store /var/lib/p2pdist
       p2pdist agent --tracker http://tracker:7070 --listen 10.0.0.7:7071 --store /var/lib/p2pdist
       p2pdist agent --tracker https://tracker:7070 --join-file /etc/p2pdist/join.token
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --preseed-limit 200MB/s
@@ -175,9 +200,7 @@ def command(
 
     address = listen_address(listen)
     trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
-    discover = not trackers if discover is None else discover
-    if join_file is not None and (tls_cert or tls_key or tls_ca or tls_name):
-        raise UsageError("--join-file brings a certificate, and --tls options name another one", remedy="Give one")
+    discovers = not trackers if discover is None else discover
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -191,17 +214,20 @@ def command(
         upload_bytes_s=parse_rate(upload_limit) if upload_limit else None,
         download_bytes_s=parse_rate(download_limit) if download_limit else None,
         preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
-        tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
-        join_file=join_file.absolute() if join_file is not None else None,
-        discovery=discovery_settings(address, network_id, discovery_interface) if discover else None,
-        swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None, joins=join_file is not None),
+        tls=tls,
+        join_file=join_file,
+        discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
+        swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         drain_s=drain_seconds,
     )
-    probe = (
-        listen_address(probe_listen if ":" in probe_listen else f"127.0.0.1:{probe_listen}") if probe_listen else None
-    )
-    level_now = partial(read_again, click.get_current_context(), "log_level")
-    run(_serve(settings, address, socket.absolute(), probe, level_now))
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen)))
+
+
+def _probe_address(text: str) -> tuple[str, int] | None:
+    """Host and port of --probe-listen; a port alone is one of loopback. Raises UsageError."""
+    from p2pdist.cli.daemon import listen_address
+
+    return listen_address(text if ":" in text else f"127.0.0.1:{text}") if text else None
 
 
 def _swarm(
@@ -243,7 +269,6 @@ async def _serve(
     address: tuple[str, int],
     socket: Path,
     probe: tuple[str, int] | None,
-    level_now: Callable[[], Any],
 ) -> None:
     import asyncio
     import signal
@@ -259,6 +284,7 @@ async def _serve(
         stop_listening,
     )
 
+    level_now = partial(read_again, click.get_current_context(), "log_level")
     raise_file_limit()
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
