@@ -121,7 +121,7 @@ async def test_rotation_breaks_no_stream_and_the_old_authority_goes(site: Access
     assert await get(new, old_ticket) == 404, "its key is gone"
     with pytest.raises(OSError):
         await get(stale, tracker.sign(digest, "h9", "start"))
-    assert set(seed.agent.uplink._flows) == flows, "the stream that ran goes on"
+    assert flows <= set(seed.agent.uplink._flows), "the stream that ran goes on"
     pull.cancel()
 
 
