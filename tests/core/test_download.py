@@ -3,9 +3,12 @@
 import pytest
 
 from p2pdist.core.download import (
+    DENIALS_MAX,
+    DENIED_S,
     ORIGIN_CORRUPT_MAX,
     REOPEN_S,
     STALL_FIRST_S,
+    AskTicket,
     CloseStream,
     Command,
     Complain,
@@ -470,3 +473,31 @@ def test_what_a_pull_waits_for_is_told_while_nothing_comes() -> None:
     pull(StreamEnded(opened[0].stream, "unavailable", error=Unavailable("the origin answered 500")), 0.5)
     assert pull.core.trouble(pull.now) == ""
     assert pull.core.trouble(pull.now + 2.0) == "origin: the origin answered 500"
+
+
+def test_a_source_that_takes_no_ticket_is_not_complained_of_and_another_ticket_is_asked_for() -> None:
+    pull = Pull()
+    pull.plan(0, A, B)
+    assert pull(StreamEnded(1, "denied", error=Refused("the ticket has expired"))) == [AskTicket()]
+    assert pull(Tick(), DENIED_S / 2) == []
+    assert pull(Tick(), DENIED_S / 2) == [OpenStream(2, B, 0)], "another may have a clock that is right"
+    assert pull(StreamEnded(2, "denied")) == [AskTicket()]
+    assert pull.plan(0, A, B) == [OpenStream(3, A, 0)], "the new ticket comes with a plan, and counts at once"
+    assert pull(PieceStored(3, 0)) == []
+
+
+def test_a_source_that_takes_no_ticket_for_long_is_complained_of() -> None:
+    """Until a piece comes from any source."""
+    pull = Pull()
+    pull.plan(0, A)
+    for number in range(1, DENIALS_MAX + 1):
+        assert pull(StreamEnded(number, "denied")) == [AskTicket()]
+        assert pull(Tick(), DENIED_S) == [OpenStream(number + 1, A, 0)]
+    assert pull(StreamEnded(DENIALS_MAX + 1, "denied")) == [Complain(0, A, "refused")]
+    pull = Pull()
+    pull.plan(0, A)
+    for number in range(1, DENIALS_MAX + 1):
+        pull(StreamEnded(number, "denied"))
+        pull(Tick(), DENIED_S)
+    pull(PieceStored(DENIALS_MAX + 1, 0))
+    assert pull(StreamEnded(DENIALS_MAX + 1, "denied")) == [AskTicket()]
