@@ -187,7 +187,7 @@ class AccessTracker:
     def _issued(self, request: str, host: str, addresses: tuple[str, ...]) -> web.Response:
         authority = self.authorities[-1]
         certificate = authority.issue(
-            request.encode(), "agent", host, addresses, now=time.time(), lasts_s=self.lasts_s
+            request.encode(), "agent", host, addresses, now=time.time(), lasts_s=self.lasts_s, join=self.token.id
         ).decode()
         pems = "".join(authority.pem.decode() for authority in self.authorities)
         return web.Response(body=msgspec.json.encode(Joined(FLEET, certificate, pems)))

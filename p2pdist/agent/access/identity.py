@@ -106,6 +106,11 @@ class Membership:
         self.tls: Tls | None = None
         """Set by `enter`."""
 
+    @property
+    def join(self) -> str:
+        """The id of the join token."""
+        return self._token.id
+
     async def enter(self, *, patient: bool = False) -> Tls:
         """Take the kept certificate, or join, which may wait for a tracker; returns the contexts
         for all connections of the agent. Raises Refused where all trackers refuse the token, or

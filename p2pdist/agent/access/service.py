@@ -54,6 +54,7 @@ class AgentAccess:
         self.peers = Peers(
             directory,
             host,
+            join=membership.join if membership is not None else "",
             required=membership is not None,
             secured=self.tls is not None,
             clock=lambda: time.time() - clock_ahead_s(),

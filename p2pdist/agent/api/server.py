@@ -24,7 +24,6 @@ from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.guard import (
     admit,
     caller_of,
-    host_of,
     local_identities,
     may_read,
     may_read_digest,
@@ -34,6 +33,7 @@ from p2pdist.agent.api.guard import (
     require_digest,
     require_named,
     require_reference,
+    serving,
 )
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.model.digest import Digest, is_digest, parse_digest
@@ -331,7 +331,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     length = stream_length(blob.layout, have.missing()) if reusable else None
     flow = agent.registry.open_flow(stream, have)
     try:
-        with blob.held(), agent.access.peers.serving(host_of(request), flow):
+        with blob.held(), serving(agent, request, flow):
             file = await _opened(blob)
             return await serve_stream(request, flow, file, blob.layout, length=length, disk=not blob.in_memory)
     finally:
@@ -358,7 +358,7 @@ async def _blob(request: web.Request) -> web.StreamResponse:
     require_blob(agent, request, parse_digest(request.match_info["digest"]))
     flow = agent.uplink.open_range()
     try:
-        with agent.access.peers.serving(host_of(request), flow):
+        with serving(agent, request, flow):
             return await _send_blob(request, flow)
     finally:
         flow.close()
