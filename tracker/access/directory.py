@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -181,10 +181,9 @@ class AccessDirectory:
 
     def note_token(self, record: TokenRecord) -> None:
         """Keep what is known of a new token."""
-        with self._locked(), self._failures(self.directory / TOKENS_FILE):
-            descriptor = os.open(self.directory / TOKENS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with open(descriptor, "ab") as file:
-                file.write(msgspec.json.encode(record) + b"\n")
+        path = self.directory / TOKENS_FILE
+        with self._locked(), self._failures(path), self._opened(path, os.O_APPEND) as file:
+            file.write(msgspec.json.encode(record) + b"\n")
 
     # -- making
 
@@ -270,12 +269,20 @@ class AccessDirectory:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         with self._failures(path):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file:
+            with self._opened(draft, os.O_TRUNC) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, path)
+
+    def _opened(self, path: Path, flags: int) -> BinaryIO:
+        """A file for writing, mode 0600. What root makes belongs to the owner of the directory: the
+        tracker must read it."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flags, 0o600)
+        if os.geteuid() == 0:
+            owner = self.directory.stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        return open(descriptor, "wb")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

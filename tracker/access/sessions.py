@@ -90,11 +90,18 @@ class SessionAccess:
         if identity.reads_everything:
             return message, []
         blobs = message.blobs if isinstance(message, Holdings) else (message,)
-        kept = tuple(holding for holding in blobs if self._may_hold(identity, holding))
-        refused = NotFound("no package that this host may read has that blob", remedy="Ask for the package first")
-        rejects = [Reject(refused.problem(), holding.blob) for holding in blobs if holding not in kept]
+        kept: list[Holding] = []
+        rejects: list[Reject] = []
+        problem = NotFound(
+            "no package that this host may read has that blob", remedy="Ask for the package first"
+        ).problem()
+        for holding in blobs:
+            if self._may_hold(identity, holding):
+                kept.append(holding)
+            else:
+                rejects.append(Reject(problem, holding.blob))
         if isinstance(message, Holdings):
-            return (Holdings(kept) if kept else None), rejects
+            return (Holdings(tuple(kept)) if kept else None), rejects
         return (message if kept else None), rejects
 
     def _may_hold(self, identity: Identity, holding: Holding) -> bool:
