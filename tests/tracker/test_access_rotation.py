@@ -65,7 +65,9 @@ def test_everything_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None
 def test_the_file_that_is_made_states_what_its_comments_say() -> None:
     rules = read_rules(TEMPLATE.encode(), "access.toml")
     commented = "\n".join(
-        line.removeprefix("# ") if line.startswith(("# [", '# "', "# mount", "# issuer", "# aud", "# map")) else line
+        line.removeprefix("# ")
+        if line.startswith(("# [", "# authorities", "# read", '# "', "# mount", "# issuer", "# aud", "# map"))
+        else line
         for line in TEMPLATE.splitlines()
     )
     full = read_rules(commented.encode(), "access.toml")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from p2pdist.credentials.authority import addresses_in, join_in, name_in
+from p2pdist.credentials.authority import addresses_in
 from p2pdist.model.access import Identity
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, UsageError
@@ -46,8 +46,10 @@ class SessionAccess:
         """The identity of a session. `peer` is the verified certificate of its connection. Raises
         Refused for a host, address or zone that is not its own."""
         rules = self.control.state.rules
-        name = name_in(peer, rules.fleet, "agent")
-        identity = self.control.identities.agent(name, join_in(peer))
+        identity = self.control.identities.peer(peer)
+        if identity is None:
+            raise Refused("the connection shows no certificate of an agent", remedy="Start the agent with --join-file")
+        name = identity.name
         if hello.host != name:
             raise Refused(
                 f"the certificate is that of {name[:100]}, and the agent says that it is {hello.host[:100]}",
