@@ -275,7 +275,7 @@ class Service:
                     if isinstance(message, Welcome):
                         message = msgspec.structs.replace(message, time=time.time())
                     elif self.access is not None and isinstance(message, Assign):
-                        message = self.access.with_ticket(self._names[command.session], message)
+                        message = self.access.with_ticket(command.session, self._names[command.session], message)
                     outbox.put(message)
                 case Drop():
                     outbox.put(None)
@@ -284,7 +284,7 @@ class Service:
             if self.listener is not None and host is not None:
                 self.listener.draining(host)
         if self.access is not None and isinstance(event, Received) and (host := self._host_of(event.session)):
-            for assign in self.access.renewals(host, event.message):
+            for assign in self.access.renewals(event.session, host, event.message):
                 self._outboxes[event.session].put(assign)
         if planned:
             self.observe_plan(time.perf_counter() - started)

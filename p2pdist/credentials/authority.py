@@ -101,6 +101,26 @@ def join_in(peer: Mapping[str, Any] | None) -> str:
     return ""
 
 
+def issued_by_fleet(peer: Mapping[str, Any] | None, fleet: str) -> bool:
+    """Whether the issuer of a verified certificate has the name of the fleet's authorities."""
+    issuer = (peer or {}).get("issuer", ())
+    return (("commonName", _authority_name(fleet)),) in issuer
+
+
+def names_authority(certificates: bytes, fleet: str) -> bool:
+    """Whether one of these certificates, PEM, has the name of the fleet's authorities."""
+    wanted = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _authority_name(fleet))])
+    return any(found.subject == wanted for found in x509.load_pem_x509_certificates(certificates))
+
+
+def dns_name_in(peer: Mapping[str, Any] | None) -> str:
+    """The first DNS name in a verified certificate that is a plain one; "" without any."""
+    for what, value in (peer or {}).get("subjectAltName", ()):
+        if what == "DNS" and _DNS_NAME.match(value) and value.rpartition(".")[2].lower() != _OWN_DOMAIN:
+            return str(value)
+    return ""
+
+
 def addresses_in(peer: Mapping[str, Any] | None) -> frozenset[str]:
     """The IP addresses and DNS names in a verified certificate, in lower case; IPv6 addresses in
     their shortest form."""
@@ -147,7 +167,10 @@ class Authority:
     @classmethod
     def create(cls, fleet: str, *, now: float) -> Authority:
         """A new one. `now`: seconds since the epoch."""
-        key, name = make_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"p2pdist {check_fleet(fleet)}")])
+        key, name = (
+            make_key(),
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _authority_name(check_fleet(fleet)))]),
+        )
         certificate = (
             _builder(name, name, key.public_key(), AUTHORITY_S, now)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -310,6 +333,10 @@ def _general_name(address: str) -> x509.GeneralName:
             remedy="Give IP addresses, or names of the DNS without wildcards",
         )
     return x509.DNSName(name)
+
+
+def _authority_name(fleet: str) -> str:
+    return f"p2pdist {fleet}"
 
 
 def _subject(join: str) -> x509.Name:

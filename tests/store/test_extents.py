@@ -231,9 +231,10 @@ def filled(btrfs: Path, versions: Sequence[Packed], order: str = "") -> tuple[in
             bring(store, packed, packed.small)
             with store.trees.missing(packed.root, packed.catalogs, packed.packs) as missing:
                 needs = [need.pack for need in missing.needs]
-                for some in (
-                    [[each] for each in reversed(needs)] if order == "last first" else [needs[1::2], needs[::2]]
-                ):
+                # Of "every other" the last one is not the end of a file, which is written whole.
+                odd = len(needs) % 2
+                halves = [needs[1 - odd :: 2], needs[odd::2]]
+                for some in [[each] for each in reversed(needs)] if order == "last first" else halves:
                     bring(store, packed, some)
                     done = store.trees.fill(missing)
                 assert done.missing == 0

@@ -10,13 +10,13 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from access_rig import SIZE, AccessSite, Agent, Session, access_site, ask
+from access_rig import ACCESS, SIZE, AccessSite, Agent, Session, access_site, ask
 
 from p2pdist.credentials.authority import TRACKER_DNS
 from p2pdist.model.access import decode_ticket
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, NotFound, Refused
-from p2pdist.model.messages import Assign, Holding, Holdings, Reject, Selected, Welcome
+from p2pdist.model.messages import Advance, Assign, Holding, Holdings, Reject, Report, Selected, Welcome
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.selection import selection_digest
 from p2pdist.transfer.openapi import Route
@@ -173,6 +173,29 @@ async def test_a_ticket_shows_a_tracker_that_has_just_started_what_a_host_may(tm
         assert (await session.hear(Assign)).plan.blob == mine
 
 
+async def test_a_whole_blob_of_no_known_package_is_served_and_not_received(site: AccessSite) -> None:
+    """So the seeds of a restricted fleet outlive their tracker, and nobody reads more by it."""
+    agent, everything = await site.join("h1", "a"), await site.join("h2")
+    seed, other = await session_of(agent), await session_of(everything)
+    for name in ("team-a/x:v1", "team-b/y:v1"):
+        blob = site.layers[name]
+        await seed.say(holding(blob, (LAYOUT.count,)))
+        await other.say(holding(blob))
+        plan = await other.hear(Assign)
+        assert plan.plan.blob == blob and plan.plan.stripes[0].parent.host == "h1" and plan.ticket
+        await other.say(holding(blob, (LAYOUT.count,)))
+        await seed.say(Report((Advance(blob, (0,)),)))  # it says that it lost everything
+        assert (await seed.hear(Assign)).ticket == ""
+        await seed.say(holding(blob))
+        assert (await seed.hear(Reject)).blob == blob
+    for name in ("team-a/x:v1", "team-b/y:v1"):
+        await ask(everything.http, "GET", f"/v1/packages?reference={name}")
+    await seed.say(holding(site.layers["team-b/y:v1"], (LAYOUT.count,)))
+    assert (await seed.hear(Reject)).blob == site.layers["team-b/y:v1"]
+    await seed.say(holding(site.layers["team-a/x:v1"]))
+    assert (await seed.hear(Assign)).ticket
+
+
 async def test_a_repeated_holding_gets_a_fresh_ticket(site: AccessSite, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, blob = await site.join("h1"), site.layers["team-a/x:v1"]
     session = await session_of(agent)
@@ -237,6 +260,25 @@ async def test_a_preseed_lets_its_hosts_have_the_package_by_digest_after_a_resta
         await ask(agent.http, "GET", f"/v1/packages?reference=team-a/x@{site.manifests['team-a/x:v1']}")
         with pytest.raises(NotFound):
             await ask(agent.http, "GET", f"/v1/packages?reference=team-a/x@{site.manifests['team-b/y:v1']}")
+
+
+async def test_watchers_and_strangers_are_told_no_names_that_they_may_not_read(tmp_path: Path) -> None:
+    roles = ACCESS + '\n[role.watcher]\nmay = ["watch"]\nread = ["team-a/*"]\n'
+    async with access_site(tmp_path, roles) as site:
+        ops = await site.stranger(site.token("ops"))
+        await ask(ops, "PUT", "/v1/preseeds/job-1", {"package": "team-b/y:v1", "count": 1})
+        site.service.fleet.policies.problem = "the policy 'team-b/y:*' is wrong"
+        for role, told in (("ops", True), ("watcher", False)):
+            http = await site.stranger(site.token(role))
+            async with http.get("/v1/events", server_hostname=TRACKER_DNS) as events:
+                text = b""
+                for _ in range(4):
+                    text += await events.content.readuntil(b"\n\n")
+            assert (b"team-b" in text) == told and b"event: change" in text
+            listed = msgspec.json.decode(await ask(http, "GET", "/v1/preseeds"))
+            assert [summary["id"] for summary in listed] == (["job-1"] if told else [])
+        assert b"team-b" not in await ask(await site.stranger(), "GET", "/healthz")
+        assert b"team-b" in await ask(ops, "GET", "/healthz")
 
 
 async def test_bittorrent_is_for_public_packages(site: AccessSite) -> None:

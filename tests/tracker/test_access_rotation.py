@@ -21,6 +21,7 @@ import pytest
 from access_rig import AccessSite, access_site, ask
 
 from p2pdist.credentials.authority import TRACKER_DNS, make_key, make_request, pinned, split_pem
+from p2pdist.credentials.tokens import TokenRecord
 from p2pdist.model.access import decode_ticket
 from p2pdist.model.errors import NotFound, P2PDistError, Unauthenticated, UsageError
 from p2pdist.model.messages import Access, Assign, Holding, Reject, RenewRequest
@@ -64,7 +65,9 @@ def test_everything_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None
 def test_the_file_that_is_made_states_what_its_comments_say() -> None:
     rules = read_rules(TEMPLATE.encode(), "access.toml")
     commented = "\n".join(
-        line.removeprefix("# ") if line.startswith(("# [", '# "', "# mount", "# issuer", "# aud", "# map")) else line
+        line.removeprefix("# ")
+        if line.startswith(("# [", "# authorities", "# read", '# "', "# mount", "# issuer", "# aud", "# map"))
+        else line
         for line in TEMPLATE.splitlines()
     )
     full = read_rules(commented.encode(), "access.toml")
@@ -116,6 +119,17 @@ def test_a_directory_that_has_everything_may_be_read_only(tmp_path: Path) -> Non
             parent.chmod(0o755)
     ran = subprocess.run([sys.executable, "-c", program, str(directory.path)], capture_output=True, text=True)
     assert ran.stdout == "p2pdist\n", ran.stderr
+
+
+@pytest.mark.root
+def test_what_root_makes_belongs_to_the_tracker(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    for path in (directory.directory, *directory.directory.iterdir()):
+        os.chown(path, 65534, 65534)
+    directory.rotate(now=time.time())
+    directory.set_revoked(["host:h1"])
+    directory.note_token(TokenRecord("id", "role", "name", 0.0, 1.0))
+    assert {path.stat().st_uid for path in directory.directory.iterdir()} == {65534}
 
 
 def test_keys_go_two_days_after_they_were_superseded(tmp_path: Path) -> None:
@@ -211,7 +225,7 @@ async def test_narrower_patterns_hold_for_sessions_that_are_open(site: AccessSit
 
 
 async def test_the_audit_tells_joins_changes_and_refusals_without_secrets(tmp_path: Path) -> None:
-    listener, logger = audit_to(tmp_path / "audit"), logging.getLogger("p2pdist.audit")
+    handler, logger = audit_to(tmp_path / "audit"), logging.getLogger("p2pdist.audit")
     async with access_site(tmp_path) as site:
         await site.join("h1")
         ops, stranger = await site.stranger(token := site.token("ops", name="me")), await site.stranger()
@@ -222,7 +236,7 @@ async def test_the_audit_tells_joins_changes_and_refusals_without_secrets(tmp_pa
                 await ask(stranger, "GET", "/v1/hosts")
         secret = site.join_token().secret
         metrics = (await ask(ops, "GET", "/metrics")).decode()
-    listener.stop()
+    handler.close()
     logger.handlers, logger.propagate = [], True
     text = (tmp_path / "audit").read_text()
     events = [json.loads(line) for line in text.splitlines()]
@@ -293,6 +307,16 @@ async def test_a_tracker_process_with_its_verbs(tmp_path: Path) -> None:
                 async with http.get(url, headers=headers, ssl=context) as answer:
                     pass
             assert answer.status == 401
+            command("access", "rotate", "--access", access)
+            newest = max((tmp_path / "access").glob("authority-*.pem")).read_text()
+            for trusted in (ssl.create_default_context(cadata=newest), context):
+                while True:  # the tracker looks every second
+                    try:
+                        async with http.get(url, ssl=trusted, server_hostname=TRACKER_DNS) as answer:
+                            assert answer.status == 401
+                            break
+                    except aiohttp.ClientError:
+                        await asyncio.sleep(0.05)
     finally:
         process.terminate()
         await process.wait()
@@ -306,6 +330,7 @@ async def test_a_tracker_process_with_its_verbs(tmp_path: Path) -> None:
     assert "cannot be revoked" in command("access", "revoke", "h1", "--access", access, check=False)
     assert "no role" in command("token", "create", "--role", "x", "--ttl", "1d", "--access", access, check=False)
     assert len(json.loads(command("access", "rotate", "--access", access, "--json"))["tokens_ending"]) == 1
+    assert len(list((tmp_path / "access").glob("authority-*.pem"))) == 3
 
 
 @pytest.mark.parametrize(("listen", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)])
