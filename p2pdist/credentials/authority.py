@@ -80,17 +80,6 @@ def name_in(peer: Mapping[str, Any] | None, fleet: str, kind: Kind) -> str:
     return ""
 
 
-def peer_name(peer: Mapping[str, Any] | None) -> str:
-    """The host in the verified certificate of an agent, as `ssl.SSLSocket.getpeercert` returns it,
-    whichever authority made it: of `spiffe://ANYTHING/agent/HOST`, else of another SPIFFE URI its
-    last part, else the first DNS name or address; "" for a tracker and where there is none."""
-    names = [(what, str(value)) for what, value in (peer or {}).get("subjectAltName", ())]
-    for what, value in names:
-        if what == "URI" and value.startswith("spiffe://"):
-            return "" if value.split("/")[3:4] == ["tracker"] else unquote(value.rpartition("/")[2])
-    return next((value for what, value in names if what in ("DNS", "IP Address")), "")
-
-
 def join_in(peer: Mapping[str, Any] | None) -> str:
     """The id of the join token by which the owner of a verified certificate came; "" where it names
     none."""

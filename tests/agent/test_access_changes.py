@@ -208,7 +208,7 @@ def test_when_another_ticket_is_due() -> None:
 
 
 async def test_all_hosts_of_a_revoked_join_token_are_revoked(site: AccessSite) -> None:
-    seed, child, digest, pull = await streaming(site)
+    seed, child, _digest, pull = await streaming(site)
     site.tracker.revoked = ("join:other",)
     await site.tracker.push_access()
     await until(lambda: seed.agent.access.peers.access and seed.agent.access.peers.access.revoked)

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from p2pdist.agent.access.files import make_private, read, replace
+from p2pdist.credentials.authority import dns_name_in, issued_by_fleet, name_in
 from p2pdist.credentials.signing import VerifyKeys
 from p2pdist.credentials.tokens import split_token, verify_token
 from p2pdist.model.access import (
@@ -51,8 +52,8 @@ class Ends(Protocol):
 
 class Peers:
     """What is known of others. `required`: access is on although no tracker has said anything yet.
-    `secured`: the agent speaks TLS, without which no message counts. `join` is the id of the join
-    token by which this host came.
+    `secured`: the agent speaks TLS, without which no message counts. `fleet` and `join` are
+    the fleet that this host has joined, and the id of the join token.
     `clock` is the tracker's time of day as far as it is known, in seconds since the epoch; `alone`
     says whether no tracker answers. On the event loop."""
 
@@ -61,6 +62,7 @@ class Peers:
         directory: Path,
         host: str,
         *,
+        fleet: str = "",
         join: str = "",
         required: bool,
         secured: bool,
@@ -68,7 +70,7 @@ class Peers:
         alone: Callable[[], bool],
     ) -> None:
         self._directory, self._file, self._host = directory, directory / "access.json", host
-        self._join = join
+        self._fleet, self._join = fleet, join
         self._required, self._clock, self._alone = required, clock, alone
         self.access: Access | None = None
         """The last message, None while access is off."""
@@ -94,6 +96,14 @@ class Peers:
     def revoked_here(self) -> bool:
         """Whether this host is revoked: it serves and fetches nothing more."""
         return self.is_revoked(self._host, self._join)
+
+    def host_in(self, certificate: Mapping[str, Any] | None) -> str:
+        """The host in a peer's certificate, which TLS has verified: the one in the fleet's own
+        name, else of another authority the first DNS name, as trackers read it; "" where there is
+        none."""
+        fleet = self.access.fleet if self.access is not None else self._fleet
+        host = name_in(certificate, fleet, "agent")
+        return host or ("" if issued_by_fleet(certificate, fleet) else dns_name_in(certificate))
 
     def is_revoked(self, host: str, join: str = "") -> bool:
         """Whether a host is revoked, or the join token by which it came (its id, "" where that is

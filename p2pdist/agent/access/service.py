@@ -54,6 +54,7 @@ class AgentAccess:
         self.peers = Peers(
             directory,
             host,
+            fleet=membership.fleet if membership is not None else "",
             join=membership.join if membership is not None else "",
             required=membership is not None,
             secured=self.tls is not None,

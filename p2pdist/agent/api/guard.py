@@ -16,7 +16,7 @@ from aiohttp import web
 from p2pdist.agent.access.peers import Ends
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
-from p2pdist.credentials.authority import join_in, peer_name
+from p2pdist.credentials.authority import join_in
 from p2pdist.model.access import ANONYMOUS, OPEN, TICKET_HEADER, Identity
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, UsageError
@@ -37,7 +37,7 @@ def remote_identities(agent: Agent) -> Identify:
         if not peers.on:
             return OPEN
         certificate = peer_of(request)
-        if host := peer_name(certificate):
+        if host := peers.host_in(certificate):
             join = join_in(certificate)
             peers.require(host, join)
             return Identity("agent", host, frozenset({"open", "agent"}), credential=f"join:{join}")
