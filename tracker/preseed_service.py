@@ -262,15 +262,16 @@ class PreseedService:
             raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
         self.submit(Loaded((record,)))
 
-    def visible(self, identifier: str, identity: Identity, right: Right) -> bool:
-        """Whether an identity ordered a preseed, or has this right and may read its package."""
+    def visible(self, identifier: str, identity: Identity, *rights: Right) -> bool:
+        """Whether an identity ordered a preseed, or has one of these rights and may read its
+        package."""
         preseed = self.core.by_id.get(identifier)
         if preseed is None:
             return False
         record = preseed.record
         if record.owner and record.owner == str(identity):
             return True
-        return identity.may(right) and identity.may_read([parse_reference(record.package).name])
+        return any(map(identity.may, rights)) and identity.may_read([parse_reference(record.package).name])
 
     def ordered(self, package: str) -> bool:
         """Whether an identity ordered a preseed of a package, by `name@digest`."""

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -27,14 +27,16 @@ from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
 from p2pdist.model.url import redacted
-from tracker.access.control import AccessControl
-from tracker.access.sessions import SessionAccess
 from tracker.content import Content
 from tracker.core.bittorrent.announce import Announces
 from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
 from tracker.reach import Reach
+
+if TYPE_CHECKING:  # a tracker without access control need not load what it is made of
+    from tracker.access.control import AccessControl
+    from tracker.access.sessions import SessionAccess
 
 TICK_S = 0.05
 LOAD_S = 2.0
@@ -106,8 +108,11 @@ class Service:
         content.learned = lambda layouts: self.submit(Described(layouts))
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
-        self.access = SessionAccess(access, fleet, content) if access is not None else None
+        self.access: SessionAccess | None = None
         if access is not None:
+            from tracker.access.sessions import SessionAccess
+
+            self.access = SessionAccess(access, fleet, content)
             access.changed.append(self._access_changed)
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}
@@ -270,7 +275,7 @@ class Service:
                     if isinstance(message, Welcome):
                         message = msgspec.structs.replace(message, time=time.time())
                     elif self.access is not None and isinstance(message, Assign):
-                        message = self.access.with_ticket(self._names[command.session], message)
+                        message = self.access.with_ticket(command.session, self._names[command.session], message)
                     outbox.put(message)
                 case Drop():
                     outbox.put(None)
@@ -279,7 +284,7 @@ class Service:
             if self.listener is not None and host is not None:
                 self.listener.draining(host)
         if self.access is not None and isinstance(event, Received) and (host := self._host_of(event.session)):
-            for assign in self.access.renewals(host, event.message):
+            for assign in self.access.renewals(event.session, host, event.message):
                 self._outboxes[event.session].put(assign)
         if planned:
             self.observe_plan(time.perf_counter() - started)

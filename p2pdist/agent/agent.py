@@ -9,13 +9,14 @@ import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from p2pdist.agent.access.identity import Membership, check_secure, read_join_file
 from p2pdist.agent.access.service import IDENTITY_DIRECTORY, AgentAccess
 from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmService, SwarmSettings, open_listener
 from p2pdist.agent.discovery.links import DiscoverySettings
-from p2pdist.agent.discovery.trackerless import neighbourhood
+from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
@@ -110,27 +111,15 @@ class Agent:
         self.settings, self.host = settings, settings.host
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
-        self.access = access = AgentAccess(
-            settings.host,
-            settings.store / IDENTITY_DIRECTORY,
-            membership,
-            settings.tls,
-            alone=lambda: not self.session.connected,
-            clock_ahead_s=lambda: self.session.clock_ahead_s or 0.0,
-        )
+        self.access = access = self._access(membership)
         self.tls = access.tls
         hello = _hello(settings, listener.port if listener is not None else 0, tls=self.tls is not None)
-        self.session = session = TrackerSession(
-            settings.trackers,
-            hello,
-            listens=wildcard(settings.address),
-            searching=settings.discovery is not None and settings.discovery.trackers,
-            tls=self.tls,
-            tracker_name=access.tracker_name,
-        )
+        self.session = session = _session(settings, hello, access)
+        if membership is not None:
+            membership.trackers = session.addressed
         self.reachability = ReachabilityCheck(settings.host, session)
         own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
-        self.neighbourhood = neighbourhood(settings.discovery, hello, session, self.tls, settings.origin)
+        self.neighbourhood = neighbourhood(settings.discovery, hello, session, access, settings.origin)
         self._origins = Origins(own_origin, session)
         order = EvictionOrder((files := SeededFiles()).choose)
         self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
@@ -148,31 +137,18 @@ class Agent:
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
         self.policies = Policies(store, downlink, Pacer(downlink), self.uplink.limit)
         received_bytes = Counter[str]()
+        swarming = ServiceContext(
+            settings, store, session, own_origin, self.neighbourhood, self.uplink, received_bytes, access.may_swarm
+        )
         self.swarming: SwarmService | None = None
         if listener is not None and settings.swarm is not None:
-            context = ServiceContext(
-                settings, store, session, own_origin, self.neighbourhood, self.uplink, received_bytes
-            )
-            self.swarming = SwarmService(settings.swarm, context, listener, files, self.policies.transport)
+            self.swarming = SwarmService(settings.swarm, swarming, listener, files, self.policies.transport)
         self.resources = PullResources(
-            settings.host,
-            session,
-            access,
-            self.policies,
-            self._origins,
-            self.uplink,
-            self.tls,
-            self.swarming,
-            received_bytes,
+            settings.host, session, access, self.policies, self._origins, self.uplink, self.swarming, received_bytes
         )
-        self.policy_pins = PolicyPins(store, self.policies)
+        self.policy_pins, wait_s = PolicyPins(store, self.policies), settings.tracker_wait_s
         self.packages = Packages(
-            store,
-            session,
-            own_origin,
-            wait_s=settings.tracker_wait_s,
-            learn=self.policy_pins.learned,
-            found=access.names.learn,
+            store, session, own_origin, wait_s=wait_s, learn=self.policy_pins.learned, found=access.names.learn
         )
         alone = Announcement("alone", settings.host, settings.address, origin=True)
         self.registry = Registry(
@@ -182,19 +158,29 @@ class Agent:
             self.drain,
             self.neighbourhood,
             alone=alone if own_origin is not None else None,
-            tracker_wait_s=settings.tracker_wait_s,
+            tracker_wait_s=wait_s,
         )
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
         release = self.swarming.release if self.swarming is not None else None
         self.readers = Readers(store, self.pulls, self.registry, release)
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
-        self.package_mounts = PackageMounts(store, self.pulls, self.mounts)
+        self.package_mounts = PackageMounts(store, self.pulls, self.mounts, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
         self.retention = Retention(store, self.policies, self.maintenance, order)
         self.scrub = StoreScrub(store, self.verification, lambda: self.pulls.running, period_s=settings.scrub_s)
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _access(self, membership: Membership | None) -> AgentAccess:
+        return AgentAccess(
+            self.host,
+            self.settings.store / IDENTITY_DIRECTORY,
+            membership,
+            self.settings.tls,
+            alone=lambda: not self.session.connected,
+            clock_ahead_s=lambda: self.session.clock_ahead_s or 0.0,
+        )
 
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
@@ -265,7 +251,7 @@ class Agent:
         try:
             self.access.peers.require_here()
         except Refused as error:
-            self.registry.revoked(error)
+            self.registry.stop_fetching(error)
 
     def _on_tracker_change(self, present: bool) -> None:
         if present:
@@ -280,9 +266,31 @@ class Agent:
             self.preseeds.connected()
 
 
+def _session(settings: AgentSettings, hello: Hello, access: AgentAccess) -> TrackerSession:
+    return TrackerSession(
+        settings.trackers,
+        hello,
+        listens=wildcard(settings.address),
+        searching=settings.discovery is not None and settings.discovery.trackers,
+        tls=access.tls,
+        tracker_name=access.tracker_name,
+    )
+
+
+async def enter(settings: AgentSettings) -> Membership | None:
+    """The identity of an agent that joins a fleet, to be had before the agent is made; waits for a
+    tracker where there is none yet. None without a join file. Raises Refused and UsageError."""
+    membership = membership_of(settings)
+    if membership is not None:
+        searched = settings.discovery if not settings.trackers else None
+        async with looking_for_trackers(searched, settings.host, settings.zone) as found:
+            membership.trackers = lambda: [*settings.trackers, *found()]
+            await membership.enter(patient=searched is not None)
+    return membership
+
+
 def membership_of(settings: AgentSettings) -> Membership | None:
-    """The identity to enter before the agent is made; None without a join file. Raises
-    UsageError."""
+    """The identity to enter; None without a join file. Raises UsageError."""
     if settings.join_file is None:
         return None
     check_secure(settings.trackers)
@@ -296,7 +304,7 @@ def membership_of(settings: AgentSettings) -> Membership | None:
     return Membership(
         settings.store / IDENTITY_DIRECTORY,
         settings.host,
-        read_join_file(settings.join_file),
+        partial(read_join_file, settings.join_file),
         lambda: settings.trackers,
         addresses,
     )

@@ -32,7 +32,7 @@ from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooLarge, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Refused, TooLarge, UsageError
 from p2pdist.model.manifest import TREE_TYPE, Config, Descriptor, Manifest, decode_manifest
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount.erofs.patch import is_intact
@@ -72,10 +72,13 @@ def _drop_damaged(layers: Sequence[Layer]) -> bool:
 
 
 class PackageMounts:
-    """Pulls packages and mounts them. On the event loop."""
+    """Pulls packages and mounts them. `roots` gives the directories below which users other than
+    root and the agent's own may have views; none for no limit. On the event loop."""
 
-    def __init__(self, store: BlobStore, pulls: Pulls, mounts: Mounts) -> None:
-        self._store, self._pulls, self._mounts = store, pulls, mounts
+    def __init__(
+        self, store: BlobStore, pulls: Pulls, mounts: Mounts, *, roots: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        self._store, self._pulls, self._mounts, self._roots = store, pulls, mounts, roots
         mounts.hold_inherited(self._hold_again)
 
     async def mount(self, request: MountRequest, caller: Caller | None = None) -> MountStatus:
@@ -83,6 +86,8 @@ class PackageMounts:
         mounting raise."""
         if caller is not None and request.path:
             caller.require_able(f"show a package at {request.path}")
+            if not caller.trusted:
+                check_below(Path(os.path.realpath(_absolute(request.path))), self._roots())
         package, release = await self._pulled(request.package)
         try:
             return await self._mount(package, request, caller)
@@ -106,7 +111,7 @@ class PackageMounts:
             return self._hold(package.manifest)
 
         identity = (str(package.reference), package.digest, layers, package.config)
-        mount = partial(self._mounts.mount, *identity, request, hold, caller)
+        mount = partial(self._mounts.mount, *identity, request, hold, caller, roots=self._roots())
         try:
             return await mount()
         except Corrupt:
@@ -233,9 +238,12 @@ class Mounts:
         request: MountRequest,
         hold: Callable[[], Release],
         caller: Caller | None = None,
+        *,
+        roots: Sequence[str] = (),
     ) -> MountStatus:
         """Mount verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
-        itself. `hold` claims them and returns what gives the claim up. Raises what
+        itself. `roots` are directories below which a caller that is not trusted may name a path;
+        none for no limit. `hold` claims them and returns what gives the claim up. Raises what
         `p2pdist.mount.views.mount_view` raises, Refused for a path that the caller may not write
         to, and TooLarge over MOUNTS_MAX; then nothing is held."""
         caller = caller or Caller.agent()
@@ -261,7 +269,7 @@ class Mounts:
         elif request.how == "userns":
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         if request.path and not caller.trusted:
-            return await self._finish(self._mount_for(caller, request.path, status, layers, hold))
+            return await self._finish(self._mount_for(caller, request.path, status, layers, hold, roots))
         target = self._target(request.path)
         self._reserve(target)
         return await self._finish(self._mount(str(target), status, layers, hold, uid=caller.uid))
@@ -273,7 +281,13 @@ class Mounts:
         self._reserved.add(key)
 
     async def _mount_for(
-        self, caller: Caller, path: str, status: MountStatus, layers: Sequence[Layer], hold: Callable[[], Release]
+        self,
+        caller: Caller,
+        path: str,
+        status: MountStatus,
+        layers: Sequence[Layer],
+        hold: Callable[[], Release],
+        roots: Sequence[str],
     ) -> MountStatus:
         """Mount at a path of another user, which only that user's rights open, and which that user
         may move at any time."""
@@ -281,6 +295,7 @@ class Mounts:
         at, made = await caller.act(partial(_claim, target, caller.uid), f"show a package at {target}")
         try:
             real = Path(os.readlink(f"/proc/self/fd/{at}"))
+            check_below(real, roots)  # of what is open: the user may have moved the directory meanwhile
             self._reserve(real)
             return await self._mount(
                 str(real), status, layers, hold, uid=caller.uid, at=at, made=caller if made else None
@@ -466,6 +481,17 @@ def _absolute(path: str) -> Path:
     if not os.path.isabs(path) or "\0" in path:
         raise UsageError(f"{path!r} is not an absolute path", remedy="Name the directory from the root on")
     return Path(path)
+
+
+def check_below(path: Path, roots: Sequence[str]) -> None:
+    """Raises Refused for a path without links that is below none of the directories `roots`; where
+    there are none it may be anywhere."""
+    real = [Path(os.path.realpath(root)) for root in roots]
+    if real and not any(root in path.parents for root in real):
+        raise Refused(
+            f"packages are not shown at {path} for users of this host",
+            remedy=f"Name a directory below {' or '.join(roots[:5])}, or leave out the path",
+        )
 
 
 def _claim(target: Path, uid: int) -> tuple[int, bool]:

@@ -80,17 +80,6 @@ def name_in(peer: Mapping[str, Any] | None, fleet: str, kind: Kind) -> str:
     return ""
 
 
-def peer_name(peer: Mapping[str, Any] | None) -> str:
-    """The host in the verified certificate of an agent, as `ssl.SSLSocket.getpeercert` returns it,
-    whichever authority made it: of `spiffe://ANYTHING/agent/HOST`, else of another SPIFFE URI its
-    last part, else the first DNS name or address; "" for a tracker and where there is none."""
-    names = [(what, str(value)) for what, value in (peer or {}).get("subjectAltName", ())]
-    for what, value in names:
-        if what == "URI" and value.startswith("spiffe://"):
-            return "" if value.split("/")[3:4] == ["tracker"] else unquote(value.rpartition("/")[2])
-    return next((value for what, value in names if what in ("DNS", "IP Address")), "")
-
-
 def join_in(peer: Mapping[str, Any] | None) -> str:
     """The id of the join token by which the owner of a verified certificate came; "" where it names
     none."""
@@ -98,6 +87,26 @@ def join_in(peer: Mapping[str, Any] | None) -> str:
         for name, value in attributes:
             if name == "organizationalUnitName":
                 return str(value)
+    return ""
+
+
+def issued_by_fleet(peer: Mapping[str, Any] | None, fleet: str) -> bool:
+    """Whether the issuer of a verified certificate has the name of the fleet's authorities."""
+    issuer = (peer or {}).get("issuer", ())
+    return (("commonName", _authority_name(fleet)),) in issuer
+
+
+def names_authority(certificates: bytes, fleet: str) -> bool:
+    """Whether one of these certificates, PEM, has the name of the fleet's authorities."""
+    wanted = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _authority_name(fleet))])
+    return any(found.subject == wanted for found in x509.load_pem_x509_certificates(certificates))
+
+
+def dns_name_in(peer: Mapping[str, Any] | None) -> str:
+    """The first DNS name in a verified certificate that is a plain one; "" without any."""
+    for what, value in (peer or {}).get("subjectAltName", ()):
+        if what == "DNS" and _DNS_NAME.match(value) and value.rpartition(".")[2].lower() != _OWN_DOMAIN:
+            return str(value)
     return ""
 
 
@@ -147,7 +156,10 @@ class Authority:
     @classmethod
     def create(cls, fleet: str, *, now: float) -> Authority:
         """A new one. `now`: seconds since the epoch."""
-        key, name = make_key(), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"p2pdist {check_fleet(fleet)}")])
+        key, name = (
+            make_key(),
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _authority_name(check_fleet(fleet)))]),
+        )
         certificate = (
             _builder(name, name, key.public_key(), AUTHORITY_S, now)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -310,6 +322,10 @@ def _general_name(address: str) -> x509.GeneralName:
             remedy="Give IP addresses, or names of the DNS without wildcards",
         )
     return x509.DNSName(name)
+
+
+def _authority_name(fleet: str) -> str:
+    return f"p2pdist {fleet}"
 
 
 def _subject(join: str) -> x509.Name:

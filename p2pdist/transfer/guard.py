@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from p2pdist.model.access import OPEN, Identity, Right
+from p2pdist.model.access import ANONYMOUS, OPEN, Identity, Right
 from p2pdist.model.errors import NotFound, Refused
 from p2pdist.transfer.openapi import route_of
 
@@ -56,6 +56,8 @@ def guard(identify: Identify | None, refused: Refusal = lambda request, right, e
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         route = route_of(request)
         right = route.right if route is not None else None
+        if identify is not None:
+            request[_KEY] = ANONYMOUS
         try:
             if request.method not in SAFE_METHODS or request.headers.get("Upgrade"):
                 refuse_other_sites(request)

@@ -150,6 +150,8 @@ class Interface:
         }
         if description:
             operation["description"] = description
+        if route.right is not None:
+            operation["x-right"] = [route.right, *route.also]
         parameters = [self._path_parameter(name) for name in route.parameters]
         parameters += [
             {

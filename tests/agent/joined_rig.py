@@ -4,6 +4,7 @@ side, which say what the tracker sends."""
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import socket
 import ssl
@@ -23,8 +24,22 @@ from p2pdist.credentials.authority import TRACKER_DNS, Authority, encode_key, ma
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.model.access import TICKET_S, Ticket, encode_ticket
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Unauthenticated, Unavailable
+from p2pdist.model.manifest import (
+    BLOB_TYPE,
+    CONFIG_TYPE,
+    MANIFEST_TYPE,
+    PIECES_DIGEST,
+    PIECES_SIZE,
+    PIECES_TYPE,
+    Config,
+    Descriptor,
+    Manifest,
+    encode_config,
+    encode_manifest,
+    parse_reference,
+)
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
     Access,
@@ -43,6 +58,7 @@ from p2pdist.model.messages import (
     decode_from_agent,
     encode,
 )
+from p2pdist.model.pieces import PieceList
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.repository.push import push_blob
@@ -171,7 +187,7 @@ class AccessTracker:
     def _issued(self, request: str, host: str, addresses: tuple[str, ...]) -> web.Response:
         authority = self.authorities[-1]
         certificate = authority.issue(
-            request.encode(), "agent", host, addresses, now=time.time(), lasts_s=self.lasts_s
+            request.encode(), "agent", host, addresses, now=time.time(), lasts_s=self.lasts_s, join=self.token.id
         ).decode()
         pems = "".join(authority.pem.decode() for authority in self.authorities)
         return web.Response(body=msgspec.json.encode(Joined(FLEET, certificate, pems)))
@@ -312,3 +328,19 @@ async def until(condition: Callable[[], object], what: str = "it") -> None:
 
 
 __all__ = ["TRACKER_DNS", "AccessSite", "AccessTracker", "Running", "certificate_of", "free_port", "until"]
+
+
+async def push_package(origin: LocalLayout, tag: str, content: bytes) -> Digest:
+    """A package of one layer; returns the manifest's digest."""
+    pieces = PieceList.of_stream(io.BytesIO(content), len(content))
+    encoded = pieces.encode()
+    await origin.write_document(content)
+    notes = {PIECES_DIGEST: await origin.write_document(encoded), PIECES_SIZE: str(pieces.layout.piece_size)}
+    layer = Descriptor(BLOB_TYPE, digest_of(content), len(content), notes)
+    config = encode_config(Config())
+    described = Descriptor(CONFIG_TYPE, await origin.write_document(config), len(config))
+    lists = (Descriptor(PIECES_TYPE, pieces.digest, len(encoded)),)
+    manifest = encode_manifest(Manifest(described, (layer,), lists))
+    digest = await origin.write_document(manifest)
+    await origin.tag(parse_reference(tag), Descriptor(MANIFEST_TYPE, digest, len(manifest)))
+    return digest

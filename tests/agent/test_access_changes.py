@@ -121,7 +121,7 @@ async def test_rotation_breaks_no_stream_and_the_old_authority_goes(site: Access
     assert await get(new, old_ticket) == 404, "its key is gone"
     with pytest.raises(OSError):
         await get(stale, tracker.sign(digest, "h9", "start"))
-    assert set(seed.agent.uplink._flows) == flows, "the stream that ran goes on"
+    assert flows <= set(seed.agent.uplink._flows), "the stream that ran goes on"
     pull.cancel()
 
 
@@ -147,7 +147,7 @@ async def test_a_transfer_outlives_its_tracker(site: AccessSite) -> None:
     await until(lambda: not (seed.agent.session.connected or child.agent.session.connected))
     sent = seed.agent.uplink.sent_bytes_total
     await until(lambda: seed.agent.uplink.sent_bytes_total > sent)
-    assert set(seed.agent.uplink._flows) == flows
+    assert flows <= set(seed.agent.uplink._flows)
     pull.cancel()
 
 
@@ -205,3 +205,16 @@ def test_when_another_ticket_is_due() -> None:
     assert not tickets.due(blob, now=10.0 + RENEW_AFTER_S + ASK_S - 1)
     assert tickets.due(blob, now=10.0 + RENEW_AFTER_S + ASK_S)
     assert not tickets.keep(blob, "", now=20.0) and tickets.get(blob) == "ticket"
+
+
+async def test_all_hosts_of_a_revoked_join_token_are_revoked(site: AccessSite) -> None:
+    seed, child, _digest, pull = await streaming(site)
+    site.tracker.revoked = ("join:other",)
+    await site.tracker.push_access()
+    await until(lambda: seed.agent.access.peers.access and seed.agent.access.peers.access.revoked)
+    assert seed.agent.uplink.streams
+    site.tracker.revoked = ("join:default",)
+    await site.tracker.push_access()
+    await until(lambda: not seed.agent.uplink.streams, "the stream's end")
+    assert seed.agent.access.peers.revoked_here and child.agent.access.peers.revoked_here
+    assert (await pull).state == "failed"  # type: ignore[attr-defined]

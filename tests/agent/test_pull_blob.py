@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from p2pdist.agent.access.tickets import Tickets
 from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.uplink import Uplink
@@ -69,7 +68,6 @@ class Around:
 
     def __init__(self) -> None:
         self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()
-        self.tickets = Tickets()
         self.received: Counter[str] = Counter()
 
     def pacer_of(self, blob: Digest) -> None:
@@ -77,6 +75,9 @@ class Around:
 
     def shown(self, blob: Digest) -> tuple[str, None]:
         return "", None
+
+    def ask_ticket(self, blob: Digest, holding: object, *, refused: bool = False) -> None:
+        pass
 
     def send_to_tracker(self, message: object) -> None:
         pass

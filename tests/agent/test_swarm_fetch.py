@@ -106,6 +106,12 @@ class Context:
     def pacer_of(self, blob: Digest) -> None:
         return None
 
+    def shown(self, blob: Digest) -> tuple[str, None]:
+        return "", None
+
+    def ask_ticket(self, blob: Digest, holding: object, *, refused: bool = False) -> None:
+        pass
+
     def send_to_tracker(self, message: object) -> None:
         if isinstance(message, Holding):
             self.holdings.append(message.swarm)

@@ -3,9 +3,12 @@
 import pytest
 
 from p2pdist.core.download import (
+    DENIALS_MAX,
+    DENIED_S,
     ORIGIN_CORRUPT_MAX,
     REOPEN_S,
     STALL_FIRST_S,
+    AskTicket,
     CloseStream,
     Command,
     Complain,
@@ -550,3 +553,31 @@ def test_without_a_tracker_silence_has_its_own_rules() -> None:
     pull.plan(0, A, B)
     pull.alone()
     assert [command for _ in range(4) for command in pull.quiet(1, responded=False)] == []
+
+
+def test_a_source_that_takes_no_ticket_is_not_complained_of_and_another_ticket_is_asked_for() -> None:
+    pull = Pull()
+    pull.plan(0, A, B)
+    assert pull(StreamEnded(1, "denied", error=Refused("the ticket has expired"))) == [AskTicket()]
+    assert pull(Tick(), DENIED_S / 2) == []
+    assert pull(Tick(), DENIED_S / 2) == [OpenStream(2, B, 0)], "another may have a clock that is right"
+    assert pull(StreamEnded(2, "denied")) == [AskTicket()]
+    assert pull.plan(0, A, B) == [OpenStream(3, A, 0)], "the new ticket comes with a plan, and counts at once"
+    assert pull(PieceStored(3, 0)) == []
+
+
+def test_a_source_that_takes_no_ticket_for_long_is_complained_of() -> None:
+    """Until a piece comes from any source."""
+    pull = Pull()
+    pull.plan(0, A)
+    for number in range(1, DENIALS_MAX + 1):
+        assert pull(StreamEnded(number, "denied")) == [AskTicket()]
+        assert pull(Tick(), DENIED_S) == [OpenStream(number + 1, A, 0)]
+    assert pull(StreamEnded(DENIALS_MAX + 1, "denied")) == [Complain(0, A, "refused")]
+    pull = Pull()
+    pull.plan(0, A)
+    for number in range(1, DENIALS_MAX + 1):
+        pull(StreamEnded(number, "denied"))
+        pull(Tick(), DENIED_S)
+    pull(PieceStored(DENIALS_MAX + 1, 0))
+    assert pull(StreamEnded(DENIALS_MAX + 1, "denied")) == [AskTicket()]

@@ -12,12 +12,23 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from access_rig import AccessSite, access_site, ask
+from access_rig import ACCESS, AccessSite, Agent, access_site, ask
 
-from p2pdist.credentials.authority import TRACKER_DNS, agent_dns, encode_key, make_key, make_request, name_in, pinned
+from p2pdist.credentials.authority import (
+    TRACKER_DNS,
+    Authority,
+    Kind,
+    agent_dns,
+    encode_key,
+    make_key,
+    make_request,
+    name_in,
+    pinned,
+)
 from p2pdist.credentials.join import JoinToken
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, Unavailable, UsageError
 from p2pdist.model.messages import Access, Joined, JoinRequest, Reject, RenewRequest, Welcome
+from tracker.access.control import AccessControl
 
 
 @pytest.fixture
@@ -219,3 +230,68 @@ async def test_trackers_name_themselves_in_their_certificate(site: AccessSite) -
     peer = writer.get_extra_info("peercert")
     writer.close()
     assert name_in(peer, "prod", "tracker") == "tracker" and not name_in(peer, "prod", "agent")
+
+
+async def test_certificates_of_another_authority_name_their_hosts(tmp_path: Path) -> None:
+    """As cert-manager and SPIRE issue them: by a DNS name, or by the URI of the fleet."""
+    (tmp_path / "access").mkdir()
+    other, stranger = Authority.create("other", now=time.time()), Authority.create("prod", now=time.time())
+    (tmp_path / "access" / "ca.pem").write_bytes(other.pem)
+    table = '[certificates]\nauthorities = ["ca.pem"]\nread = ["team-a/*"]\n'
+    async with access_site(tmp_path, ACCESS + table) as site:
+        key = make_key()
+
+        async def shown(authority: Authority, kind: Kind, name: str, *names: str, join: str = "") -> Agent:
+            certificate = authority.issue(make_request(key), kind, name, names, now=time.time(), join=join)
+            file = tmp_path / f"own-{len(list(tmp_path.iterdir()))}.pem"
+            file.write_bytes(encode_key(key) + certificate)
+            context = site.trusting(await site.authorities())
+            context.load_cert_chain(file)
+            joined = Joined("prod", certificate.decode(), "")
+            return Agent(
+                site,
+                names[0] if kind == "tracker" or authority.fleet != "prod" else name,
+                joined,
+                site.client(context),
+                context,
+            )
+
+        agent = await shown(other, "agent", "any", "node1.example", "127.0.0.1")
+        session = await agent.session()
+        told = [await session.hear(Welcome), await session.hear(Access)]
+        assert other.pem.decode() in told[1].authorities and other.pem not in await site.authorities()
+        await ask(agent.http, "GET", "/v1/packages?reference=team-a/x:v1")
+        with pytest.raises(NotFound):
+            await ask(agent.http, "GET", "/v1/packages?reference=team-b/y:v1")
+        named = Authority("prod", other.certificate, other.key)
+        by_uri = await shown(named, "agent", "node2", "elsewhere.example", "127.0.0.1", join="default")
+        await (await by_uri.session(host="node2")).hear(Welcome)
+        with pytest.raises(NotFound):  # another authority's word about join tokens is worth nothing
+            await ask(by_uri.http, "GET", "/v1/packages?reference=team-b/y:v1")
+        with pytest.raises(Refused, match="another authority"):
+            await ask(agent.http, "POST", "/v1/renew", RenewRequest(make_request(key).decode()))
+        session = await agent.session(host="node2")
+        await session.hear(Reject)
+        with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
+            await ask((await shown(stranger, "agent", "h1", "127.0.0.1", join="default")).http, "GET", "/healthz")
+        own = site.control.state.authorities[0]
+        for kind, join in (("tracker", "default"), ("agent", "")):
+            nobody = await shown(own, kind, "tracker", "127.0.0.1", join=join)
+            with pytest.raises(Refused):
+                await ask(nobody.http, "GET", "/v1/resolve?reference=team-a/x:v1")
+        site.control.directory.set_revoked(["host:node1.example"])
+        for _ in range(400):
+            try:
+                await ask(agent.http, "GET", "/v1/resolve?reference=team-a/x:v1")
+            except Refused:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            raise AssertionError("the host is not revoked")
+
+
+def test_another_authority_may_not_have_the_fleets_name(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(Authority.create("prod", now=time.time()).pem)
+    (tmp_path / "access.toml").write_text('fleet = "prod"\n[certificates]\nauthorities = ["ca.pem"]\n')
+    with pytest.raises(UsageError, match="the fleet's own"):
+        AccessControl(tmp_path / "access.toml")

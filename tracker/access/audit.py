@@ -23,6 +23,7 @@ from p2pdist.model.request_id import REQUEST_ID
 
 REFUSALS_MAX = 10
 WINDOW_S = 60.0
+BATCH_S = 0.1
 ADDRESSES_MAX = 10_000
 FIELD_CHARACTERS_MAX = 300
 
@@ -114,22 +115,44 @@ class Audit:
         )
 
 
-def audit_to(path: Path) -> logging.handlers.QueueListener:
-    """Write the audit to a file from now on instead of the log; `stop()` of the result writes what
-    waits. A thread writes, so that no disk holds up the tracker; the file may be renamed, as
-    logrotate(8) does. Raises P2PDistError."""
+class _Batches(logging.handlers.QueueListener):
+    """Lets lines of BATCH_S come together, so that its thread is not woken for each."""
+
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        record: logging.LogRecord = super().dequeue(block)
+        if isinstance(self.queue, queue.SimpleQueue) and self.queue.empty():
+            time.sleep(BATCH_S)
+        return record
+
+
+class _Queued(logging.handlers.QueueHandler):
+    """Hands lines to a thread, and waits until it has written them when logging ends."""
+
+    def __init__(self, file: logging.Handler) -> None:
+        waiting: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        super().__init__(waiting)
+        self._writer: _Batches | None = _Batches(waiting, file)
+        self._writer.start()
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.stop()
+        super().close()
+
+
+def audit_to(path: Path) -> logging.Handler:
+    """Write the audit to a file from now on instead of the log; closing the result, as
+    logging.shutdown does, writes what waits. A thread writes, so that no disk holds up the tracker;
+    the file may be renamed, as logrotate(8) does. Raises P2PDistError."""
     try:
         file = logging.handlers.WatchedFileHandler(path, encoding="utf-8")
         path.chmod(0o600)
     except OSError as error:
         raise foreseen(error, str(path)) or error from error
     file.setFormatter(logging.Formatter("%(message)s"))
-    waiting: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    listener = logging.handlers.QueueListener(waiting, file)
-    for handler in logger.handlers[:]:
-        logger.removeHandler(handler)
-    logger.addHandler(logging.handlers.QueueHandler(waiting))
+    handler = _Queued(file)
+    logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    listener.start()
-    return listener
+    return handler

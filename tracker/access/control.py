@@ -113,7 +113,7 @@ def _message(state: AccessState) -> Access:
     rules = state.rules
     return Access(
         keys=dict(state.public_keys),
-        authorities=state.bundle.decode(),
+        authorities=state.trusted.decode(),
         revoked=tuple(sorted(rules.revoked)),
         public=rules.public.patterns,
         local={subject: patterns.patterns for subject, patterns in rules.local.by_subject.items()},

@@ -25,15 +25,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from p2pdist.credentials.authority import Authority, encode_key
+from p2pdist.credentials.authority import Authority, encode_key, names_authority, split_pem
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import TokenRecord
-from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, UsageError, foreseen
+from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Refused, UsageError, foreseen
 from tracker.access.file import REVOKED_MAX, TEMPLATE, AccessRules, JoinRule, check_revoked, read_rules
 
 SUPERSEDED_S = 48 * 3600.0
@@ -44,6 +44,7 @@ TOKENS_BYTES_MAX = 64 << 20
 KEYS_MAX = 8
 """Authorities, and signing keys, that are read."""
 
+SECRET_FILES = ("authority-", "signing-", "join-")
 REVOKED_FILE = "revoked.txt"
 TOKENS_FILE = "tokens.jsonl"
 _TIME = "%Y%m%dT%H%M%SZ"
@@ -65,13 +66,17 @@ class AccessState:
     """That are trusted, the newest first."""
     signing: tuple[SigningKey, ...]
     """Whose signatures are good, the newest first."""
-    introduction: bytes = b""
+    bundle: bytes
+    """The certificates of the authorities, PEM."""
+    introduction: bytes
     """Leads from the newest authority to the one before it, PEM; empty where there is one."""
+    others: bytes = b""
+    """Certificates, PEM, of other authorities whose certificates agents may have."""
 
     @property
-    def bundle(self) -> bytes:
-        """The certificates of the authorities, PEM."""
-        return b"".join(authority.pem for authority in self.authorities)
+    def trusted(self) -> bytes:
+        """The certificates, PEM, of all authorities whose certificates agents may have."""
+        return self.bundle + self.others
 
     @property
     def public_keys(self) -> Mapping[str, str]:
@@ -115,7 +120,9 @@ class AccessDirectory:
             raise UsageError(f"{len(revoked)} entries are revoked, more than {REVOKED_MAX}")
         rules = replace(rules, joins=joins, revoked=revoked)
         introduction = authorities[1].introduce(authorities[0], now=now) if len(authorities) > 1 else b""
-        return AccessState(rules, tuple(authorities), tuple(signing), introduction)
+        bundle = b"".join(authority.pem for authority in authorities)
+        others = b"".join(self._others(name, rules.fleet) for name in rules.authority_files)
+        return AccessState(rules, tuple(authorities), tuple(signing), bundle, introduction, others)
 
     def stamp(self) -> Stamp:
         """What changes with any of the files."""
@@ -183,10 +190,9 @@ class AccessDirectory:
 
     def note_token(self, record: TokenRecord) -> None:
         """Keep what is known of a new token."""
-        with self._locked(), self._failures(self.directory / TOKENS_FILE):
-            descriptor = os.open(self.directory / TOKENS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with open(descriptor, "ab") as file:
-                file.write(msgspec.json.encode(record) + b"\n")
+        path = self.directory / TOKENS_FILE
+        with self._locked(), self._failures(path), self._opened(path, os.O_APPEND) as file:
+            file.write(msgspec.json.encode(record) + b"\n")
 
     # -- making
 
@@ -244,6 +250,19 @@ class AccessDirectory:
             raise UsageError(f"{self.join_token(name)} holds the join token {token.id!r}")
         return replace(rule, secret_sha256=token.secret_sha256)
 
+    def _others(self, name: str, fleet: str) -> bytes:
+        """The authorities in a file. Raises UsageError, also for one with the name of the fleet's
+        own: what that one issues would be taken for the fleet's."""
+        path = self.directory / name
+        data = self._read(path)
+        try:
+            plain = b"".join(split_pem(data))
+        except Refused as error:
+            raise UsageError(f"{path} holds no certificates in PEM") from error
+        if names_authority(plain, fleet):
+            raise UsageError(f"an authority in {path} has the name of the fleet's own", remedy="Give the fleet another")
+        return plain
+
     def _authority(self, path: Path, fleet: str) -> Authority:
         return Authority.load(fleet, self._read(path), self._read(path.with_suffix(".key")))
 
@@ -263,7 +282,7 @@ class AccessDirectory:
             mode = os.fstat(file.fileno()).st_mode
         if len(data) > bytes_max:
             raise UsageError(f"{path} has more than {bytes_max} bytes")
-        if mode & 0o077 and path != self.path and path.suffix in (".key", ".pem", ".token"):
+        if mode & 0o077 and path != self.path and path.name.startswith(SECRET_FILES):
             logger.warning("%s may be read by others than its owner: chmod 600 it", path)
         return data
 
@@ -272,12 +291,20 @@ class AccessDirectory:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         with self._failures(path):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file:
+            with self._opened(draft, os.O_TRUNC) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, path)
+
+    def _opened(self, path: Path, flags: int) -> BinaryIO:
+        """A file for writing, mode 0600. What root makes belongs to the owner of the directory: the
+        tracker must read it."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flags, 0o600)
+        if os.geteuid() == 0:
+            owner = self.directory.stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        return open(descriptor, "wb")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ REVOKED_MAX = 10_000
 SUBJECTS_MAX = 1000
 MOUNT_ROOTS_MAX = 100
 ZONES_MAX = 256
+AUTHORITY_FILES_MAX = 8
 
 _JOIN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\Z")
 _SHA256 = re.compile(r"(?:[0-9a-f]{64})?\Z")
@@ -71,6 +72,11 @@ read = ["*"]
 # "group:p2pdist" = ["*"]
 # mount-roots = ["/run/p2pdist", "/srv"]
 
+# Agents with certificates of another authority, such as those of cert-manager or SPIRE.
+# [certificates]
+# authorities = ["ca.pem"]  # files beside this one
+# read = ["*"]
+
 # People with tokens of an OpenID Connect issuer: a claim's value gives a role.
 # [oidc]
 # issuer = "https://issuer.example"
@@ -86,6 +92,15 @@ class JoinDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read: tuple[str, ...] = ("*",)
     zones: tuple[str, ...] = ()
     secret_sha256: str = ""
+
+
+class CertificatesDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Agents whose certificates another authority issued: what they may. `authorities` are files
+    in PEM, by their names in the directory of the access file."""
+
+    authorities: tuple[str, ...]
+    read: tuple[str, ...] = ("*",)
+    zones: tuple[str, ...] = ()
 
 
 class OidcDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +121,7 @@ class AccessDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     join: dict[str, JoinDocument] = {}
     role: dict[str, RoleDocument] = {}
     local: dict[str, tuple[str, ...]] = {}
+    certificates: CertificatesDocument | None = None
     oidc: OidcDocument | None = None
 
 
@@ -130,6 +146,10 @@ class AccessRules:
     roles: Mapping[str, Role] = field(default_factory=dict)
     local: LocalRules = field(default_factory=LocalRules)
     oidc: OidcDocument | None = None
+    certificates: JoinRule | None = None
+    """What hosts may whose certificates another authority issued."""
+    authority_files: tuple[str, ...] = ()
+    """The certificates of those authorities."""
 
 
 def read_rules(data: bytes, where: str) -> AccessRules:
@@ -172,6 +192,7 @@ def _checked(document: AccessDocument) -> AccessRules:
         {check_name(name, "the name of a role"): Role.parse(name, role) for name, role in document.role.items()},
         _local(document.local),
         _oidc(document),
+        *_certificates(document.certificates),
     )
 
 
@@ -192,6 +213,14 @@ def _join(name: str, document: JoinDocument) -> JoinRule:
     if len(document.zones) > ZONES_MAX or not all(document.zones):
         raise UsageError(f"join {name}: zones are up to {ZONES_MAX} names")
     return JoinRule(Patterns.parse(document.read, f"join {name}"), document.zones, document.secret_sha256)
+
+
+def _certificates(document: CertificatesDocument | None) -> tuple[JoinRule | None, tuple[str, ...]]:
+    if document is None:
+        return None, ()
+    if not 0 < len(document.authorities) <= AUTHORITY_FILES_MAX or any("/" in name for name in document.authorities):
+        raise UsageError(f"certificates: authorities are 1 to {AUTHORITY_FILES_MAX} files beside the access file")
+    return _join("certificates", JoinDocument(document.read, document.zones)), document.authorities
 
 
 def _local(document: Mapping[str, tuple[str, ...]]) -> LocalRules:

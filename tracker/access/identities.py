@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from p2pdist.credentials.authority import join_in, name_in
+from p2pdist.credentials.authority import dns_name_in, issued_by_fleet, join_in, name_in
 from p2pdist.credentials.tokens import split_token, unverified, verify_token
 from p2pdist.model.access import ANONYMOUS, Identity, agent_identity
 from p2pdist.model.errors import Refused, Unauthenticated, UsageError
@@ -38,14 +38,24 @@ class Identities:
         Unauthenticated for a token that is not valid, Refused for what is revoked."""
         if authorization:
             return await self._bearer(authorization)
-        host = name_in(peer, self._state.rules.fleet, "agent")
-        return self.agent(host, join_in(peer)) if host else ANONYMOUS
+        return self.peer(peer) or ANONYMOUS
+
+    def peer(self, peer: Mapping[str, Any] | None) -> Identity | None:
+        """The host in a certificate; None where it is no agent's. A certificate of another
+        authority names the host as the fleet's own do, or by its first DNS name. Raises Refused."""
+        fleet = self._state.rules.fleet
+        host = name_in(peer, fleet, "agent")
+        if issued_by_fleet(peer, fleet):
+            return self.agent(host, join_in(peer) or "?") if host else None
+        host = host or dns_name_in(peer)
+        return self.agent(host, "") if host and self._state.rules.certificates is not None else None
 
     def agent(self, host: str, join: str) -> Identity:
-        """The identity of a host that came with the join token of this id. Raises Refused where one
-        of them is revoked, or the access file no longer has the token."""
+        """The identity of a host that came with the join token of this id, or with a certificate of
+        another authority where the id is empty. Raises Refused where one of them is revoked, or the
+        access file no longer has the token or the authority."""
         rules = self._state.rules
-        rule = rules.joins.get(join)
+        rule = rules.joins.get(join) if join else rules.certificates
         if rule is None:
             raise Refused(
                 f"{host[:100]} came with the join token {join[:63]!r}, which the access file no longer has",

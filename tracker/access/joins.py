@@ -62,6 +62,8 @@ class Joins:
         """A new certificate of a host that has one."""
         if identity.kind != "agent":
             raise Refused("only an agent renews its certificate", remedy="Connect with the certificate of the agent")
+        if not identity.credential:
+            raise Refused(f"another authority issued the certificate of {identity.name[:100]}", remedy="Renew it there")
         return self._issue("renewal", identity.name, identity.credential.removeprefix("join:"), request, remote)
 
     def _checked(self, request: JoinRequest, remote: str) -> str:
@@ -98,4 +100,4 @@ class Joins:
         if len(self._names) > NAMES_MAX:
             self._names.popitem(last=False)
         self._audit.note(event, address=remote, right="join", subject=f"host:{host}", token=f"join:{join}")
-        return Joined(state.rules.fleet, state.chain(certificate).decode(), state.bundle.decode())
+        return Joined(state.rules.fleet, state.chain(certificate).decode(), state.trusted.decode())

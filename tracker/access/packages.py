@@ -43,10 +43,12 @@ class PackageAccess:
             names.update(self._book.readers_of(blob))
         identity.require_read(names, str(reference))
         found = await self._content.resolve(reference)
-        if reference.digest is None or await self._vouched(reference):
+        if reference.digest is None:
             await self.vouch(reference.name, found.digest)
         elif not identity.reads_everything:
-            raise NotFound(f"{reference} is not known here", remedy="Ask for it by a tag")
+            if not await self._vouched(reference):
+                raise NotFound(f"{reference} is not known here", remedy="Ask for it by a tag")
+            await self.vouch(reference.name, found.digest)
         return found
 
     async def vouch(self, name: str, digest: Digest) -> None:

@@ -2,8 +2,9 @@
 tickets of its plans.
 
 A host joins the swarm of a blob when it may read a package of the blob. A tracker that has just
-started knows no packages of a blob; then the ticket that the host got from the last tracker counts.
-A selection belongs to the packages of its pack, which the host shows by saying what it selected.
+started knows no packages of a blob; then the ticket that the host got from the last tracker counts,
+and a host that has the whole blob may serve it, but gets no ticket for it. A selection belongs to
+the packages of its pack, which the host shows by saying what it selected.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from p2pdist.credentials.authority import addresses_in, join_in, name_in
+from p2pdist.credentials.authority import addresses_in
 from p2pdist.model.access import Identity
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import NotFound, P2PDistError, Refused
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, UsageError
 from p2pdist.model.messages import Assign, FromAgent, Hello, Holding, Holdings, Priority, Reject
 from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
@@ -26,6 +27,7 @@ from tracker.access.control import AccessControl
 from tracker.access.packages import PackageAccess
 from tracker.content import Content
 from tracker.core.fleet import Fleet
+from tracker.core.swarm import layout_of
 
 
 class SessionAccess:
@@ -36,13 +38,18 @@ class SessionAccess:
         self.packages = PackageAccess(control, fleet.policies, content)
         self._fleet = fleet
         self._identities: dict[int, Identity] = {}
+        self._serving: dict[int, set[Digest]] = {}
+        """By session: blobs that the host may serve, and of which it is not known whether it may
+        read them."""
 
     def check_hello(self, hello: Hello, peer: Mapping[str, Any] | None, remote: str) -> Identity:
         """The identity of a session. `peer` is the verified certificate of its connection. Raises
         Refused for a host, address or zone that is not its own."""
         rules = self.control.state.rules
-        name = name_in(peer, rules.fleet, "agent")
-        identity = self.control.identities.agent(name, join_in(peer))
+        identity = self.control.identities.peer(peer)
+        if identity is None:
+            raise Refused("the connection shows no certificate of an agent", remedy="Start the agent with --join-file")
+        name = identity.name
         if hello.host != name:
             raise Refused(
                 f"the certificate is that of {name[:100]}, and the agent says that it is {hello.host[:100]}",
@@ -65,6 +72,7 @@ class SessionAccess:
     def close(self, session: int) -> None:
         """A session has ended."""
         self._identities.pop(session, None)
+        self._serving.pop(session, None)
 
     def refused(self) -> dict[int, P2PDistError]:
         """Why sessions must end whose hosts may no longer be here; the others read by the rules of
@@ -88,13 +96,24 @@ class SessionAccess:
         if identity is None:
             return None, []
         if identity.reads_everything:
+            self._serving.pop(session, None)
             return message, []
         blobs = message.blobs if isinstance(message, Holdings) else (message,)
-        kept = tuple(holding for holding in blobs if self._may_hold(identity, holding))
-        refused = NotFound("no package that this host may read has that blob", remedy="Ask for the package first")
-        rejects = [Reject(refused.problem(), holding.blob) for holding in blobs if holding not in kept]
+        kept: list[Holding] = []
+        rejects: list[Reject] = []
+        problem = NotFound(
+            "no package that this host may read has that blob", remedy="Ask for the package first"
+        ).problem()
+        for holding in blobs:
+            if self._may_hold(identity, holding):
+                self._serving.get(session, set()).discard(holding.blob)
+                kept.append(holding)
+            elif self._may_serve(session, holding):
+                kept.append(holding)
+            else:
+                rejects.append(Reject(problem, holding.blob))
         if isinstance(message, Holdings):
-            return (Holdings(kept) if kept else None), rejects
+            return (Holdings(tuple(kept)) if kept else None), rejects
         return (message if kept else None), rejects
 
     def _may_hold(self, identity: Identity, holding: Holding) -> bool:
@@ -106,14 +125,35 @@ class SessionAccess:
             return identity.may_read(names)
         return bool(holding.ticket) and self.control.tickets.good(holding.ticket, blob, identity.name, now=time.time())
 
-    def with_ticket(self, host: str, assign: Assign) -> Assign:
+    def _may_serve(self, session: int, holding: Holding) -> bool:
+        """Whether the host has all of a blob of which no package is known here."""
+        try:
+            whole = sum(holding.counts) >= layout_of(holding).count
+        except UsageError:
+            return False
+        if not whole or self._fleet.policies.readers_of(holding.blob):
+            return False
+        self._serving.setdefault(session, set()).add(holding.blob)
+        return True
+
+    def _may_receive(self, session: int, blob: Digest) -> bool:
+        """Whether the host of a session in the swarm of a blob may read the blob."""
+        serving = self._serving.get(session)
+        if serving is None or blob not in serving:
+            return True
+        names = self._fleet.policies.readers_of(blob)
+        return bool(names) and self._identities[session].may_read(names)
+
+    def with_ticket(self, session: int, host: str, assign: Assign) -> Assign:
         """A plan with the ticket that lets the host carry it out."""
         blob = assign.plan.blob
+        if not self._may_receive(session, blob):
+            return assign
         swarm = self._fleet.swarms.get(self._fleet.hosts[host].key(blob))
         priority: Priority = "start" if swarm is not None and host in swarm.starting else "preseed"
         return msgspec.structs.replace(assign, ticket=self.control.tickets.ticket(blob, priority, now=time.time()))
 
-    def renewals(self, host: str, message: FromAgent) -> list[Assign]:
+    def renewals(self, session: int, host: str, message: FromAgent) -> list[Assign]:
         """Plans that change nothing, with new tickets for the blobs that the host still receives by
         old ones."""
         blobs = message.blobs if isinstance(message, Holdings) else (message,) if isinstance(message, Holding) else ()
@@ -122,7 +162,7 @@ class SessionAccess:
             ticket, blob = holding.ticket, holding.blob
             receives = ticket and self._receives(host, blob)
             if receives and self.control.tickets.ending(ticket, blob, host, now=time.time()):
-                found.append(self.with_ticket(host, Assign(self._unchanged(host, blob))))
+                found.append(self.with_ticket(session, host, Assign(self._unchanged(host, blob))))
         return found
 
     def _receives(self, host: str, blob: Digest) -> bool:

@@ -32,7 +32,7 @@ class TrackerTls:
         seconds since the epoch."""
         key = make_key()
         certificate = state.authorities[0].issue(make_request(key), "tracker", "tracker", self._addresses, now=now)
-        self._current = _context(state.chain(certificate), encode_key(key), state.bundle)
+        self._current = _context(state.chain(certificate), encode_key(key), state.trusted)
         self._renew_at = now + CERTIFICATE_S / 2
         if self.context is None:
             self.context = self._current

@@ -6,20 +6,22 @@ While access is off none of these routes exists for a client, and every request 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from p2pdist.model.access import Identity, Right
-from p2pdist.model.errors import NotFound, Refused, TooLarge, Unauthenticated, Unavailable, UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, Unauthenticated, Unavailable, UsageError
 from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
 from p2pdist.model.preseed import decode_request
 from p2pdist.transfer.guard import guard, identity_of, peer_of
-from p2pdist.transfer.openapi import Answer, Route
-from tracker.access.control import AccessControl
+from p2pdist.transfer.openapi import Answer, Route, route_of
 from tracker.http.keys import SERVICE
+
+if TYPE_CHECKING:
+    from tracker.access.control import AccessControl
 
 PEM_TYPE = "application/x-pem-file"
 BODY_BYTES_MAX = 64 << 10
@@ -34,15 +36,22 @@ def guard_of(control: AccessControl) -> Middleware:
         return await control.identities.of(peer_of(request), request.headers.get("Authorization", ""))
 
     def refused(request: web.Request, right: Right | None, error: Refused) -> None:
-        control.audit.refuse(
+        note_refusal(request, error, right)
+
+    return guard(identify, refused)
+
+
+def note_refusal(request: web.Request, error: P2PDistError, right: Right | None = None) -> None:
+    """Write to the audit that a request, or a session, was refused."""
+    access = request.app[SERVICE].access
+    if access is not None:
+        access.control.audit.refuse(
             identity=identity_of(request),
             address=request.remote or "",
-            right=right or "",
+            right=right or getattr(route_of(request), "right", None) or "",
             subject=f"{request.method} {request.path[:200]}",
             why=error.what,
         )
-
-    return guard(identify, refused)
 
 
 def _control(request: web.Request) -> AccessControl:

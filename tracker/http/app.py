@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from p2pdist.transfer.guard import guard
+from p2pdist.transfer.guard import guard, identity_of
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.http import access, bittorrent, content, pages, scheduler, sessions
@@ -50,7 +50,8 @@ async def _health(request: web.Request) -> web.Response:
         round(service.lag_s, 4),
         service.sessions,
         len(service.fleet.swarms),
-        PolicyHealth(len(book.table.policies), book.problem),
+        # It names packages, which a stranger need not know.
+        PolicyHealth(len(book.table.policies), book.problem if identity_of(request).may("watch") else ""),
     )
     return web.Response(body=msgspec.json.encode(health), content_type="application/json", charset="utf-8")
 

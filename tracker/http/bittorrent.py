@@ -168,7 +168,7 @@ async def announce(request: web.Request) -> web.Response:
     try:
         fields = parse_query(request.rel_url.raw_query_string)
         event = announce_of(fields, remote_ip(request))
-        if event.info_hash not in service.announces:
+        if event.info_hash not in service.announces or service.access is not None:
             await _register(service, fields)
         compact, ids = _one(fields, "compact", b"1") != b"0", _one(fields, "no_peer_id", b"0") != b"1"
         answer = service.announces.announce(event, now=time.monotonic(), chance=getrandbits(64))
@@ -199,7 +199,10 @@ async def scrape(request: web.Request) -> web.Response:
 
 
 async def _register(service: Service, fields: Fields) -> None:
-    """Learn from an announce, after a restart, what its torrent is about."""
+    """Learn from an announce, after a restart, what its torrent is about; while access is on at
+    each, as a package may be public no longer."""
+    if service.access is not None and not (_one(fields, "blob") or _one(fields, "package")):
+        raise NotFound("the announce does not say what its torrent is about")
     for name, register in (("blob", register_blob), ("package", register_package)):
         named = _one(fields, name)
         if named:

@@ -36,6 +36,7 @@ class TrackerCollector(Collector):
         yield from self._origin()
         yield from self._preseeds()
         yield from self._policies()
+        yield from self._refusals()
         yield GaugeMetricFamily("p2pdist_tracker_sessions", "Open agent sessions", value=self._service.sessions)
         yield GaugeMetricFamily("p2pdist_tracker_lag_seconds", "Delay of the event loop", value=self._service.lag_s)
         replans = CounterMetricFamily("p2pdist_tracker_replans", "Plans made anew", labels=["reason"])
@@ -116,6 +117,15 @@ class TrackerCollector(Collector):
         yield GaugeMetricFamily("p2pdist_tracker_policies", "Policies that hold", value=len(book.table.policies))
         name, text = "p2pdist_tracker_policies_stale", "Whether what was written last has mistakes and older ones hold"
         yield GaugeMetricFamily(name, text, value=float(bool(book.problem)))
+
+    def _refusals(self) -> Iterator[Metric]:
+        name, text = "p2pdist_tracker_refused", "Requests that were refused, by the right that their routes ask for"
+        refused = CounterMetricFamily(name, text, labels=["right"])
+        access = self._service.access
+        if access is not None:
+            for right, number in access.control.audit.refused.items():
+                refused.add_metric([right], number)
+        yield refused
 
 
 def registry(service: Service, view: View, preseeds: PreseedService | None = None) -> CollectorRegistry:

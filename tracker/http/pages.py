@@ -23,6 +23,7 @@ from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.views.tree_view import TreeView
 from tracker.core.views.view import Change, View
@@ -176,8 +177,9 @@ async def events(request: web.Request) -> web.StreamResponse:
         document = await anext(changes)  # raises what is wrong before the head goes out
         await response.prepare(request)
         shown = b""
+        names = identity_of(request).reads_everything  # of packages, in the list of preseeds
         while True:
-            news = b"event: preseeds\ndata: %b\n\n" % watch.preseeds if watch.preseeds != shown else b""
+            news = b"event: preseeds\ndata: %b\n\n" % watch.preseeds if names and watch.preseeds != shown else b""
             shown = watch.preseeds
             async with asyncio.timeout(WRITE_S_MAX):
                 await response.write(b"event: change\ndata: %b\n\n" % document + news)

@@ -207,10 +207,10 @@ def _note(request: web.Request, event: str, name: str, **more: str) -> None:
         )
 
 
-def _require_own(request: web.Request, right: Right) -> None:
+def _require_own(request: web.Request, *rights: Right) -> None:
     """Raises NotFound for a preseed that the identity neither ordered nor has a right to see."""
     service, name, identity = request.app[PRESEEDS], request.match_info["id"], identity_of(request)
-    if identity.kind != "open" and not service.visible(name, identity, right):
+    if identity.kind != "open" and not service.visible(name, identity, *rights):
         raise NotFound(f"there is no preseed {name[:128]!r}", remedy="p2pdist preseed --list names them")
 
 
@@ -235,13 +235,13 @@ async def preseeds(request: web.Request) -> web.Response:
     service, identity = request.app[PRESEEDS], identity_of(request)
     listed = service.summaries()
     if identity.kind != "open":
-        listed = [summary for summary in listed if service.visible(summary.id, identity, "watch")]
+        listed = [summary for summary in listed if service.visible(summary.id, identity, "watch", "cancel-any")]
     return _answer(listed)
 
 
 async def preseed_progress(request: web.Request) -> web.Response:
     """Say how far a preseed is."""
-    _require_own(request, "watch")
+    _require_own(request, "watch", "cancel-any")
     return _progress(request)
 
 

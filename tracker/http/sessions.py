@@ -13,6 +13,7 @@ from p2pdist.model.messages import MESSAGE_BYTES_MAX, FromAgent, FromTracker, He
 from p2pdist.transfer.guard import identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
+from tracker.http.access import note_refusal
 from tracker.http.keys import SERVICE
 from tracker.service import Outbox, Service
 
@@ -40,6 +41,7 @@ async def session(request: web.Request) -> web.WebSocketResponse:
         number, outbox = service.open_session(hello, identity)
     except P2PDistError as error:
         logger.warning("no session for %s: %s", request.remote, error)
+        note_refusal(request, error)
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
         await socket.close()
         return socket

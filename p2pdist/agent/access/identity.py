@@ -32,6 +32,7 @@ from p2pdist.credentials.authority import (
     agent_dns,
     encode_key,
     expires_at,
+    fingerprint,
     make_key,
     make_request,
     owner_of,
@@ -55,11 +56,12 @@ logger = logging.getLogger(__name__)
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """How the kept identity came: `pin` is that of the join token."""
+    """How the kept identity came: `pin` and `token` are the pin and the id of the join token."""
 
     fleet: str
     host: str
     pin: str
+    token: str
 
 
 def read_join_file(path: Path) -> JoinToken:
@@ -81,7 +83,8 @@ def read_join_file(path: Path) -> JoinToken:
 
 
 class Membership:
-    """The identity of `host` in the fleet of a join token, in `directory`. `trackers` are the URLs
+    """The identity of `host` in the fleet of a join token, in `directory`. `read_token` reads the
+    token, and raises UsageError where it cannot be read. `trackers` are the URLs
     of trackers that are known now; `addresses` gives, for the agent's own end of a connection to a
     tracker, the addresses under which others reach the agent. On the event loop."""
 
@@ -89,26 +92,34 @@ class Membership:
         self,
         directory: Path,
         host: str,
-        token: JoinToken,
+        read_token: Callable[[], JoinToken],
         trackers: Callable[[], Sequence[str]],
         addresses: Callable[[str], Sequence[str]],
     ) -> None:
         self.host, self.fleet = host, ""
-        self._directory, self._token, self._trackers, self._addresses = directory, token, trackers, addresses
+        self._directory, self._read_token, self._addresses = directory, read_token, addresses
+        self.trackers = trackers
+        self._token = read_token()
         self._authorities, self._certificate = directory / "authorities.pem", directory / "agent.pem"
         self._problem = ""
         """Why no tracker gave a certificate, as it was logged last."""
         self.tls: Tls | None = None
         """Set by `enter`."""
 
-    async def enter(self) -> Tls:
+    @property
+    def join(self) -> str:
+        """The id of the join token."""
+        return self._token.id
+
+    async def enter(self, *, patient: bool = False) -> Tls:
         """Take the kept certificate, or join, which may wait for a tracker; returns the contexts
-        for all connections of the agent. Raises Refused where trackers refuse the token, or none
-        leads to the pinned authority, and UsageError."""
+        for all connections of the agent. Raises Refused where all trackers refuse the token, or
+        none leads to the pinned authority, and UsageError; not when `patient`: trackers that
+        announce themselves may be anybody's."""
         make_private(self._directory)
         if not self._take_kept():
             pause_s = RETRY_FIRST_S
-            while not await self._joined():
+            while not await self._joined(patient=patient):
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(30.0, 2 * pause_s)
         self.tls = Tls(
@@ -163,16 +174,25 @@ class Membership:
             record = msgspec.json.decode(read(self._directory / "member.json"), type=_Record)
             pem = read(self._certificate)
             left_s, owner = expires_at(pem) - time.time(), owner_of(pem)
-        except (ValueError, OSError, *UNDECODABLE):
+            fits = self._fits(record)
+        except (ValueError, OSError, P2PDistError, *UNDECODABLE):
             return False
-        if (record.host, record.pin) != (self.host, self._token.pin) or owner != (record.fleet, "agent", self.host):
-            logger.info("the kept certificate is of another host or fleet: joining anew")
+        if owner != (record.fleet, "agent", self.host) or not fits:
+            logger.info("the kept certificate is of another host, fleet or join token: joining anew")
             return False
         if left_s < EXPIRES_SOON_S:
             logger.info("the kept certificate has expired: joining again")
             return False
         self.fleet = record.fleet
         return True
+
+    def _fits(self, record: _Record) -> bool:
+        """Whether the kept identity came by the join token, or by an earlier one of its name that
+        pins an authority which has been superseded since."""
+        token = self._token
+        return (record.host, record.token) == (self.host, token.id) and (
+            record.pin == token.pin or token.pin in map(fingerprint, split_pem(read(self._authorities)))
+        )
 
     def _keep(self, joined: Joined, key: bytes) -> None:
         """Store a new identity. Raises Corrupt where it is not for this host."""
@@ -185,18 +205,18 @@ class Membership:
             raise Corrupt(f"the tracker sent a certificate that is not for {self.host}")
         split_pem(joined.authorities.encode())  # raises for what are none
         replace(self._authorities, joined.authorities.encode())
-        record = _Record(joined.fleet, self.host, self._token.pin)
+        record = _Record(joined.fleet, self.host, self._token.pin, self._token.id)
         replace(self._directory / "member.json", msgspec.json.encode(record))
         replace(self._certificate, key + certificate)
         self.fleet = joined.fleet
 
     # -- joining and renewing
 
-    async def _joined(self) -> bool:
+    async def _joined(self, *, patient: bool = False) -> bool:
         """Join at one of the trackers; False when none can now. Raises Refused and UsageError when
-        all refuse."""
+        all refuse, unless `patient`."""
         refusals: list[P2PDistError] = []
-        for url in (urls := list(self._trackers())):
+        for url in (urls := list(self.trackers())):
             try:
                 await self._join_at(url)
                 return True
@@ -205,11 +225,12 @@ class Membership:
             except (Refused, UsageError) as error:
                 self._note(url, error)
                 refusals.append(error)
-        if refusals and len(refusals) == len(urls):
+        if refusals and len(refusals) == len(urls) and not patient:
             raise refusals[0]
         return False
 
     async def _join_at(self, url: str) -> None:
+        self._token = await asyncio.to_thread(self._read_token)  # a rotation may have brought another
         stated, own_end = await exchange.authorities(url)
         context = exchange.trusting(exchange.pinned_authority(stated, self._token.pin))
         key = make_key()
@@ -221,7 +242,7 @@ class Membership:
     async def _renewed(self) -> bool:
         """Renew the certificate, or join again where it has expired; False when that failed."""
         assert self.tls is not None
-        for url in self._trackers():
+        for url in self.trackers():
             try:
                 if await asyncio.to_thread(self._take_kept):
                     await self._renew_at(url, self.tls)

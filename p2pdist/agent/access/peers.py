@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from p2pdist.agent.access.files import make_private, read, replace
+from p2pdist.credentials.authority import dns_name_in, issued_by_fleet, name_in
 from p2pdist.credentials.signing import VerifyKeys
 from p2pdist.credentials.tokens import split_token, verify_token
 from p2pdist.model.access import (
@@ -51,7 +52,8 @@ class Ends(Protocol):
 
 class Peers:
     """What is known of others. `required`: access is on although no tracker has said anything yet.
-    `secured`: the agent speaks TLS, without which no message counts.
+    `secured`: the agent speaks TLS, without which no message counts. `fleet` and `join` are
+    the fleet that this host has joined, and the id of the join token.
     `clock` is the tracker's time of day as far as it is known, in seconds since the epoch; `alone`
     says whether no tracker answers. On the event loop."""
 
@@ -60,12 +62,15 @@ class Peers:
         directory: Path,
         host: str,
         *,
+        fleet: str = "",
+        join: str = "",
         required: bool,
         secured: bool,
         clock: Callable[[], float],
         alone: Callable[[], bool],
     ) -> None:
         self._directory, self._file, self._host = directory, directory / "access.json", host
+        self._fleet, self._join = fleet, join
         self._required, self._clock, self._alone = required, clock, alone
         self.access: Access | None = None
         """The last message, None while access is off."""
@@ -76,8 +81,8 @@ class Peers:
         self._revoked: frozenset[str] = frozenset()
         self._checked: OrderedDict[str, Ticket] = OrderedDict()
         """Tickets with right signatures, by their text; the one that was used last at the end."""
-        self._served: dict[str, set[Ends]] = {}
-        """What is being sent to each host."""
+        self._served: dict[tuple[str, str], set[Ends]] = {}
+        """What is being sent to each host, by its name and the join token by which it came."""
         self._writing: set[asyncio.Task[None]] = set()
         if secured:
             self._load()
@@ -90,7 +95,20 @@ class Peers:
     @property
     def revoked_here(self) -> bool:
         """Whether this host is revoked: it serves and fetches nothing more."""
-        return self.revoked(self._host)
+        return self.is_revoked(self._host, self._join)
+
+    def host_in(self, certificate: Mapping[str, Any] | None) -> str:
+        """The host in a peer's certificate, which TLS has verified: the one in the fleet's own
+        name, else of another authority the first DNS name, as trackers read it; "" where there is
+        none."""
+        fleet = self.access.fleet if self.access is not None else self._fleet
+        host = name_in(certificate, fleet, "agent")
+        return host or ("" if issued_by_fleet(certificate, fleet) else dns_name_in(certificate))
+
+    def is_revoked(self, host: str, join: str = "") -> bool:
+        """Whether a host is revoked, or the join token by which it came (its id, "" where that is
+        not known)."""
+        return f"host:{host}" in self._revoked or bool(join and f"join:{join}" in self._revoked)
 
     def require_here(self) -> None:
         """Raises Refused where this host is revoked."""
@@ -100,21 +118,17 @@ class Peers:
                 remedy="p2pdist access unrevoke, at the tracker, lets it in again",
             )
 
-    def require(self, host: str) -> None:
+    def require(self, host: str, join: str = "") -> None:
         """Raises Refused for a host that is revoked."""
-        if self.revoked(host):
+        if self.is_revoked(host, join):
             raise _revoked(host)
-
-    def revoked(self, host: str) -> bool:
-        """Whether a host is revoked."""
-        return f"host:{host}" in self._revoked
 
     def learn(self, access: Access) -> None:
         """Take a message of a tracker in, and end what is sent to hosts that are revoked. Raises
         UsageError, and changes nothing, for one that cannot be used."""
         self._take(access)
-        for host in [host for host in self._served if self.revoked(host) or self.revoked_here]:
-            for served in tuple(self._served[host]):
+        for host, join in [peer for peer in self._served if self.is_revoked(*peer) or self.revoked_here]:
+            for served in tuple(self._served[host, join]):
                 served.fail(_revoked(host))
         task = asyncio.create_task(asyncio.to_thread(self._write, msgspec.json.encode(access)))
         self._writing.add(task)
@@ -157,15 +171,17 @@ class Peers:
         return Identity("token", claims.id, rights | {"open"}, credential=f"token:{claims.id}")
 
     @contextmanager
-    def serving(self, host: str, served: Ends) -> Iterator[None]:
-        """Within it `served` is sent to a host, and ends when the host is revoked."""
-        self._served.setdefault(host, set()).add(served)
+    def serving(self, host: str, join: str, served: Ends) -> Iterator[None]:
+        """Within it `served` is sent to a host that came with a join token, and ends when either is
+        revoked."""
+        peer = (host, join)
+        self._served.setdefault(peer, set()).add(served)
         try:
             yield
         finally:
-            self._served[host].discard(served)
-            if not self._served[host]:
-                del self._served[host]
+            self._served[peer].discard(served)
+            if not self._served[peer]:
+                del self._served[peer]
 
     def _signed(self, text: str) -> Ticket:
         ticket = self._checked.get(text)

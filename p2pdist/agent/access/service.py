@@ -54,6 +54,8 @@ class AgentAccess:
         self.peers = Peers(
             directory,
             host,
+            fleet=membership.fleet if membership is not None else "",
+            join=membership.join if membership is not None else "",
             required=membership is not None,
             secured=self.tls is not None,
             clock=lambda: time.time() - clock_ahead_s(),
@@ -61,6 +63,11 @@ class AgentAccess:
         )
         self.names = PackageNames()
         self._tasks = Tasks(logger, "access: a task failed")
+
+    @property
+    def joined(self) -> bool:
+        """Whether the agent has joined a fleet: nothing of it is told in plain."""
+        return self._membership is not None
 
     @property
     def tracker_name(self) -> str | None:
@@ -106,6 +113,15 @@ class AgentAccess:
             return True
         names = self.names.of(blob)
         return bool(names) and self.peers.public.match_any(names)
+
+    def mount_roots(self) -> tuple[str, ...]:
+        """The directories below which users of this host may have views; none for no limit."""
+        return self.peers.local.mount_roots
+
+    def may_swarm(self, blob: Digest) -> bool:
+        """Whether a blob may come and go by BitTorrent, whose peers show neither certificates nor
+        tickets."""
+        return not self.peers.on or self.is_public(blob)
 
     async def _trust(self, authorities: str) -> None:
         try:

@@ -1,8 +1,8 @@
 """Tickets of this host: what shows other hosts that the tracker lets it receive a blob.
 
 A ticket comes with each plan, and is shown to every host that is to send the blob, and to a tracker
-that has just started. While a pull runs on, the agent has the tracker send another one after half
-of a ticket's life; and when a sender refuses the one that is here.
+that has just started. While a pull runs on, the agent has the tracker send another one before this
+one ends; and when a sender refuses the one that is here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from p2pdist.model.messages import Priority
 TICKETS_MAX = 20_000
 """About 5 MB. Those of blobs that were not fetched for long go first."""
 
-RENEW_AFTER_S = TICKET_S / 2
-ASK_S = 10.0
+ASK_S = 30.0
 """Between two requests for another ticket of a blob."""
+
+RENEW_AFTER_S = TICKET_S / 2 - ASK_S
+"""Every ticket is good for half of TICKET_S at least when it comes."""
 
 REFUSED_ASK_S = 1.0
 """The same after a sender refused the one that is here."""

@@ -9,11 +9,14 @@ packages an identity may have is asked by the handlers, which know what is reque
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from aiohttp import web
 
+from p2pdist.agent.access.peers import Ends
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
-from p2pdist.credentials.authority import peer_name
+from p2pdist.credentials.authority import join_in
 from p2pdist.model.access import ANONYMOUS, OPEN, TICKET_HEADER, Identity
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, UsageError
@@ -33,9 +36,11 @@ def remote_identities(agent: Agent) -> Identify:
         peers = agent.access.peers
         if not peers.on:
             return OPEN
-        if host := peer_name(peer_of(request)):
-            peers.require(host)
-            return Identity("agent", host, frozenset({"open", "agent"}))
+        certificate = peer_of(request)
+        if host := peers.host_in(certificate):
+            join = join_in(certificate)
+            peers.require(host, join)
+            return Identity("agent", host, frozenset({"open", "agent"}), credential=f"join:{join}")
         given = request.headers.get("Authorization", "")
         if given[: len(_BEARER)].lower() == _BEARER:
             return peers.bearer(given[len(_BEARER) :])
@@ -72,6 +77,13 @@ def host_of(request: web.Request) -> str:
     and while access is off."""
     identity = identity_of(request)
     return identity.name if identity.kind == "agent" else ""
+
+
+def serving(agent: Agent, request: web.Request, served: Ends) -> AbstractContextManager[None]:
+    """Within it something is sent to the sender of a request over TCP, and ends when that host is
+    revoked."""
+    join = identity_of(request).credential.removeprefix("join:")
+    return agent.access.peers.serving(host_of(request), join, served)
 
 
 def require_agent(request: web.Request) -> None:

@@ -26,7 +26,6 @@ from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.guard import (
     admit,
     caller_of,
-    host_of,
     local_identities,
     may_read,
     may_read_digest,
@@ -36,6 +35,7 @@ from p2pdist.agent.api.guard import (
     require_digest,
     require_named,
     require_reference,
+    serving,
 )
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
@@ -370,7 +370,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     length = stream_length(blob.layout, have.missing()) if reusable else None
     flow = agent.registry.open_flow(stream, have, _address(request), partial(_cut, request))
     try:
-        with in_use(request), blob.held(), agent.access.peers.serving(host_of(request), flow):
+        with in_use(request), blob.held(), serving(agent, request, flow):
             file = await _opened(blob)
             waits = not blob.have.offers(have, stream.stripe, stream.stripes)
             disk = not blob.in_memory
@@ -410,11 +410,7 @@ async def _blob(request: web.Request) -> web.StreamResponse:
     require_blob(agent, request, digest)
     flow = agent.uplink.open_range(peer=Peer(_address(request)), cut=partial(_cut, request))
     try:
-        with (
-            in_use(request),
-            agent.readers.reading(digest),
-            agent.access.peers.serving(host_of(request), flow),
-        ):
+        with in_use(request), agent.readers.reading(digest), serving(agent, request, flow):
             return await _send_blob(request, flow)
     finally:
         flow.close()

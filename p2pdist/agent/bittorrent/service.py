@@ -204,6 +204,8 @@ class ServiceContext:
     uplink: Uplink
     received_bytes: Counter[str]
     """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
+    allowed: Callable[[Digest], bool] = lambda blob: True
+    """Whether a blob may come and go by BitTorrent, whose peers show no tickets."""
 
 
 def open_listener(settings: SwarmSettings | None) -> LazyListener | None:
@@ -273,6 +275,8 @@ class SwarmService:
 
     def policy_of(self, blob: Digest) -> Policy:
         """By which transports a blob may come."""
+        if not self._context.allowed(blob):
+            return "trees"
         asked_for = self.wanted_for(blob) if not self._settings.forced else None
         return asked_for or self.policy
 
@@ -375,7 +379,8 @@ class SwarmService:
                 await asyncio.wait_for(self._due.wait(), SEEDS_S)
 
     async def _seed(self) -> None:
-        blobs = [blob for blob in self._context.store.blobs() if blob.complete and blob.size]
+        allowed = self._context.allowed
+        blobs = [blob for blob in self._context.store.blobs() if blob.complete and blob.size and allowed(blob.digest)]
         blobs.sort(key=lambda blob: blob.last_used, reverse=True)
         lookups = LOOKUPS if self._seeded.is_set() else LOOKUPS_FIRST
         for blob in [blob for blob in blobs[:SEEDED_MAX] if self.torrents.open_question(blob.digest)][:lookups]:

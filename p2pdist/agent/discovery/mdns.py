@@ -63,8 +63,9 @@ logger = logging.getLogger(__name__)
 
 class Discovery:
     """Announces this process as `own`, one of `kind`, and collects the processes of the kinds in
-    `browse` in `neighbours`; calls `on_change` when these have changed. Raises UsageError for an
-    announcement that does not fit and for interfaces that do not exist."""
+    `browse` in `neighbours`; calls `on_change` when these have changed. With `silent` it only
+    collects. Raises UsageError for an announcement that does not fit and for interfaces that do not
+    exist."""
 
     def __init__(
         self,
@@ -74,13 +75,14 @@ class Discovery:
         *,
         browse: Iterable[Kind] = (),
         on_change: Callable[[], None] = lambda: None,
+        silent: bool = False,
     ) -> None:
         text_of(own)
         check_interfaces(settings.interfaces)
         self.kind, self.own, self.settings = kind, own, settings
         self.browse = tuple(browse)
         self.neighbours = LinkPeers(own)
-        self._on_change = on_change
+        self._on_change, self._silent = on_change, silent
         self._responders: dict[Link, _Responder] = {}
         self._reporting: asyncio.TimerHandle | None = None
         """The next call of `on_change`."""
@@ -148,7 +150,7 @@ class Discovery:
 
     async def _open(self, link: Link) -> None:
         announced = link.address in self._listens if self._listens else self._hears(link)
-        responder = _Responder(self, link, announced=announced)
+        responder = _Responder(self, link, announced=announced and not self._silent)
         try:
             await responder.start()
         except (OSError, Error) as error:

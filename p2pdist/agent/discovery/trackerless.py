@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import aiohttp
 import msgspec
 
+from p2pdist.agent.access.service import AgentAccess
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.core.trackerless import Announcement, Kind, plan_without_tracker
+from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE
 from p2pdist.model.messages import BlobHolding, Hello
@@ -29,7 +33,9 @@ from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Plan
 from p2pdist.model.request_id import passed_on
 from p2pdist.transfer.stream.connect import parse_address
-from p2pdist.transfer.tls import Tls
+
+if TYPE_CHECKING:
+    from p2pdist.agent.discovery.mdns import Discovery
 
 SETTLE_S = 1.5
 GATHER_S = 0.4
@@ -48,11 +54,15 @@ class Neighbourhood:
     UsageError as Discovery does."""
 
     def __init__(
-        self, own: Announcement, settings: DiscoverySettings, session: TrackerSession, tls: Tls | None
+        self,
+        own: Announcement,
+        settings: DiscoverySettings,
+        session: TrackerSession,
+        access: AgentAccess,
     ) -> None:
         from p2pdist.agent.discovery.mdns import Discovery  # takes a tenth of a second, which few agents need
 
-        self._own, self._session, self._tls = own, session, tls
+        self._own, self._session, self._tls, self._access = own, session, access.tls, access
         browse: tuple[Kind, ...] = ("tracker", "agent") if settings.trackers else ("agent",)
         self.discovery = Discovery("agent", own, settings, browse=browse, on_change=self._changed)
         self._settled = asyncio.Event()
@@ -115,7 +125,7 @@ class Neighbourhood:
         done.add_done_callback(lambda _: self._counted.pop(blob, None))
 
     def _changed(self) -> None:
-        self._session.offer([tracker.url for tracker in self.discovery.neighbours.trackers()])
+        self._session.offer(_usable(self.discovery, secured=self._access.joined))
 
     # -- the neighbours that hold a blob
 
@@ -133,11 +143,13 @@ class Neighbourhood:
         name = self._tls.peer_name(neighbour.host, host) if self._tls is not None else None
         secure = self._tls.client if self._tls is not None else True
         url = f"{neighbour.url}/v1/blobs/{digest}/holding"
-        query = {"host": self._own.host}
+        query, headers, ticket = {"host": self._own.host}, passed_on(), self._access.tickets.get(digest)
+        if ticket:
+            headers[TICKET_HEADER] = ticket
         try:
             async with (
                 asyncio.timeout(ASK_S),
-                self._http.get(url, params=query, ssl=secure, server_hostname=name, headers=passed_on()) as answer,
+                self._http.get(url, params=query, ssl=secure, server_hostname=name, headers=headers) as answer,
             ):
                 body = await answer.content.read(ANSWER_BYTES_MAX)
                 return msgspec.json.decode(body, type=BlobHolding) if answer.status == 200 else None
@@ -146,8 +158,34 @@ class Neighbourhood:
             return None
 
 
+def _usable(discovery: Discovery, *, secured: bool) -> list[str]:
+    """The URLs of discovered trackers, best first; with `secured` of trackers that speak TLS, whose
+    certificates show which of them are of the fleet."""
+    return [tracker.url for tracker in discovery.neighbours.trackers() if tracker.tls or not secured]
+
+
+@asynccontextmanager
+async def looking_for_trackers(
+    settings: DiscoverySettings | None, host: str, zone: str
+) -> AsyncIterator[Callable[[], list[str]]]:
+    """Within it the yielded function gives the URLs of trackers that speak TLS and announce
+    themselves; nothing is announced. Without settings there are none."""
+    if settings is None or not settings.trackers:
+        yield list
+        return
+    from p2pdist.agent.discovery.mdns import Discovery
+
+    own = Announcement(settings.network, host, zone=zone)
+    discovery = Discovery("agent", own, settings, browse=("tracker",), silent=True)
+    await discovery.start()
+    try:
+        yield lambda: _usable(discovery, secured=True)
+    finally:
+        await discovery.stop()
+
+
 def neighbourhood(
-    settings: DiscoverySettings | None, hello: Hello, session: TrackerSession, tls: Tls | None, origin: str
+    settings: DiscoverySettings | None, hello: Hello, session: TrackerSession, access: AgentAccess, origin: str
 ) -> Neighbourhood | None:
     """The neighbourhood of an agent that introduces itself to trackers with `hello` and has
     `origin` for its own central storage; None without settings."""
@@ -160,7 +198,7 @@ def neighbourhood(
         hello.zone,
         hello.rack,
         hello.protocol,
-        tls=tls is not None,
+        tls=access.tls is not None,
         origin=bool(origin),
     )
-    return Neighbourhood(own, settings, session, tls)
+    return Neighbourhood(own, settings, session, access)

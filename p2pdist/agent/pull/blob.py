@@ -177,12 +177,11 @@ class BlobPull:
         """What the pull waits for, in words for the user; empty while pieces come."""
         return self._download.trouble(self._loop.time())
 
-    def reopen(self) -> None:
-        """End the streams after the pieces under way and open them again, with the new ticket."""
-        self._streams.reopen()
-
-    def planned(self, plan: Plan) -> None:
-        """A tracker, or this agent itself, has planned."""
+    def planned(self, plan: Plan, *, reopen: bool = False) -> None:
+        """A tracker, or this agent itself, has planned. `reopen`: streams end after the pieces
+        under way and are opened again, with the ticket that came with the plan."""
+        if reopen:
+            self._streams.reopen()
         if self._swarm is not None:
             self._swarm.planned(plan)
         self._mail.context.run(self._submit, Planned(plan))
@@ -239,7 +238,7 @@ class BlobPull:
                 case ReportTransport():
                     self._context.send_to_tracker(self.holding())
                 case AskTicket():
-                    self._ask_ticket(refused=True)
+                    self._context.ask_ticket(self.blob.digest, self.holding, refused=True)
                 case Switched(before, after):
                     logger.info("blob=%s comes by %s from now on, by %s before", self.blob.digest, after, before)
                 case CutShort():
@@ -268,15 +267,9 @@ class BlobPull:
         for quiet in self._streams.quiet():
             self._submit(quiet)
         self._submit(Tick())
-        self._ask_ticket()
+        self._context.ask_ticket(self.blob.digest, self.holding)
         if not self._download.finished:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
-
-    def _ask_ticket(self, *, refused: bool = False) -> None:
-        """Have the tracker send another ticket where one is due: it comes with the plan that
-        answers a holding."""
-        if self._context.tickets.due(self.blob.digest, now=self._loop.time(), refused=refused):
-            self._context.send_to_tracker(self.holding())
 
     def _find_unreported(self) -> None:
         """Take in stored pieces that no stream of this pull has reported for a whole tick: a stream

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from p2pdist.agent.access.service import AgentAccess
-from p2pdist.agent.access.tickets import Tickets
 from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.discovery.trackerless import Neighbourhood
 from p2pdist.agent.drain import Drain
@@ -70,7 +69,6 @@ class PullResources:
     policies: Policies
     origins: Origins
     uplink: Uplink
-    tls: Tls | None
     swarming: SwarmService | None
     received_bytes: Counter[str]
     """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
@@ -85,14 +83,20 @@ class PullResources:
     """The transfers that write into each blob, those of pulls that have ended included."""
 
     @property
-    def tickets(self) -> Tickets:
-        """What lets this host receive blobs from others."""
-        return self.access.tickets
+    def tls(self) -> Tls | None:
+        """How connections to other agents are secured."""
+        return self.access.tls
 
     def shown(self, blob: Digest) -> tuple[str, Selected | None]:
         """What a holding of a blob shows while access is on: the ticket, and what the blob was
         selected from."""
-        return self.tickets.get(blob), self.access.names.selected(blob) if self.access.peers.on else None
+        return self.access.tickets.get(blob), self.access.names.selected(blob) if self.access.peers.on else None
+
+    def ask_ticket(self, blob: Digest, holding: Callable[[], Holding], *, refused: bool = False) -> None:
+        """Have the tracker send another ticket where one is due: it comes with the plan that
+        answers a holding. `refused`: a sender did not take the one that is here."""
+        if self.access.tickets.due(blob, now=asyncio.get_running_loop().time(), refused=refused):
+            self.session.send(holding())
 
     def origin(self) -> Origin:
         """Central storage. Raises Unavailable."""
@@ -153,10 +157,13 @@ class Registry:
             if blob.complete:
                 self._serve(blob)
 
-    def stop_fetching(self) -> None:
-        """End all pulls; what has arrived stays."""
+    def stop_fetching(self, error: P2PDistError | None = None) -> None:
+        """End all pulls, with `error`, or because the agent stops; what has arrived stays."""
         for pull in list(self._fetching.values()):
-            pull.stop()
+            if error is not None:
+                pull.reject(error)
+            else:
+                pull.stop()
 
     async def stop(self) -> None:
         """Close idle connections, after all pulls have ended."""
@@ -191,7 +198,7 @@ class Registry:
         if complete:
             if layer.digest not in self._served:
                 self._serve(blob)
-                self._announce(self._holding_of(blob))
+                self._announce(_holding_of(blob, self._resources))
             return blob, None
         return blob, self._begin(blob, priority, selection)
 
@@ -261,11 +268,6 @@ class Registry:
         flow = self._uplink.open(request.blob, request.stripe, have, request.priority, peer=peer, cut=cut)
         self._join(request.blob, request.priority)
         return flow
-
-    def revoked(self, error: P2PDistError) -> None:
-        """This host is revoked: all pulls fail with `error`."""
-        for pull in list(self._fetching.values()):
-            pull.reject(error)
 
     def _fetched(self, pull: BlobPull, done: asyncio.Future[None]) -> None:
         blob = pull.blob
@@ -349,9 +351,7 @@ class Registry:
         raised = self._access.tickets.keep(plan.blob, ticket, now=asyncio.get_running_loop().time())
         pull = self._fetching.get(plan.blob)
         if pull is not None:
-            if raised:
-                pull.reopen()
-            pull.planned(plan)
+            pull.planned(plan, reopen=raised)
 
     def reject(self, blob: Digest, error: P2PDistError) -> None:
         """The tracker refuses a pull, which fails with `error`."""
@@ -371,7 +371,7 @@ class Registry:
         for digest in self._served - self._fetching.keys():
             blob = self._store.get(digest)
             if blob is not None and blob.complete:
-                holdings.append(self._holding_of(blob))
+                holdings.append(_holding_of(blob, self._resources))
         return [holding for holding in holdings if holding.size and not self._drain.draining]
 
     def report(self) -> Report | None:
@@ -387,8 +387,9 @@ class Registry:
             return None
         return Report(tuple(advances), sent_bytes, busy_s)
 
-    def _holding_of(self, blob: Blob) -> Holding:
-        layout = blob.layout
-        counts = tuple(blob.have.stripe_counts(layout.stripes))
-        shown = self._resources.shown(blob.digest)
-        return Holding(blob.digest, layout.size, layout.piece_size, counts, ticket=shown[0], selected=shown[1])
+
+def _holding_of(blob: Blob, resources: PullResources) -> Holding:
+    layout = blob.layout
+    counts = tuple(blob.have.stripe_counts(layout.stripes))
+    ticket, selected = resources.shown(blob.digest)
+    return Holding(blob.digest, layout.size, layout.piece_size, counts, ticket=ticket, selected=selected)

@@ -11,11 +11,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from p2pdist.agent.access.tickets import Tickets
 from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader
 from p2pdist.agent.uplink import Uplink
@@ -47,18 +46,21 @@ class PullContext(Protocol):
     host: str
     uplink: Uplink
     sources: Sources
-    tls: Tls | None
     origin_share: TokenBucket
     connections: ConnectionPool
     swarming: SwarmService | None
     writers: Counter[Digest]
 
     @property
-    def tickets(self) -> Tickets:
-        """What lets this host receive blobs from others."""
+    def tls(self) -> Tls | None:
+        """How connections to other agents are secured; None for plain ones."""
 
     def shown(self, blob: Digest) -> tuple[str, Selected | None]:
         """What a holding of a blob shows to a tracker: a ticket, and what it was selected from."""
+
+    def ask_ticket(self, blob: Digest, holding: Callable[[], Holding], *, refused: bool = False) -> None:
+        """Have the tracker send another ticket where one is due; `refused`: a sender did not take
+        the one that is here."""
 
     def origin(self) -> Origin:
         """The origin to read now. Raises Unavailable."""
@@ -179,7 +181,7 @@ class PullStreams:
 
     def _ticket(self) -> dict[str, str]:
         """The header field that shows this host's ticket for the blob, if it has one."""
-        ticket = self._context.tickets.get(self._blob.digest)
+        ticket, _ = self._context.shown(self._blob.digest)
         return {TICKET_HEADER: ticket} if ticket else {}
 
     def cut_short(self) -> None:

@@ -216,6 +216,10 @@ class TrackerSession:
         """All trackers, for people, without credentials."""
         return [redacted(url) for url in self._urls]
 
+    def addressed(self) -> list[str]:
+        """All trackers, as they are asked: with credentials."""
+        return list(self._urls)
+
     async def run(self, handlers: Handlers) -> None:
         """Keep a session open until cancelled; ends at once where there is no tracker and none is
         searched for."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket as sockets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -24,9 +25,52 @@ if TYPE_CHECKING:
     from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 File = click.Path(path_type=Path, dir_okay=False)
 
 logger = logging.getLogger(__name__)
+
+
+def tls_options(command: Function) -> Function:
+    """--join-file and the options of certificates of one's own. The command gets `join_file` and
+    `tls`, of which one is None. Raises UsageError where both are given."""
+
+    @functools.wraps(command)
+    def secured(
+        *args: Any,
+        join_file: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        tls_ca: Path | None,
+        tls_name: str,
+        **more: Any,
+    ) -> Any:
+        tls = _tls_files(tls_cert, tls_key, tls_ca, tls_name)
+        if join_file is not None and tls is not None:
+            raise UsageError("--join-file brings a certificate, and --tls options name another one", remedy="Give one")
+        return command(*args, join_file=join_file.absolute() if join_file is not None else None, tls=tls, **more)
+
+    wrapped: Any = secured
+    for option in (
+        click.option(
+            "--tls-name",
+            default="",
+            metavar="NAME",
+            help="The name in all agents' certificates [default: each one's own address].",
+        ),
+        click.option(
+            "--tls-ca", type=File, help="The authority of all agents' certificates, PEM; peers without one are refused."
+        ),
+        click.option("--tls-key", type=File, help="Its key, PEM, not encrypted."),
+        click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM."),
+        click.option(
+            "--join-file",
+            type=File,
+            help="Join the fleet of the token in this file, for trackers with --access: the agent gets a certificate of its own.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return cast(Function, wrapped)
 
 
 @click.command("agent")
@@ -82,22 +126,7 @@ logger = logging.getLogger(__name__)
     metavar="RATE",
     help="Never send or receive preseeds faster, such as 50MB/s.",
 )
-@click.option(
-    "--join-file",
-    type=File,
-    help="Join the fleet of the token in this file, for trackers with --access: the agent gets a certificate of its own.",
-)
-@click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM.")
-@click.option("--tls-key", type=File, help="Its key, PEM, not encrypted.")
-@click.option(
-    "--tls-ca", type=File, help="The authority of all agents' certificates, PEM; peers without one are refused."
-)
-@click.option(
-    "--tls-name",
-    default="",
-    metavar="NAME",
-    help="The name in all agents' certificates [default: each one's own address].",
-)
+@tls_options
 @click.option(
     "--probe-listen",
     default="",
@@ -108,7 +137,7 @@ logger = logging.getLogger(__name__)
     "--transport",
     type=click.Choice(["trees", "swarm", "auto"]),
     help="How blobs come: by the tracker's trees, from BitTorrent swarms, or by trees as long as that goes well [default: auto, with TLS"
-    " trees].",
+    " or a join file trees].",
 )
 @click.option(
     "--bt-listen",
@@ -156,10 +185,7 @@ def command(
     download_limit: str,
     preseed_limit: str,
     join_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    tls_ca: Path | None,
-    tls_name: str,
+    tls: TlsFiles | None,
     probe_listen: str,
     transport: Policy | None,
     bt_listen: str,
@@ -186,9 +212,7 @@ def command(
     connections = connections_max(raise_file_limit())
     address = listen_address(listen)
     trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
-    discover = not trackers if discover is None else discover
-    if join_file is not None and (tls_cert or tls_key or tls_ca or tls_name):
-        raise UsageError("--join-file brings a certificate, and --tls options name another one", remedy="Give one")
+    discovers = not trackers if discover is None else discover
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -202,27 +226,33 @@ def command(
         upload_bytes_s=parse_rate(upload_limit) if upload_limit else None,
         download_bytes_s=parse_rate(download_limit) if download_limit else None,
         preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
-        tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
-        join_file=join_file.absolute() if join_file is not None else None,
-        discovery=discovery_settings(address, network_id, discovery_interface) if discover else None,
-        swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None or join_file is not None),
+        tls=tls,
+        join_file=join_file,
+        discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
+        swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
         streams_max=min(STREAMS_MAX, max(4, connections // 2)),
     )
-    probe = (
-        listen_address(probe_listen if ":" in probe_listen else f"127.0.0.1:{probe_listen}") if probe_listen else None
-    )
-    level_now = partial(read_again, click.get_current_context(), "log_level")
-    run(_serve(settings, address, socket.absolute(), probe, ConnectionBook(connections), level_now))
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), ConnectionBook(connections)))
 
 
-def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
-    """How blobs may come by BitTorrent; None for trees only. Raises UsageError."""
+def _probe_address(text: str) -> tuple[str, int] | None:
+    """Host and port of --probe-listen; a port alone is one of loopback. Raises UsageError."""
+    from p2pdist.cli.daemon import listen_address
+
+    return listen_address(text if ":" in text else f"127.0.0.1:{text}") if text else None
+
+
+def _swarm(
+    transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool, joins: bool
+) -> SwarmSettings | None:
+    """How blobs may come by BitTorrent; None for trees only. An agent that joins a fleet uses
+    BitTorrent only when told to, and then for public packages. Raises UsageError."""
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.transfer.stream.connect import parse_address
 
-    policy: Policy = transport or ("trees" if tls else "auto")
+    policy: Policy = transport or ("trees" if tls or joins else "auto")
     if policy == "trees":
         if bt_listen:
             raise UsageError("--bt-listen is of no use with trees only", remedy="Give --transport auto or swarm")
@@ -254,12 +284,11 @@ async def _serve(
     socket: Path,
     probe: tuple[str, int] | None,
     book: ConnectionBook,
-    level_now: Callable[[], Any],
 ) -> None:
     import asyncio
     import signal
 
-    from p2pdist.agent.agent import Agent, membership_of
+    from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import (
         address_text,
@@ -269,12 +298,10 @@ async def _serve(
         stop_listening,
     )
 
+    level_now = partial(read_again, click.get_current_context(), "log_level")
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    membership = membership_of(settings)
-    if membership is not None:
-        await membership.enter()
-    agent = Agent(settings, membership)
+    agent = Agent(settings, await enter(settings))
     runners = []
     try:
         public, local = make_apps(agent)
@@ -287,6 +314,8 @@ async def _serve(
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.drain.insist, settings.drain_s)
+        if agent.tls is None:
+            _warn_of_strangers(address[0])
         logger.info("host=%s listening on %s socket=%s", settings.host, address_text(*address), socket)
         await agent.drained()
     finally:
@@ -295,6 +324,16 @@ async def _serve(
             socket.unlink(missing_ok=True)
         await agent.stop()
         await close(runners)
+
+
+def _warn_of_strangers(host: str) -> None:
+    """Say what an agent without access control does for everybody, unless it is on this machine
+    alone."""
+    if host not in ("localhost", "::1") and not host.startswith("127."):
+        logger.warning(
+            "access control is off: whoever reaches this port can fetch every package of the fleet. Start trackers with "
+            "--access FILE and agents with --join-file to change that"
+        )
 
 
 def _tls_files(certificate: Path | None, key: Path | None, authority: Path | None, name: str) -> TlsFiles | None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
 
+OWN_ADDRESSES_MAX = 50
+"""Addresses of this machine in the tracker's certificate."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -146,18 +149,18 @@ def _access_control(address: tuple[str, int], path: Path, audit_log: Path | None
 
 
 def own_addresses(host: str) -> list[str]:
-    """The names and addresses under which clients may reach a service that listens on `host`."""
+    """The names and addresses under which clients may reach a service that listens on `host`; of
+    many addresses some."""
     import re
 
     import ifaddr
 
     from p2pdist.agent.tracker.address import address_of
 
-    listed = {str(address_of(entry)[0]) for adapter in ifaddr.get_adapters() for entry in adapter.ips}
-    if host not in ("0.0.0.0", "::", ""):
-        listed.add(host)
-    names = {socket.gethostname(), socket.getfqdn(), "localhost"}
-    return sorted(listed | {name for name in names if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", name)})
+    own = [address_of(entry)[0] for adapter in ifaddr.get_adapters() for entry in adapter.ips]
+    listed = [str(address) for address in own if not address.is_link_local][:OWN_ADDRESSES_MAX]
+    names = [name for name in ("localhost", socket.gethostname()) if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", name)]
+    return [*names, *([] if host in ("0.0.0.0", "::", "") else [host]), *listed]
 
 
 def _warn_of_strangers(host: str) -> None:

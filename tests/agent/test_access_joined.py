@@ -7,6 +7,7 @@ import asyncio
 import os
 import ssl
 import stat
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -14,14 +15,19 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, TCPConnector
-from joined_rig import AccessSite, AccessTracker, certificate_of, free_port, until
+from joined_rig import FLEET, AccessSite, AccessTracker, Running, certificate_of, free_port, until
 
+from p2pdist.agent.access import service as service_module
 from p2pdist.agent.access.identity import read_join_file
-from p2pdist.agent.agent import membership_of
+from p2pdist.agent.agent import AgentSettings, membership_of
+from p2pdist.agent.bittorrent.service import SwarmSettings
 from p2pdist.credentials.authority import Authority, agent_dns, expires_at
 from p2pdist.credentials.join import JoinToken
+from p2pdist.credentials.signing import SigningKey
+from p2pdist.credentials.tokens import create_token
 from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S
 from p2pdist.model.errors import Refused, UsageError
+from p2pdist.model.messages import Access
 from p2pdist.transfer.tls import Tls
 
 DATA = os.urandom(1 << 20)
@@ -83,7 +89,7 @@ async def test_the_secret_is_not_sent_to_a_tracker_that_only_repeats_the_pinned_
         settings = site.settings("h0")
         membership = membership_of(settings)
         assert membership is not None
-        membership._trackers = lambda: [liar.url]
+        membership.trackers = lambda: [liar.url]
         assert not await membership._joined()
         assert not liar.joins
     finally:
@@ -203,7 +209,6 @@ async def test_a_child_receives_with_the_ticket_of_its_plan(site: AccessSite) ->
 async def test_nothing_is_sent_for_a_wrong_ticket_and_the_parent_keeps_its_reputation(
     site: AccessSite, wrong: str, tmp_path: Path
 ) -> None:
-    from p2pdist.credentials.signing import SigningKey
     from p2pdist.model.access import Ticket, encode_ticket
 
     seed, digest = await site.seeded(DATA)
@@ -299,4 +304,128 @@ async def test_a_certificate_of_another_authority_is_no_certificate(site: Access
                 assert answer.status == 200
 
 
-assert free_port
+# -- others
+
+
+async def test_metrics_are_for_bearers_of_the_right(site: AccessSite) -> None:
+    running = await site.agent("h0")
+    site.tracker.roles = {"scraper": ("metrics",), "slurm": ("preseed", "rank")}
+    key, pin, now = site.tracker.signing[0], site.tracker.token.pin, time.time()
+    scraper, record = create_token(key, FLEET, pin, "scraper", now=now, lasts_s=60)
+    scheduler, _ = create_token(key, FLEET, pin, "slurm", now=now, lasts_s=60)
+    expired, _ = create_token(key, FLEET, pin, "scraper", now=now - 3600, lasts_s=60)
+    stranger, _ = create_token(SigningKey.create(), FLEET, pin, "scraper", now=now, lasts_s=60)
+    elsewhere, _ = create_token(key, "other", pin, "scraper", now=now, lasts_s=60)
+    await site.tracker.push_access()
+    access = running.agent.access
+    await until(lambda: access.peers.access is not None and access.peers.access.roles)
+    trusting = ssl.create_default_context(cadata=site.tracker.authorities[0].pem.decode())
+
+    async def status(token: str) -> int:
+        url, headers = f"https://{running.settings.address}/metrics", {"Authorization": f"Bearer {token}"}
+        async with (
+            ClientSession(connector=TCPConnector(ssl=trusting)) as http,
+            http.get(url, headers=headers, server_hostname=agent_dns("h0")) as answer,
+        ):
+            return answer.status
+
+    tokens = (scraper, scraper.split(".", 2)[2], scheduler, expired, stranger, elsewhere)
+    assert [await status(token) for token in tokens] == [200, 200, 403, 401, 401, 401]
+    assert await status("nonsense") == 400
+    site.tracker.revoked = (f"token:{record.id}",)
+    await site.tracker.push_access()
+    await until(lambda: access.peers.access.revoked)  # type: ignore[union-attr]
+    assert await status(scraper) == 401
+
+
+async def test_every_route_of_an_agent_names_its_right() -> None:
+    from p2pdist.agent.api.server import LOCAL_ROUTES, PUBLIC_ROUTES
+
+    for routes, rights in ((PUBLIC_ROUTES, {"open", "metrics", "ticket"}), (LOCAL_ROUTES, None)):
+        for route in routes:
+            assert route.right is not None, f"{route.method} {route.path}"
+            assert rights is None or route.right in rights
+    assert {route.path for route in PUBLIC_ROUTES if route.right == "open"} == {"/healthz", "/readyz"}
+    assert {route.right for route in LOCAL_ROUTES} == {"open", "metrics", "local", "local-admin"}
+
+
+async def test_pages_of_other_sites_change_nothing(site: AccessSite, tmp_path: Path) -> None:
+    """Whether access is on or off."""
+    plain = Running(AgentSettings((), "open", f"127.0.0.1:{free_port()}", tmp_path / "open"))
+    await plain.start()
+    site.stack.push_async_callback(plain.stop)
+    async with ClientSession() as http:
+        url = f"http://{plain.settings.address}/v1/streams"
+        async with http.post(url, data=b"{}", headers={"Origin": "http://evil.example"}) as answer:
+            assert answer.status == 403
+        async with http.post(url, data=b"{}") as answer:
+            assert answer.status == 400
+
+
+async def test_what_a_plain_tracker_says_of_access_is_not_believed(tmp_path: Path) -> None:
+    """Neither by an agent without a certificate, nor by one that speaks to trackers in plain."""
+    access = Access({}, "", revoked=("host:h0",))
+    (tmp_path / "x").mkdir()
+    sys.path.insert(0, str(Path(__file__).parents[1] / "transfer"))
+    from authority import Authority as Own
+
+    for number, tls in enumerate((None, Own(tmp_path / "x").issue("h0"))):
+        running = Running(AgentSettings((), "h0", f"127.0.0.1:{free_port()}", tmp_path / f"s{number}", tls=tls))
+        await running.start()
+        try:
+            running.agent._on_message(access)
+            assert not running.agent.access.peers.on
+        finally:
+            await running.stop()
+
+
+# -- certificates of one's own
+
+
+async def test_certificates_of_ones_own_are_read_again_when_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "WATCH_S", 0.02)
+    sys.path.insert(0, str(Path(__file__).parents[1] / "transfer"))
+    from authority import Authority as Own
+
+    own = Own(tmp_path)
+    files, peer = own.issue("h0"), Tls(own.issue("peer"))
+    settings = AgentSettings((), "h0", f"127.0.0.1:{free_port()}", tmp_path / "store", tls=files)
+    running = Running(settings)
+    await running.start()
+
+    async def shown() -> object:
+        host, _, port = settings.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port), ssl=peer.client, server_hostname="127.0.0.1")
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return certificate
+
+    try:
+        before = await shown()
+        renewed = own.issue("renewed")
+        os.replace(renewed.certificate, files.certificate)  # its key comes a moment later
+        await asyncio.sleep(0.1)
+        assert await shown() == before
+        os.replace(renewed.key, files.key)
+        for _ in range(500):
+            if await shown() != before:
+                break
+            await asyncio.sleep(0.01)
+        assert await shown() != before
+    finally:
+        await running.stop()
+
+
+async def test_torrents_are_for_public_packages(site: AccessSite) -> None:
+    port = free_port()
+    running = await site.agent("h0", swarm=SwarmSettings("auto", ("127.0.0.1", port)))
+    digest = await site.publish(DATA)
+    await site.pull(running, digest)
+    swarming = running.agent.swarming
+    assert swarming is not None and swarming.policy_of(digest) == "trees"
+    site.tracker.public = ("blob",)
+    await site.tracker.push_access()
+    await until(lambda: running.agent.access.is_public(digest))
+    assert swarming.policy_of(digest) == "auto"

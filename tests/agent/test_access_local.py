@@ -1,0 +1,169 @@
+"""What processes of the host may read through the agent's Unix socket, by user and group. Real
+processes of other users."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joined_rig import AccessSite, Running, push_package, until
+
+from p2pdist.agent.access.local import LocalCallers, subjects
+from p2pdist.agent.caller import Caller
+from p2pdist.agent.mounts import check_below
+from p2pdist.model.access import LocalRules, Patterns
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Refused
+
+USER, GROUP = 65534, 4242
+MINE, THEIRS = b"mine" * 30_000, b"theirs" * 30_000
+RULES = {f"group:{GROUP}": ("team-a/*",), "user:1234": ("team-b/y",)}
+
+
+class LocalSite:
+    """An agent with a package of each of two teams."""
+
+    def __init__(self, site: AccessSite, running: Running, manifests: dict[str, Digest]) -> None:
+        self.site, self.running, self.manifests = site, running, manifests
+
+    async def ask(self, uid: int, method: str, path: str, body: Any = None, *, gid: int = GROUP) -> tuple[int, Any]:
+        """Status and JSON (or bytes) of an answer to a process of a user."""
+        words = ["setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups"]
+        words += ["curl", "-s", "-w", "\n%{http_code}", "--unix-socket", str(self.running.socket), "-X", method]
+        if body is not None:
+            words += ["-d", json.dumps(body)]
+        process = await asyncio.create_subprocess_exec(
+            *words, f"http://agent{path}", stdout=asyncio.subprocess.PIPE, cwd="/"
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), 60)
+        data, _, status = out.rpartition(b"\n")
+        try:
+            return int(status), json.loads(data)
+        except ValueError:
+            return int(status), data
+
+
+@pytest.fixture
+async def local(tmp_path: Path) -> AsyncIterator[LocalSite]:
+    async with AsyncExitStack() as stack:
+        site = AccessSite(tmp_path, stack)
+        stack.push_async_callback(site.origin.close)
+        site.tracker.local = RULES
+        manifests = {
+            "team-a/x": await push_package(site.origin, "team-a/x:v1", MINE),
+            "team-b/y": await push_package(site.origin, "team-b/y:v1", THEIRS),
+        }
+        await site.tracker.start()
+        stack.push_async_callback(site.tracker.stop)
+        running = await site.agent("h0")
+        running.socket.chmod(0o666)
+        await until(lambda: running.agent.access.peers.local.by_subject)
+        for name in manifests:
+            await running.agent.pulls.package(f"{name}:v1")
+        yield LocalSite(site, running, manifests)
+
+
+@pytest.mark.root
+async def test_a_user_has_what_the_rules_say_and_the_rest_looks_absent(local: LocalSite) -> None:
+    ask = local.ask
+    theirs, manifest = digest_of(THEIRS), local.manifests["team-b/y"]
+    assert (await ask(USER, "GET", "/v1/packages"))[1]["packages"][0]["reference"] == "team-a/x:v1"
+    assert len((await ask(USER, "GET", "/v1/packages"))[1]["packages"]) == 1
+    assert len((await ask(0, "GET", "/v1/packages"))[1]["packages"]) == 2
+    assert [pull["reference"] for pull in (await ask(USER, "GET", "/v1/pulls"))[1]["pulls"]] == ["team-a/x:v1"]
+    assert [pull["reference"] for pull in (await ask(USER, "GET", "/v1/status"))[1]["pulls"]] == ["team-a/x:v1"]
+    assert await ask(USER, "GET", f"/v1/blobs/{digest_of(MINE)}") == (200, MINE)
+    refused = [
+        ("GET", f"/v1/blobs/{theirs}", None),
+        ("GET", f"/v1/blobs/{manifest}", None),
+        ("POST", "/v1/pulls", {"package": "team-b/y:v1", "wait": True}),
+        ("POST", "/v1/pulls", {"package": f"team-b/y@{manifest}", "wait": True}),
+        ("POST", "/v1/pulls", {"package": f"team-a/x@{manifest}", "wait": True}),
+        ("POST", "/v1/pulls", {"blob": theirs, "wait": True}),
+        ("POST", "/v1/mounts", {"package": "team-b/y:v1"}),
+        ("POST", "/v1/mounts", {"package": f"team-a/other@{manifest}"}),
+        ("POST", "/v1/pins", {"package": "team-b/y:v1"}),
+        ("POST", "/v1/pins", {"package": theirs}),
+        ("POST", "/v1/pins", {"package": "blob:sha256-" + theirs.removeprefix("sha256:")}),
+        ("DELETE", "/v1/packages?reference=team-b/y:v1", None),
+        ("DELETE", f"/v1/packages?reference={theirs}", None),
+        ("DELETE", "/v1/pins?package=team-b/y:v1", None),
+    ]
+    for method, path, body in refused:
+        status, answer = await ask(USER, method, path, body)
+        assert status == 404, (method, path, body, answer)
+    identifier = next(pull.id for pull in local.running.agent.pulls.list() if pull.reference == "team-b/y:v1")
+    assert (await ask(USER, "GET", f"/v1/pulls/{identifier}"))[0] == 404
+    assert (await ask(0, "GET", f"/v1/pulls/{identifier}"))[0] == 200
+    assert (await ask(0, "GET", f"/v1/blobs/{theirs}"))[1] == THEIRS
+    assert (await ask(1234, "POST", "/v1/pulls", {"package": "team-b/y:v1", "wait": True}, gid=99))[0] == 200
+    assert (await ask(1234, "POST", "/v1/pulls", {"package": f"team-b/y@{manifest}", "wait": True}, gid=99))[0] == 200
+    assert (await ask(1234, "POST", "/v1/pulls", {"package": "team-a/x:v1"}, gid=99))[0] == 404
+    assert (await ask(999, "GET", "/v1/packages", gid=999))[1] == {"packages": []}
+    assert (await ask(USER, "POST", "/v1/drain", {"seconds": 0}))[0] == 403
+
+
+@pytest.mark.root
+async def test_pins_of_others_are_neither_seen_nor_removed(local: LocalSite) -> None:
+    assert (await local.ask(0, "POST", "/v1/pins", {"package": "team-b/y:v1"}))[0] == 200
+    assert (await local.ask(USER, "POST", "/v1/pins", {"package": "team-a/x:v1"}))[0] == 200
+    assert [pin["owner"] for pin in (await local.ask(USER, "GET", "/v1/pins"))[1]["pins"]] == ["pin:team-a/x:v1"]
+    assert len((await local.ask(0, "GET", "/v1/pins"))[1]["pins"]) == 2
+    assert (await local.ask(USER, "DELETE", "/v1/pins?owner=pin:team-b/y:v1"))[0] == 404
+    assert (await local.ask(USER, "DELETE", "/v1/pins?owner=pin:team-a/x:v1"))[0] == 200
+
+
+@pytest.mark.root
+async def test_rules_reach_a_running_agent(local: LocalSite) -> None:
+    local.site.tracker.local = {f"user:{USER}": ("*",)}
+    await local.site.tracker.push_access()
+    await until(lambda: f"user:{USER}" in local.running.agent.access.peers.local.by_subject)
+    assert len((await local.ask(USER, "GET", "/v1/packages"))[1]["packages"]) == 2
+    local.site.tracker.local = {}
+    await local.site.tracker.push_access()
+    await until(lambda: not local.running.agent.access.peers.local.by_subject)
+    assert len((await local.ask(999, "GET", "/v1/packages", gid=999))[1]["packages"]) == 2
+
+
+@pytest.mark.root
+async def test_views_of_users_are_below_the_mount_roots(local: LocalSite) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        inside, outside = Path(made) / "inside", Path(made) / "outside"
+        Path(made).chmod(0o755)
+        for directory in (inside, outside):
+            directory.mkdir()
+            os.chown(directory, USER, GROUP)
+        (inside / "link").symlink_to(outside)
+        local.site.tracker.mount_roots = (str(inside),)
+        await local.site.tracker.push_access()
+        await until(lambda: local.running.agent.access.peers.local.mount_roots)
+        for path in (outside / "view", inside / "link" / "view", inside / ".." / "outside" / "view", inside):
+            status, answer = await local.ask(USER, "POST", "/v1/mounts", {"package": "team-a/x:v1", "path": str(path)})
+            assert status == 403 and "below" in answer["remedy"], (path, answer)
+        assert list(outside.iterdir()) == []
+
+
+def test_below_means_below(tmp_path: Path) -> None:
+    check_below(tmp_path / "anywhere", ())
+    check_below(tmp_path / "a" / "b", (str(tmp_path), "/nowhere"))
+    for path in (tmp_path, tmp_path.parent / f"{tmp_path.name}-other" / "x"):
+        with pytest.raises(Refused):
+            check_below(path, (str(tmp_path),))
+
+
+async def test_a_caller_goes_by_numbers_and_names() -> None:
+    named = subjects(Caller(0, 0, (0, 54321)))
+    assert named[:4] == ("user:0", "user:root", "group:0", "group:root") and "group:54321" in named
+    rules = LocalRules({"user:54321": Patterns(("a/*",)), "group:root": Patterns(("b",))})
+    callers = LocalCallers()
+    if os.geteuid() == 0:
+        identity = await callers.identity(Caller(54321, 54322, (0,)), rules)
+        assert identity.may_read(["a/x"]) and identity.may_read(["b"]) and not identity.may_read(["c"])
+        assert not identity.may("local-admin") and (await callers.identity(Caller(0, 0), rules)).may("local-admin")

@@ -1,0 +1,115 @@
+"""A fleet with access on, as processes: hosts join, packages come from peers, tokens open what they
+are for, authorities rotate, the tracker dies and the fleet goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from site_rig import P2PDIST, Agent, Site, free_port, running_site, until
+
+MIB = 1 << 20
+
+
+class AccessSite:
+    """A site whose tracker has an access file."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.file = site.directory / "access" / "access.toml"
+        self.file.parent.mkdir()
+        self.url = f"https://127.0.0.1:{site.tracker_port}"
+        self.log = site.directory / "tracker.log"
+
+    def start_tracker(self) -> None:
+        words = ["tracker", "--listen", f"127.0.0.1:{self.site.tracker_port}", "--origin", self.site.origin.url]
+        words += ["--state", str(self.site.directory / "state"), "--access", str(self.file)]
+        self.site.tracker_process = self.site.spawn(words, self.log)
+        until(lambda: self.join_file.exists() and self.command("doctor")[0] is not None)
+
+    @property
+    def join_file(self) -> Path:
+        return self.file.parent / "join-default.token"
+
+    def agent(self, name: str, **options: str) -> Agent:
+        probe = str(free_port())
+        return Agent(self.site, name, tracker=self.url, join_file=str(self.join_file), probe_listen=probe, **options)
+
+    def command(self, *words: str, token: str = "") -> tuple[int, str, str]:
+        environment = {**os.environ, "P2PDIST_TOKEN": token}
+        done = subprocess.run(
+            [*P2PDIST, *words], capture_output=True, text=True, timeout=120, check=False, env=environment
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def token(self, role: str) -> str:
+        code, out, errors = self.command("token", "create", "--access", str(self.file), "--role", role, "--ttl", "1d")
+        assert code == 0, errors
+        return out.strip()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[AccessSite]:
+    with running_site(tmp_path, tracker=False) as site:
+        made = AccessSite(site)
+        made.start_tracker()
+        yield made
+
+
+@pytest.mark.slow
+def test_a_fleet_joins_and_feeds_itself(fleet: AccessSite) -> None:
+    digest = fleet.site.publish(16 * MIB)
+    agents = [fleet.agent(f"h{number}").start() for number in range(3)]
+    statuses = [pull.result() for pull in [agent.start_pull(blob=digest) for agent in agents]]
+    assert sum(status.bytes_origin for status in statuses) == 16 * MIB
+    assert sum(status.bytes_peers for status in statuses) == 2 * 16 * MIB
+    # The probe port is plain, and knows what the port of the fleet does not tell a stranger.
+    port = agents[0].options["probe_listen"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert b"p2pdist_agent_received_bytes_total" in answer.read()
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/blobs/{digest}", timeout=10)
+    assert caught.value.code == 404
+    # A host that comes after a rotation has a token with the old pin.
+    code, _, errors = fleet.command("access", "rotate", "--access", str(fleet.file))
+    assert code == 0, errors
+    late = fleet.agent("h3").start()
+    assert late.pull(blob=digest).bytes_peers == 16 * MIB
+    # The tracker dies: a host that is started again knows its fleet, and its packages.
+    fleet.site.kill_tracker()
+    assert agents[1].stop() == 0
+    again = agents[1].start(ready=False)
+    assert again.pull(blob=digest).bytes_cached == 16 * MIB
+
+
+@pytest.mark.slow
+def test_commands_show_their_token_to_the_right_tracker_alone(fleet: AccessSite, tmp_path: Path) -> None:
+    operator = fleet.token("operator")
+    status = ("status", "--tracker", fleet.url)
+    code, out, errors = fleet.command(*status, token=operator)
+    assert code == 0 and "hosts" in out, errors
+    file = tmp_path / "token"
+    file.write_text(operator)
+    file.chmod(0o600)
+    assert fleet.command(*status, "--token-file", str(file))[0] == 0
+    code, _, errors = fleet.command(*status)
+    assert code == 5 and "--token-file" in errors, "nothing names its authority"
+    code, _, errors = fleet.command(*status, token=fleet.token("metrics"))
+    assert code == 4 and "lacks the right" in errors
+    code, _, errors = fleet.command(*status, token="nonsense")
+    assert code == 2 and "no token" in errors and "nonsense" not in errors
+    jwt = operator.rpartition("p2pt1.")[2].partition(".")[2]
+    code, _, errors = fleet.command(*status, token=f"p2pt1.{'ab' * 32}.{jwt}")
+    assert code == 4 and "pins" in errors
+    code, out, errors = fleet.command("top", "--tracker", fleet.url, "--once", token=operator)
+    assert code == 0, errors
+    code, out, errors = fleet.command("doctor", "--tracker", fleet.url, "--store", str(tmp_path / "s"), token=operator)
+    assert f"{fleet.url} answers" in out
+    plain = fleet.url.replace("https", "http")
+    code, _, errors = fleet.command("status", "--tracker", plain, token=operator)
+    assert code == 5 and "https://" in errors

@@ -1,0 +1,155 @@
+"""People with tokens of an OpenID Connect issuer: a real one on loopback, with a discovery document
+and keys."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from access_rig import ACCESS, AccessSite, access_site, ask
+from aiohttp import web
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from p2pdist.model.errors import Unauthenticated, Unavailable
+from tracker.access import oidc
+
+
+class Issuer:
+    """An issuer with keys of three kinds."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, tuple[str, Any]] = {
+            "rsa": ("RS256", rsa.generate_private_key(65537, 2048)),
+            "ec": ("ES256", ec.generate_private_key(ec.SECP256R1())),
+            "ed": ("EdDSA", ed25519.Ed25519PrivateKey.generate()),
+        }
+        self.url, self.named = "", ""
+        self.asked = 0
+
+    def token(self, key: str = "rsa", *, algorithm: str = "", **more: Any) -> str:
+        default, private = self.keys[key]
+        said = {"iss": self.url, "aud": "p2pdist", "sub": "ada", "exp": int(time.time()) + 600, "groups": ["ml-team"]}
+        said = {name: value for name, value in (said | more).items() if value is not None}
+        return jwt.encode(said, private, algorithm=algorithm or default, headers={"kid": key})
+
+    async def discovery(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        return web.json_response({"issuer": self.named or self.url, "jwks_uri": f"{self.url}/keys"})
+
+    async def jwks(self, request: web.Request) -> web.Response:
+        algorithms = jwt.algorithms.get_default_algorithms()
+        found = []
+        for name, (algorithm, private) in self.keys.items():
+            document = json.loads(algorithms[algorithm].to_jwk(private.public_key()))
+            found.append({**document, "kid": name, "use": "sig"})
+        return web.json_response({"keys": found})
+
+
+@asynccontextmanager
+async def issuing() -> AsyncIterator[Issuer]:
+    issuer, app = Issuer(), web.Application()
+    app.router.add_get("/.well-known/openid-configuration", issuer.discovery)
+    app.router.add_get("/keys", issuer.jwks)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    issuer.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield issuer
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def issuer() -> AsyncIterator[Issuer]:
+    async with issuing() as found:
+        yield found
+
+
+@pytest.fixture
+async def site(tmp_path: Path, issuer: Issuer) -> AsyncIterator[AccessSite]:
+    map_ = '{ groups = { ml-team = "slurm", admins = "ops" }, email = { "root@example" = "ops" } }'
+    table = f'[oidc]\nissuer = "{issuer.url}"\naudience = "p2pdist"\nmap = {map_}\n'
+    async with access_site(tmp_path, ACCESS + table) as found:
+        yield found
+
+
+async def hosts(site: AccessSite, token: str) -> bytes:
+    return await ask(await site.stranger(token), "GET", "/v1/hosts")
+
+
+@pytest.mark.parametrize("key", ["rsa", "ec", "ed"])
+async def test_a_person_has_the_role_that_a_claim_gives(site: AccessSite, issuer: Issuer, key: str) -> None:
+    http = await site.stranger(issuer.token(key))
+    order = json.loads(await ask(http, "PUT", "/v1/preseeds/mine", {"package": "team-a/x:v1", "count": 1}))
+    assert order["owner"] == "person:ada"
+    assert await hosts(site, issuer.token(key, groups="admins")) == b"[]"
+    assert await hosts(site, issuer.token(key, groups=None, email="root@example")) == b"[]"
+    assert issuer.asked == 1
+
+
+async def test_tokens_that_are_not_for_this_fleet_are_refused(site: AccessSite, issuer: Issuer) -> None:
+    admin = {"groups": "admins"}
+    _, stolen = issuer.keys["rsa"]
+    public = stolen.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    other = Issuer()
+    other.url = issuer.url
+    wrong = [
+        issuer.token(**admin, aud="another"),
+        issuer.token(**admin, aud=None),
+        issuer.token(**admin, exp=int(time.time()) - 3600),
+        issuer.token(**admin, exp=None),
+        issuer.token(**admin, sub=None),
+        issuer.token(**admin, sub="a b\n"),
+        issuer.token(**admin, iss=f"{issuer.url}/"),
+        issuer.token(**admin, algorithm="RS512"),
+        issuer.token(groups=["others"]),
+        issuer.token(groups=None),
+        issuer.token(groups={"admins": 1}),
+        other.token(**admin),
+        other.token("ed", **admin),
+    ]
+    head, body, signature = issuer.token(**admin).split(".")
+    wrong += [f"{head}.{body}.", f"{head}.{issuer.token().split('.')[1]}.{signature}"]
+    none = jwt.encode({"iss": issuer.url, "groups": "admins", "sub": "x", "aud": "p2pdist"}, None, algorithm="none")
+    wrong.append(none + "AA")
+    assert public
+    for token in wrong:
+        with pytest.raises(Unauthenticated):
+            await hosts(site, token)
+    assert await hosts(site, issuer.token(**admin)) == b"[]"
+
+
+async def test_a_revoked_person_is_refused(site: AccessSite, issuer: Issuer) -> None:
+    site.path.write_text(site.path.read_text().replace('fleet = "prod"', 'fleet = "prod"\nrevoked = ["token:ada"]'))
+    with pytest.raises(Unauthenticated, match="revoked"):
+        for _ in range(1000):
+            await hosts(site, issuer.token(groups="admins"))
+
+
+async def test_new_keys_of_the_issuer_are_read_and_strange_ones_ask_it_seldom(
+    site: AccessSite, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hosts(site, issuer.token(groups="admins"))
+    issuer.keys["new"] = ("ES256", ec.generate_private_key(ec.SECP256R1()))
+    for _ in range(5):
+        with pytest.raises(Unauthenticated):
+            await hosts(site, issuer.token("new", groups="admins"))
+    assert issuer.asked == 1
+    monkeypatch.setattr(oidc, "REFRESH_S", 0.0)
+    assert await hosts(site, issuer.token("new", groups="admins")) == b"[]"
+
+
+async def test_an_issuer_that_names_itself_otherwise_is_not_believed(site: AccessSite, issuer: Issuer) -> None:
+    issuer.named = "https://other.example"
+    with pytest.raises(Unavailable):
+        await hosts(site, issuer.token(groups="admins"))

@@ -1,0 +1,322 @@
+"""What each kind of client reads and changes at a tracker with access control: the table of answers
+follows from the right that each route names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from access_rig import ACCESS, SIZE, AccessSite, Agent, Session, access_site, ask
+
+from p2pdist.credentials.authority import TRACKER_DNS
+from p2pdist.model.access import decode_ticket
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.errors import Conflict, NotFound, Refused
+from p2pdist.model.messages import Advance, Assign, Holding, Holdings, Reject, Report, Selected, Welcome
+from p2pdist.model.pieces import PieceLayout
+from p2pdist.model.selection import selection_digest
+from p2pdist.transfer.openapi import Route
+from tracker.http.app import ROUTES
+from tracker.http.scheduler import PRESEED_ROUTES
+
+TABLE = (*ROUTES, *PRESEED_ROUTES)
+PIECE = 65536
+LAYOUT = PieceLayout(SIZE, PIECE)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[AccessSite]:
+    async with access_site(tmp_path) as found:
+        yield found
+
+
+def test_every_route_names_its_right() -> None:
+    assert [route.path for route in TABLE if route.right is None] == []
+
+
+def path_of(site: AccessSite, route: Route, name: str) -> str:
+    """A request of a route that is about the package `name` and the host h1, where it names one."""
+    blob = site.layers[name]
+    path = route.described_path.replace("{digest}", blob).replace("{name}", "h1").replace("{id}", "order")
+    path = path.replace("{reference}", name)
+    if any(query.name == "reference" for query in route.query):
+        path += f"?reference={name}"
+    return path
+
+
+async def status(http: aiohttp.ClientSession, method: str, path: str, body: object = None) -> int:
+    data = msgspec.json.encode(body) if body is not None else None
+    async with http.request(method, path, data=data, server_hostname=TRACKER_DNS) as answer:
+        return answer.status
+
+
+async def test_a_scanner_finds_nothing_that_the_rights_do_not_give(site: AccessSite) -> None:
+    agents = {name: await site.join(f"host-{name}", name) for name in ("default", "a")}
+    roles = ("slurm", "other", "ops", "reader", "scraper")
+    clients = {"stranger": await site.stranger()} | {role: await site.stranger(site.token(role)) for role in roles}
+    clients |= {f"agent-{name}": agent.http for name, agent in agents.items()}
+    rights = {role: site.control.state.rules.roles[role].rights for role in roles}
+    rights |= {"stranger": frozenset({"open"})} | {
+        f"agent-{name}": frozenset({"open", "agent", "read"}) for name in agents
+    }
+    await ask(clients["ops"], "PUT", "/v1/preseeds/order", {"package": "team-b/y:v1", "count": 1})
+    bodies = {"/v1/preseeds": {"package": "team-b/y:v1", "count": 1}, "/v1/rank": {"packages": ["team-b/y:v1"]}}
+    bodies["/v1/preseeds/{id}"] = bodies["/v1/preseeds"]
+    for route, (client, http) in itertools.product(TABLE, clients.items()):
+        if route.path in ("/v1/session", "/v1/events", "/v1/join") or (route.method == "DELETE" and client == "ops"):
+            continue  # a scanner says no hello; join tokens have tests of their own
+        got = await status(http, route.method, path_of(site, route, "team-b/y:v1"), bodies.get(route.path))
+        allowed = any(right in rights[client] for right in (route.right, *route.also))
+        where = f"{route.method} {route.path} as {client}: {got}"
+        if not allowed:
+            assert got == (401 if client == "stranger" else 403), where
+        else:
+            assert got not in (401, 403) or route.path == "/v1/policies", where
+        about = "{digest}" in route.path or "reference" in route.path + str(route.query) or "preseeds" in route.path
+        reads = client in ("agent-default", "ops", "other")
+        listed = (route.method, route.path) == ("GET", "/v1/preseeds")
+        if allowed and about and route.right != "watch" and not reads and route.path != "/v1/policies" and not listed:
+            assert got == 404, where
+    assert await ask(clients["slurm"], "GET", "/v1/preseeds") == b"[]"
+
+
+def holding(blob: Digest, counts: tuple[int, ...] = (0,), **more: object) -> Holding:
+    return Holding(blob, SIZE, PIECE, counts, **more)  # type: ignore[arg-type]
+
+
+async def session_of(agent: Agent) -> Session:
+    session = await agent.session()
+    await session.hear(Welcome)
+    return session
+
+
+async def test_names_that_one_may_not_read_are_as_names_that_do_not_exist(site: AccessSite) -> None:
+    agent = await site.join("h1", "a")
+    mine, theirs, nothing = "team-a/x:v1", "team-b/y:v1", "team-b/none:v1"
+    assert len(await ask(agent.http, "GET", f"/v1/packages?reference={mine}")) > 100
+    problems = []
+    for name in (theirs, nothing):
+        for path in ("/v1/packages", "/v1/resolve", "/v1/policies"):
+            with pytest.raises(NotFound) as failure:
+                await ask(agent.http, "GET", f"{path}?reference={name}")
+            problems.append(failure.value.what.replace(name, "NAME"))
+    assert len(set(problems)) == 1
+    everything = await site.join("h2")
+    await ask(everything.http, "GET", f"/v1/packages?reference={theirs}")
+    shared = set(site.documents[mine])
+    for digest in (site.manifests[theirs], site.layers[theirs], *set(site.documents[theirs]) - shared):
+        for path in (f"/v1/content/{digest}", f"/v1/layers/{digest}", f"/v1/content/{digest}?as=manifest"):
+            with pytest.raises(NotFound):
+                await ask(agent.http, "GET", path)
+    for digest in (site.manifests[mine], *site.documents[mine]):
+        await ask(agent.http, "GET", f"/v1/content/{digest}")
+
+
+async def test_a_digest_is_no_package_of_a_name_that_its_tags_do_not_have(site: AccessSite) -> None:
+    """Else any manifest could be read under a name that one may read."""
+    agent, everything = await site.join("h1", "a"), await site.join("h2")
+    theirs = site.manifests["team-b/y:v1"]
+    await ask(everything.http, "GET", f"/v1/packages?reference=team-a/z@{theirs}")
+    for name in ("team-a/x", "team-a/z"):
+        with pytest.raises(NotFound):
+            await ask(agent.http, "GET", f"/v1/packages?reference={name}@{theirs}")
+    mine = f"team-a/x@{site.manifests['team-a/x:v1']}"
+    with pytest.raises(NotFound):
+        await ask(agent.http, "GET", f"/v1/packages?reference={mine}")  # no tag was asked for yet
+    await ask(agent.http, "GET", "/v1/resolve?reference=team-a/x:v1")
+    await ask(agent.http, "GET", f"/v1/packages?reference={mine}")
+
+
+async def test_a_host_joins_the_swarms_of_what_it_may_read(site: AccessSite) -> None:
+    everything, agent = await site.join("h2"), await site.join("h1", "a")
+    for name in ("team-a/x:v1", "team-b/y:v1"):
+        await ask(everything.http, "GET", f"/v1/packages?reference={name}")
+    mine, theirs = site.layers["team-a/x:v1"], site.layers["team-b/y:v1"]
+    unknown = digest_of(b"unknown")
+    session, other = await session_of(agent), await session_of(everything)
+    await session.say(Holdings((holding(theirs), holding(unknown), holding(mine))))
+    rejected = {(await session.hear(Reject)).blob for _ in range(2)}
+    assert rejected == {theirs, unknown}
+    plan = await session.hear(Assign)
+    assert plan.plan.blob == mine
+    state = site.control.state
+    ticket = decode_ticket(plan.ticket, lambda name, message, signature: name == state.signing[0].name)
+    assert (ticket.blob, ticket.receiver, ticket.priority) == (mine, "*", "start")
+    await other.say(holding(theirs, priority="preseed"))
+    given = await other.hear(Assign)
+    assert given.plan.blob == theirs and decode_ticket(given.ticket, lambda *_: True).priority == "preseed"
+    # A ticket that another host lets it have opens no swarm of what it may not read.
+    await session.say(holding(theirs, ticket=given.ticket))
+    assert (await session.hear(Reject)).blob == theirs
+    assert set(site.service.fleet.swarms[theirs].members) == {"h2"}
+
+
+async def test_a_ticket_shows_a_tracker_that_has_just_started_what_a_host_may(tmp_path: Path) -> None:
+    async with access_site(tmp_path) as site:
+        agent = await site.join("h1", "a")
+        await ask(agent.http, "GET", "/v1/packages?reference=team-a/x:v1")
+        session = await session_of(agent)
+        await session.say(holding(site.layers["team-a/x:v1"]))
+        ticket = (await session.hear(Assign)).ticket
+    async with access_site(tmp_path) as site:
+        agent = await site.join("h1", "a")
+        session = await session_of(agent)
+        mine, theirs = site.layers["team-a/x:v1"], site.layers["team-b/y:v1"]
+        for blob, shown in ((mine, ""), (theirs, ticket), (mine, ticket[:-6] + "AAAAAA"), (mine, "x")):
+            await session.say(holding(blob, ticket=shown))
+            assert (await session.hear(Reject)).blob == blob
+        await session.say(holding(mine, ticket=ticket))
+        assert (await session.hear(Assign)).plan.blob == mine
+
+
+async def test_a_whole_blob_of_no_known_package_is_served_and_not_received(site: AccessSite) -> None:
+    """So the seeds of a restricted fleet outlive their tracker, and nobody reads more by it."""
+    agent, everything = await site.join("h1", "a"), await site.join("h2")
+    seed, other = await session_of(agent), await session_of(everything)
+    for name in ("team-a/x:v1", "team-b/y:v1"):
+        blob = site.layers[name]
+        await seed.say(holding(blob, (LAYOUT.count,)))
+        await other.say(holding(blob))
+        plan = await other.hear(Assign)
+        assert plan.plan.blob == blob and plan.plan.stripes[0].parent.host == "h1" and plan.ticket
+        await other.say(holding(blob, (LAYOUT.count,)))
+        await seed.say(Report((Advance(blob, (0,)),)))  # it says that it lost everything
+        assert (await seed.hear(Assign)).ticket == ""
+        await seed.say(holding(blob))
+        assert (await seed.hear(Reject)).blob == blob
+    for name in ("team-a/x:v1", "team-b/y:v1"):
+        await ask(everything.http, "GET", f"/v1/packages?reference={name}")
+    await seed.say(holding(site.layers["team-b/y:v1"], (LAYOUT.count,)))
+    assert (await seed.hear(Reject)).blob == site.layers["team-b/y:v1"]
+    await seed.say(holding(site.layers["team-a/x:v1"]))
+    assert (await seed.hear(Assign)).ticket
+
+
+async def test_a_repeated_holding_gets_a_fresh_ticket(site: AccessSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, blob = await site.join("h1"), site.layers["team-a/x:v1"]
+    session = await session_of(agent)
+    await session.say(holding(blob))
+    first = (await session.hear(Assign)).ticket
+    later = decode_ticket(first, lambda *_: True).until - 100
+    monkeypatch.setattr("tracker.access.sessions.time.time", lambda: later)
+    await session.say(holding(blob, ticket=first))
+    renewed = await session.hear(Assign)
+    assert renewed.plan.blob == blob and renewed.plan.stripes == ()
+    assert decode_ticket(renewed.ticket, lambda *_: True).until >= later + 300
+
+
+async def test_a_selection_belongs_to_the_packages_of_its_pack(site: AccessSite) -> None:
+    agent, everything = await site.join("h1", "a"), await site.join("h2")
+    for name in ("team-a/x:v1", "team-b/y:v1"):
+        await ask(everything.http, "GET", f"/v1/packages?reference={name}")
+    mine, theirs, pieces = site.layers["team-a/x:v1"], site.layers["team-b/y:v1"], digest_of(b"pieces")
+    session = await session_of(agent)
+    good, bad = selection_digest(mine, pieces, b"\x80"), selection_digest(theirs, pieces, b"\x80")
+    claims = ((bad, theirs), (bad, mine), (theirs, mine), (good, theirs))
+    for blob, pack in claims:
+        await session.say(holding(blob, selected=Selected(pack, pieces, b"\x80")))
+        assert (await session.hear(Reject)).blob == blob
+    await session.say(holding(good, selected=Selected(mine, pieces, b"\x80")))
+    assert (await session.hear(Assign)).plan.blob == good
+
+
+async def test_preseeds_have_owners(site: AccessSite) -> None:
+    mine, theirs = await site.stranger(site.token("slurm", name="slurm")), await site.stranger(site.token("other"))
+    ops = await site.stranger(site.token("ops"))
+    order = {"package": "team-a/x:v1", "count": 1}
+    created = msgspec.json.decode(await ask(mine, "PUT", "/v1/preseeds/job-1", order))
+    assert created["owner"] == "token:slurm"
+    for method, path in (("GET", "/v1/preseeds/job-1"), ("DELETE", "/v1/preseeds/job-1"), ("GET", "/v1/preseeds/x")):
+        with pytest.raises(NotFound):
+            await ask(theirs, method, path)
+    assert msgspec.json.decode(await ask(theirs, "GET", "/v1/preseeds")) == []
+    with pytest.raises(NotFound):
+        await ask(theirs, "POST", "/v1/preseeds", order)
+    with pytest.raises(NotFound):
+        await ask(theirs, "POST", "/v1/rank", {"roles": [{"name": "r", "packages": ["team-a/x:v1"], "count": 1}]})
+    with pytest.raises(Conflict):
+        await ask(ops, "PUT", "/v1/preseeds/job-1", order)
+    renewed = await site.stranger(site.token("slurm", name="slurm"))
+    assert msgspec.json.decode(await ask(renewed, "PUT", "/v1/preseeds/job-1", order))["id"] == "job-1"
+    assert [each["owner"] for each in msgspec.json.decode(await ask(ops, "GET", "/v1/preseeds"))] == ["token:slurm"]
+    scraper = await site.stranger(site.token("scraper"))
+    with pytest.raises(Refused):
+        await ask(scraper, "DELETE", "/v1/preseeds/job-1")
+    assert msgspec.json.decode(await ask(ops, "DELETE", "/v1/preseeds/job-1"))["state"] == "cancelled"
+    await ask(mine, "DELETE", "/v1/preseeds/job-1")
+
+
+async def test_a_preseed_lets_its_hosts_have_the_package_by_digest_after_a_restart(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    async with access_site(tmp_path, state=state) as site:
+        scheduler = await site.stranger(site.token("slurm"))
+        await ask(scheduler, "PUT", "/v1/preseeds/job-1", {"package": "team-a/x:v1", "count": 1})
+    async with access_site(tmp_path, state=state) as site:
+        agent = await site.join("h1", "a")
+        await ask(agent.http, "GET", f"/v1/packages?reference=team-a/x@{site.manifests['team-a/x:v1']}")
+        with pytest.raises(NotFound):
+            await ask(agent.http, "GET", f"/v1/packages?reference=team-a/x@{site.manifests['team-b/y:v1']}")
+
+
+async def test_watchers_and_strangers_are_told_no_names_that_they_may_not_read(tmp_path: Path) -> None:
+    roles = ACCESS + '\n[role.watcher]\nmay = ["watch"]\nread = ["team-a/*"]\n'
+    async with access_site(tmp_path, roles) as site:
+        ops = await site.stranger(site.token("ops"))
+        await ask(ops, "PUT", "/v1/preseeds/job-1", {"package": "team-b/y:v1", "count": 1})
+        site.service.fleet.policies.problem = "the policy 'team-b/y:*' is wrong"
+        for role, told in (("ops", True), ("watcher", False)):
+            http = await site.stranger(site.token(role))
+            async with http.get("/v1/events", server_hostname=TRACKER_DNS) as events:
+                text = b""
+                for _ in range(4):
+                    text += await events.content.readuntil(b"\n\n")
+            assert (b"team-b" in text) == told and b"event: change" in text
+            listed = msgspec.json.decode(await ask(http, "GET", "/v1/preseeds"))
+            assert [summary["id"] for summary in listed] == (["job-1"] if told else [])
+        assert b"team-b" not in await ask(await site.stranger(), "GET", "/healthz")
+        assert b"team-b" in await ask(ops, "GET", "/healthz")
+
+
+async def test_bittorrent_is_for_public_packages(site: AccessSite) -> None:
+    http, agent = await site.stranger(), await site.join("h1")
+    for name in ("team-a/x:v1", "public/z:v1"):
+        await ask(agent.http, "GET", f"/v1/packages?reference={name}")
+    for path in (f"/v1/blobs/{site.layers['team-a/x:v1']}/torrent", "/v1/packages/team-a/x:v1/torrent"):
+        for client in (http, agent.http):
+            with pytest.raises(NotFound):
+                await ask(client, "GET", path)
+    with pytest.raises(NotFound):
+        named = f"public/z@{site.manifests['team-a/x:v1']}"
+        await ask(http, "GET", f"/v1/packages/{named}/torrent")
+    for path in (f"/v1/blobs/{site.layers['public/z:v1']}/torrent", "/v1/packages/public/z:v1/torrent"):
+        assert (await ask(http, "GET", path)).startswith(b"d8:announce")
+    peer = "info_hash=" + "%01" * 20 + "&peer_id=" + "%02" * 20 + "&port=1&left=1"
+    for kind, digest in (("blob", site.layers["team-a/x:v1"]), ("package", site.manifests["team-a/x:v1"])):
+        assert b"failure reason" in await ask(http, "GET", f"/announce?{peer}&{kind}={digest}")
+
+
+async def test_an_agent_asks_whether_it_is_reached_itself_alone(site: AccessSite) -> None:
+    agent = await site.join("h1")
+    sessions = [await session_of(agent), await session_of(await site.join("h2"))]
+    await ask(agent.http, "GET", "/v1/hosts/h1/reachability")
+    with pytest.raises(NotFound):
+        await ask(agent.http, "GET", "/v1/hosts/h2/reachability")
+    assert len(sessions) == site.service.sessions
+
+
+async def test_without_access_every_request_may_do_everything_but_pages_of_other_sites() -> None:
+    from test_sessions import serving
+
+    async with serving() as found:
+        async with found.http.get(f"{found.url}/v1/hosts") as answer:
+            assert answer.status == 200
+        async with found.http.get(f"{found.url}/v1/access/authorities") as answer:
+            assert answer.status == 404
+        async with found.http.post(f"{found.url}/v1/join", data=b"{}") as answer:
+            assert answer.status == 404
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await found.http.ws_connect(f"{found.url}/v1/session", headers={"Origin": "http://evil.example"})

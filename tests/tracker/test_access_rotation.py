@@ -1,0 +1,361 @@
+"""Rotation of a fleet's authority and signing key, changes of the access file, the audit, and what
+lies in the directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from access_rig import AccessSite, access_site, ask
+
+from p2pdist.credentials.authority import TRACKER_DNS, make_key, make_request, pinned, split_pem
+from p2pdist.credentials.tokens import TokenRecord
+from p2pdist.model.access import decode_ticket
+from p2pdist.model.errors import NotFound, P2PDistError, Unauthenticated, UsageError
+from p2pdist.model.messages import Access, Assign, Holding, Reject, RenewRequest
+from tracker.access.audit import audit_to
+from tracker.access.control import AccessControl
+from tracker.access.directory import SUPERSEDED_S, AccessDirectory
+from tracker.access.file import TEMPLATE, read_rules
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[AccessSite]:
+    async with access_site(tmp_path) as found:
+        yield found
+
+
+def made(tmp_path: Path) -> AccessDirectory:
+    directory = AccessDirectory(tmp_path / "access" / "access.toml")
+    directory.prepare(now=time.time())
+    return directory
+
+
+def test_everything_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    files = {path: path.read_bytes() for path in directory.directory.iterdir()}
+    assert sorted(path.name.partition("-")[0] for path in files) == [
+        "access.toml",
+        "authority",
+        "authority",
+        "join",
+        "signing",
+    ]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE(directory.directory.stat().st_mode) == 0o700
+    state = directory.load(now=time.time())
+    assert directory.prepare(now=time.time()) == []
+    assert {path: path.read_bytes() for path in directory.directory.iterdir()} == files
+    token = directory.join_token("default").read_text()
+    assert state.authorities[0].fingerprint in token and state.rules.joins["default"].secret_sha256 not in token
+
+
+def test_the_file_that_is_made_states_what_its_comments_say() -> None:
+    rules = read_rules(TEMPLATE.encode(), "access.toml")
+    commented = "\n".join(
+        line.removeprefix("# ")
+        if line.startswith(("# [", "# authorities", "# read", '# "', "# mount", "# issuer", "# aud", "# map"))
+        else line
+        for line in TEMPLATE.splitlines()
+    )
+    full = read_rules(commented.encode(), "access.toml")
+    assert rules.joins == full.joins and full.local.mount_roots and full.oidc is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "fleet = 1",
+        'fleet = "UPPER"',
+        'fleet = "a"\nunknown = 1',
+        'fleet = "a"\nnetworks = ["10.0.0.1/8"]',
+        'fleet = "a"\n[role.x]\nmay = ["root"]',
+        'fleet = "a"\n[role.x]\nread = ["team/tr*"]',
+        'fleet = "a"\n[join."A b"]',
+        'fleet = "a"\nrevoked = ["h1"]',
+        'fleet = "a"\n[local]\n"team" = ["*"]',
+        'fleet = "a"\n[local]\nmount-roots = ["../x"]',
+        'fleet = "a"\n[oidc]\nissuer = "http://x"\naudience = "a"\nmap = {}',
+        "\xff",
+        "fleet = " + "[" * 10_000,
+    ],
+)
+def test_a_mistake_in_the_file_names_its_place(text: str) -> None:
+    with pytest.raises(UsageError, match=r"access\.toml"):
+        read_rules(text.encode("latin-1"), "access.toml")
+
+
+def test_keys_that_others_may_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = made(tmp_path)
+    directory.join_token("default").chmod(0o644)
+    directory.load(now=time.time())
+    assert "join-default.token may be read by others" in caplog.text
+
+
+def test_a_directory_that_has_everything_may_be_read_only(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    program = (
+        "import os, sys, time; from pathlib import Path; os.setuid(65534) if os.getuid() == 0 else None\n"
+        "from tracker.access.control import AccessControl\n"
+        "print(AccessControl(Path(sys.argv[1])).state.rules.fleet)"
+    )
+    for path in (directory.directory, *directory.directory.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o444)
+    for parent in directory.directory.parents:
+        if str(parent).startswith("/tmp/pytest"):
+            parent.chmod(0o755)
+    ran = subprocess.run([sys.executable, "-c", program, str(directory.path)], capture_output=True, text=True)
+    assert ran.stdout == "p2pdist\n", ran.stderr
+
+
+@pytest.mark.root
+def test_what_root_makes_belongs_to_the_tracker(tmp_path: Path) -> None:
+    directory = made(tmp_path)
+    for path in (directory.directory, *directory.directory.iterdir()):
+        os.chown(path, 65534, 65534)
+    directory.rotate(now=time.time())
+    directory.set_revoked(["host:h1"])
+    directory.note_token(TokenRecord("id", "role", "name", 0.0, 1.0))
+    assert {path.stat().st_uid for path in directory.directory.iterdir()} == {65534}
+
+
+def test_keys_go_two_days_after_they_were_superseded(tmp_path: Path) -> None:
+    directory, now = made(tmp_path), time.time()
+    first = directory.load(now=now)
+    directory.rotate(now=now)
+    second = directory.load(now=now)
+    assert second.authorities[1].fingerprint == first.authorities[0].fingerprint
+    assert [key.name for key in second.signing][1:] == [key.name for key in first.signing]
+    assert second.authorities[0].fingerprint in directory.join_token("default").read_text()
+    assert second.rules.joins == first.rules.joins  # the secret stays
+    later = directory.load(now=now + SUPERSEDED_S + 10)
+    assert len(later.authorities) == len(later.signing) == 1
+    removed = directory.rotate(now=now + SUPERSEDED_S + 10)
+    assert len(removed) == 2 and len(list(directory.directory.glob("authority-*.key"))) == 2
+
+
+async def test_a_rotation_breaks_no_session_and_no_client_that_knows_the_former_authority(site: AccessSite) -> None:
+    old_token, old_bundle = site.join_token(), await site.authorities()
+    ops_token = site.token("ops")
+    agent = await site.join("h1")
+    session = await agent.session()
+    await session.hear(Access)
+    site.control.directory.rotate(now=time.time())
+    told = await session.hear(Access)
+    assert len(split_pem(told.authorities.encode())) == 2 and len(told.keys) == 2
+    newest = site.control.state.authorities[0]
+    # The old pin, the old certificate, the old token, and a new host with the new pin.
+    await site.join("h2", token=old_token)
+    await ask(site.client(site.trusting(old_bundle)), "GET", "/healthz")
+    await ask(site.client(site.trusting(newest.pem)), "GET", "/healthz")
+    joined = await site.join("h3")
+    assert newest.fingerprint in str(site.join_token())
+    for each in (agent, joined):
+        http = site.client(each.context)
+        await ask(http, "POST", "/v1/renew", RenewRequest(make_request(make_key()).decode()))
+    await ask(await site.stranger(ops_token), "GET", "/v1/hosts")
+    await session.say(Holding(site.layers["team-a/x:v1"], 200_000, 65536, (0,)))
+    assert decode_ticket((await session.hear(Assign)).ticket, lambda *_: True).key == site.control.state.signing[0].name
+
+
+async def test_an_authority_that_is_gone_is_trusted_no_longer(site: AccessSite) -> None:
+    agent, token = await site.join("h1"), site.token("ops")
+    session = await agent.session()
+    await session.hear(Access)
+    directory = site.control.directory
+    directory.rotate(now=time.time())
+    await session.hear(Access)
+    for kind in ("authority-*", "signing-*"):
+        old = sorted(directory.directory.glob(kind))[: 2 if kind.startswith("a") else 1]
+        for path in old:
+            path.unlink()
+    told = await session.hear(Access)
+    while len(told.keys) > 1 or len(split_pem(told.authorities.encode())) > 1:
+        told = await session.hear(Access)
+    newest = site.trusting(site.control.state.authorities[0].pem)
+    agent.context.load_verify_locations(cadata=site.control.state.authorities[0].pem.decode())
+    with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
+        await ask(site.client(agent.context), "GET", "/healthz")
+    with pytest.raises(Unauthenticated):
+        await ask(site.client(newest, token), "GET", "/v1/hosts")
+
+
+async def test_a_file_with_a_mistake_changes_nothing(site: AccessSite, caplog: pytest.LogCaptureFixture) -> None:
+    agent = await site.join("h1")
+    session = await agent.session()
+    await session.hear(Access)
+    good = site.path.read_text()
+    site.path.write_text("fleet = ")
+    async with asyncio.timeout(20):
+        while "access stays as it was" not in caplog.text:
+            await asyncio.sleep(0.05)
+    await ask(agent.http, "GET", "/v1/resolve?reference=team-b/y:v1")
+    site.path.write_text(good.replace('public = ["public/*"]', 'public = ["team-b/*"]'))
+    assert (await session.hear(Access)).public == ("team-b/*",)
+
+
+async def test_narrower_patterns_hold_for_sessions_that_are_open(site: AccessSite) -> None:
+    agent = await site.join("h1")
+    session = await agent.session()
+    await session.hear(Access)
+    await ask(agent.http, "GET", "/v1/packages?reference=team-b/y:v1")
+    site.path.write_text(
+        site.path.read_text().replace('[join.default]\nread = ["*"]', '[join.default]\nread = ["team-a/*"]\n[join.c]')
+    )
+    with pytest.raises(NotFound):
+        for _ in range(400):
+            await ask(agent.http, "GET", "/v1/packages?reference=team-b/y:v1")
+            await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        await session.say(Holding(site.layers["team-b/y:v1"], 200_000, 65536, (0,)))
+        assert (await session.hear(Reject)).blob == site.layers["team-b/y:v1"]
+
+
+async def test_the_audit_tells_joins_changes_and_refusals_without_secrets(tmp_path: Path) -> None:
+    handler, logger = audit_to(tmp_path / "audit"), logging.getLogger("p2pdist.audit")
+    async with access_site(tmp_path) as site:
+        await site.join("h1")
+        ops, stranger = await site.stranger(token := site.token("ops", name="me")), await site.stranger()
+        await ask(ops, "PUT", "/v1/preseeds/job-1", {"package": "team-a/x:v1", "count": 1})
+        await ask(ops, "DELETE", "/v1/preseeds/job-1")
+        for _ in range(30):
+            with pytest.raises(P2PDistError):
+                await ask(stranger, "GET", "/v1/hosts")
+        secret = site.join_token().secret
+        metrics = (await ask(ops, "GET", "/metrics")).decode()
+    handler.close()
+    logger.handlers, logger.propagate = [], True
+    text = (tmp_path / "audit").read_text()
+    events = [json.loads(line) for line in text.splitlines()]
+    assert [event["event"] for event in events][:3] == ["join", "preseed", "cancel"]
+    assert sum(event["event"] == "refusal" for event in events) == 10
+    order = events[1]
+    assert (order["identity"], order["object"], order["right"], order["outcome"]) == (
+        "token:me",
+        "preseed:job-1",
+        "preseed",
+        "done",
+    )
+    assert order["credential"].startswith("token:") and order["request_id"] and order["address"] == "127.0.0.1"
+    assert secret not in text and token[70:] not in text
+    assert 'p2pdist_tracker_refused_total{right="watch"} 30.0' in metrics
+    assert stat.S_IMODE((tmp_path / "audit").stat().st_mode) == 0o600
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(*words: str, check: bool = True) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", "p2pdist.cli.main", *words], capture_output=True, text=True, check=False
+    )
+    assert not check or ran.returncode == 0, ran.stderr
+    return ran.stdout if check else ran.stderr
+
+
+async def test_a_tracker_process_with_its_verbs(tmp_path: Path) -> None:
+    port, probe, access = free_port(), free_port(), str(tmp_path / "access" / "access.toml")
+    words = ["tracker", "--listen", f"127.0.0.1:{port}", "--access", access, "--probe-listen", f"127.0.0.1:{probe}"]
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "p2pdist.cli.main", *words, "--no-discovery", stderr=file, stdout=file
+        )
+    try:
+        async with aiohttp.ClientSession() as http, asyncio.timeout(60):
+            while True:
+                try:
+                    async with http.get(f"http://127.0.0.1:{probe}/readyz") as answer:
+                        assert answer.status == 200
+                        break
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.05)
+            async with http.get(f"http://127.0.0.1:{probe}/v1/hosts") as answer:
+                assert answer.status == 404
+            token = command(
+                "token", "create", "--access", access, "--role", "operator", "--ttl", "1d", "--name", "me"
+            ).strip()
+            pin = token.split(".")[1]
+            async with http.get(f"https://127.0.0.1:{port}/v1/access/authorities", ssl=False) as answer:
+                context = ssl.create_default_context(cadata=pinned(await answer.read(), pin).decode())
+            headers = {"Authorization": f"Bearer {token}"}
+            url = f"https://127.0.0.1:{port}/v1/hosts"
+            async with http.get(url, headers=headers, ssl=context, server_hostname=TRACKER_DNS) as answer:
+                assert answer.status == 200
+            async with http.get(url, headers=headers, ssl=context) as answer:  # by the address in its certificate
+                assert answer.status == 200
+            listed = json.loads(command("token", "list", "--access", access, "--json"))
+            assert [(row["role"], row["name"], row["revoked"]) for row in listed] == [("operator", "me", False)]
+            command("token", "revoke", listed[0]["id"], "--access", access)
+            while answer.status == 200:
+                async with http.get(url, headers=headers, ssl=context) as answer:
+                    pass
+            assert answer.status == 401
+            command("access", "rotate", "--access", access)
+            newest = max((tmp_path / "access").glob("authority-*.pem")).read_text()
+            for trusted in (ssl.create_default_context(cadata=newest), context):
+                while True:  # the tracker looks every second
+                    try:
+                        async with http.get(url, ssl=trusted, server_hostname=TRACKER_DNS) as answer:
+                            assert answer.status == 401
+                            break
+                    except aiohttp.ClientError:
+                        await asyncio.sleep(0.05)
+    finally:
+        process.terminate()
+        await process.wait()
+    secret = (tmp_path / "access" / "join-default.token").read_text().strip()
+    assert secret not in log.read_text() and "access control is off" not in log.read_text()
+    shown = json.loads(command("access", "show", "--access", access, "--json"))
+    assert shown["revoked"] == [f"token:{listed[0]['id']}"] and secret.rpartition(".")[2] not in str(shown)
+    command("access", "revoke", "host:h1", "--access", access)
+    command("access", "unrevoke", "host:h1", f"token:{listed[0]['id']}", "--access", access)
+    assert json.loads(command("access", "show", "--access", access, "--json"))["revoked"] == []
+    assert "cannot be revoked" in command("access", "revoke", "h1", "--access", access, check=False)
+    assert "no role" in command("token", "create", "--role", "x", "--ttl", "1d", "--access", access, check=False)
+    assert len(json.loads(command("access", "rotate", "--access", access, "--json"))["tokens_ending"]) == 1
+    assert len(list((tmp_path / "access").glob("authority-*.pem"))) == 3
+
+
+@pytest.mark.parametrize(("listen", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)])
+async def test_a_tracker_without_access_says_so_where_others_reach_it(tmp_path: Path, listen: str, warns: bool) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "p2pdist.cli.main", "tracker", "--listen", f"{listen}:{free_port()}", "--no-discovery"),
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    text = b""
+    async with asyncio.timeout(60):
+        while b"listening on" not in text:
+            text += await process.stderr.readline()
+    process.terminate()
+    await process.communicate()
+    assert (b"access control is off" in text and b"--access" in text) == warns
+
+
+def test_several_trackers_that_start_at_once_make_one_fleet(tmp_path: Path) -> None:
+    path = tmp_path / "shared" / "access.toml"
+    program = (
+        "import sys; from pathlib import Path; from tracker.access.control import AccessControl\n"
+        "print(AccessControl(Path(sys.argv[1])).state.authorities[0].fingerprint)"
+    )
+    words = [sys.executable, "-c", program, str(path)]
+    running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert len({process.communicate()[0] for process in running}) == 1
+    assert AccessControl(path).made == [] and len(os.listdir(path.parent)) == 5
