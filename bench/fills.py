@@ -39,6 +39,10 @@ class Packed:
     bytes_content: int = 0
 
     @property
+    def bytes_stored(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
     def catalogs(self) -> list[Digest]:
         return [part.digest for part in self.parts if part.media_type == CATALOG_TYPE]
 

@@ -104,7 +104,7 @@ def _start(
             stderr=errors,
             env=env,
             start_new_session=True,
-            preexec_fn=_disturbable,
+            preexec_fn=_disturbable,  # noqa: PLW1509 - there are no threads here
         )
     except OSError as error:
         raise ProgramFailed(f"{words[0]} could not be started: {error.strerror}") from error

@@ -64,7 +64,7 @@ def _open_standard_streams() -> None:
             opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
             os.set_inheritable(opened, True)
             if getattr(sys, name) is None:
-                stream = open(opened, "r" if number == 0 else "w", closefd=False, errors="backslashreplace")
+                stream = open(opened, "r" if number == 0 else "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
                 setattr(sys, name, stream)
 
 
@@ -105,7 +105,7 @@ def _start_again() -> None:
     kept = {"-s": sys.flags.no_user_site, "-B": sys.flags.dont_write_bytecode, "-P": sys.flags.safe_path}
     kept |= {"-Xutf8": sys.flags.utf8_mode, "-u": bool(os.environ.get("PYTHONUNBUFFERED"))}
     options = [option for option, given in kept.items() if given]
-    os.execv(sys.executable, [sys.executable, "-E", *options, *sys.orig_argv[1:]])
+    os.execv(sys.executable, [sys.executable, "-E", *options, *sys.orig_argv[1:]])  # noqa: S606
 
 
 def _take_signals() -> None:

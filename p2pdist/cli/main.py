@@ -182,7 +182,7 @@ def _use_utf8() -> None:
     messages between processes do they stay what they are. The locale of the programs that this one
     starts stays as it is."""
     if sys.getfilesystemencoding() != "utf-8":
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # itself
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 # itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
 

@@ -121,7 +121,7 @@ class _Stage:
             if self.replaced.get(entry.path, self.source) is None:
                 continue
             followed = self.followed.get(entry.path)
-            entry = SourceEntry(entry.path, followed.status) if followed else entry
+            entry = SourceEntry(entry.path, followed.status) if followed else entry  # noqa: PLW2901
             self._keep(entry)
             if entry.is_directory:
                 os.mkdir(self._to(entry.path))

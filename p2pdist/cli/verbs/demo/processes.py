@@ -197,7 +197,7 @@ def strays(place: str) -> dict[int, str]:
 async def _until_gone(place: str, seconds: float) -> dict[int, str]:
     """The strays that are still there after `seconds`, or none as soon as there are none."""
     deadline = time.monotonic() + seconds
-    while (remaining := strays(place)) and time.monotonic() < deadline:
+    while (remaining := strays(place)) and time.monotonic() < deadline:  # noqa: ASYNC110 (nothing announces that a stray ended)
         await asyncio.sleep(0.05)
     return remaining
 
