@@ -97,15 +97,8 @@ class Reach:
         ):
             which = name if name == found[0][1] else f"{name} stands for {found[0][1]}, which"
             return f"{which} is another machine for each that asks: itself"
-        url = f"{'https' if host.tls else 'http'}://{host.address}/healthz"
-        limits = aiohttp.ClientTimeout(total=CONNECT_S)
-        connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(NAMES), use_dns_cache=False, ssl=False)
         try:
-            async with (
-                aiohttp.ClientSession(connector=connector, timeout=limits) as http,
-                http.get(url, allow_redirects=False) as answer,
-            ):
-                return _stranger(host, answer.status, await answer.content.read(ANSWER_BYTES_MAX))
+            return _stranger(host, *await ask_health(host.address, tls=host.tls, timeout_s=CONNECT_S))
         except aiohttp.ClientConnectorSSLError:
             return f"what listens on port {port} speaks no TLS, as this agent does"
         except aiohttp.ClientConnectorError as error:
@@ -122,6 +115,19 @@ class Reach:
         """Whether some other host that is connected has an address of the network."""
         others = (other for other in self._hosts.values() if other is not host and other.session is not None)
         return any(not _is_loopback(other.address.rpartition(":")[0].strip("[]")) for other in others)
+
+
+async def ask_health(address: str, *, tls: bool, timeout_s: float, nonce: str = "") -> tuple[int, bytes]:
+    """Status and body of the answer to GET /healthz at an agent's address. Raises
+    aiohttp.ClientError, TimeoutError, OSError."""
+    url = f"{'https' if tls else 'http'}://{address}/healthz" + (f"?nonce={nonce}" if nonce else "")
+    limits = aiohttp.ClientTimeout(total=timeout_s)
+    connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(NAMES), use_dns_cache=False, ssl=False)
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=limits) as http,
+        http.get(url, allow_redirects=False) as answer,
+    ):
+        return answer.status, await answer.content.read(ANSWER_BYTES_MAX)
 
 
 def _stranger(host: Host, status: int, body: bytes) -> str:

@@ -23,7 +23,6 @@ from typing import Protocol
 
 import msgspec
 
-from p2pdist.model.errors import Conflict
 from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
 from p2pdist.model.url import redacted
 from tracker.content import Content
@@ -31,6 +30,7 @@ from tracker.core.bittorrent.announce import Announces
 from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
+from tracker.names import Names, conflict
 from tracker.reach import Reach
 
 TICK_S = 0.05
@@ -96,6 +96,7 @@ class Service:
         self.content = content
         self.announces = Announces(fleet.hosts, fleet.swarms)
         self.reach = Reach(fleet.hosts)
+        self._disputes = Names()
         self.web_origin = redacted(web_origin).rstrip("/")
         content.learned = lambda layouts: self.submit(Described(layouts))
         self.observe_plan: Callable[[float], None] = lambda seconds: None
@@ -119,24 +120,25 @@ class Service:
         """How late the last tick came: the event loop's delay in seconds."""
         return self._lag_s
 
-    def open_session(self, hello: Hello) -> tuple[int, Outbox]:
-        """Take a host in: the number and the outbox of its session. Raises Conflict when another
-        agent uses its name.
+    async def settle_name(self, hello: Hello, remote: str) -> int | None:
+        """Find out whether an agent that says hello from the address `remote` may have the name
+        that it says: the number of the session that it takes over, None when there is none. Raises
+        Conflict when another agent has the name, Unavailable (tracker/names.py)."""
+        known = self.fleet.hosts.get(hello.host)
+        if known is None or known.session not in self._outboxes:
+            return None
+        session = known.session
+        await self._disputes.settle(known, hello, remote)
+        return session
 
-        The same address means the same agent, started again while its last session is not yet known
-        to be dead: the new session takes over. So does the same agent at another address, as after
-        its network changed. Two agents of one name would otherwise drive each other out for ever;
-        when the other one is really gone its heartbeat is missed before long, and the next try
-        succeeds.
-        """
+    def open_session(self, hello: Hello, *, replaces: int | None = None) -> tuple[int, Outbox]:
+        """Take a host in: the number and the outbox of its session. Raises Conflict when the host
+        has a session other than `replaces`, which the new one takes over."""
         known = self.fleet.hosts.get(hello.host)
         older = self._outboxes.get(known.session) if known is not None and known.session is not None else None
         if known is not None and older is not None:
-            rival = Conflict(
-                f"another agent named {hello.host} is connected, from {known.address}",
-                remedy="Give each agent its own --name, and --listen or --advertise its own address",
-            )
-            if known.address != hello.address and not (hello.instance and hello.instance == known.instance):
+            rival = conflict(known)
+            if known.session != replaces:
                 raise rival
             older.put(Reject(rival.problem()))
         number = self._next_session

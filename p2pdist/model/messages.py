@@ -7,6 +7,7 @@ its `type` field.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -54,7 +55,8 @@ class Hello(Message, frozen=True):
     """Opens a session. Other agents reach this one at `address` (host:port). No name may hold white
     space. `upload_bytes_s` and `download_bytes_s` are the host's configured limits, 0 for none;
     `bt_port` is its BitTorrent port, 0 for none. `tls`: it speaks TLS with other agents. `instance`
-    names the running agent, so that the tracker recognises it after its address has changed."""
+    names the running agent, so that the tracker recognises it after its address has changed; it is
+    a secret between the two (`instance_proof`)."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -66,6 +68,16 @@ class Hello(Message, frozen=True):
     tls: bool = False
     instance: Annotated[str, Meta(max_length=64)] = ""
     download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
+NONCE_PATTERN = r"[0-9a-f]{32}"
+"""What GET /healthz of an agent takes as `nonce`."""
+
+
+def instance_proof(instance: str, host: str, nonce: str) -> str:
+    """What the agent with this `Hello.instance` answers to a nonce: only it and the tracker that
+    heard its hello can tell, and the answer does not give the instance away."""
+    return blake2b(f"{instance} {host} {nonce}".encode(errors="replace"), digest_size=16).hexdigest()
 
 
 class Holding(Message, frozen=True):

@@ -32,7 +32,9 @@ async def session(request: web.Request) -> web.WebSocketResponse:
     )
     await socket.prepare(request)
     try:
-        number, outbox = service.open_session(await _hello(socket))
+        hello = await _hello(socket)
+        replaces = await service.settle_name(hello, request.remote or "")
+        number, outbox = service.open_session(hello, replaces=replaces)
     except P2PDistError as error:
         logger.warning("no session for %s: %s", request.remote, error)
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
