@@ -106,7 +106,7 @@ class Complaints:
         edges.avoid(child.host, source, now + avoid_s(child, stripe, reason))
         if child.parents[stripe] == source:
             edges.detach(stripe, child.host)
-            if reason in {"stalled", "corrupt"}:
+            if reason in {"stalled", "corrupt"} or self._shows_nothing(swarm, source, stripe):
                 move_lease(swarm, stripe, source, now=now, at_once=False)
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
@@ -114,6 +114,11 @@ class Complaints:
             elif reason != "reset" or not self.reputation.excused(swarm, now=now):
                 self.reputation.penalise(parent, child.host, reason, now=now)
         self.schedule.ask(swarm.key, reason, now)
+
+    def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
+        """Whether a host has not a single piece of a stripe: as a root that fails its child, it is
+        not worth waiting for."""
+        return not swarm.members[host].counts[stripe]
 
     def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
         """A host cannot look names up: for a while it is given no parent that is known by name, and

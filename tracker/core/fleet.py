@@ -46,13 +46,14 @@ from tracker.core.capacity import Capacities
 from tracker.core.complaints import Complaints
 from tracker.core.events import Command, Described, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
-from tracker.core.member import Member
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import HOSTS_MAX, Membership
 from tracker.core.monitor.lateness import Lateness
 from tracker.core.monitor.presence import GRACE_S, Presence
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
 from tracker.core.monitor.progress import note_rates
-from tracker.core.origin.leases import Leases, origin_limits
+from tracker.core.origin.lease_turnover import LeaseTurnover
+from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
 from tracker.core.planning.assignments import assignments
 from tracker.core.planning.planner import Planner
@@ -109,6 +110,7 @@ class Fleet:
     _membership: Membership = field(init=False)
     _complaints: Complaints = field(init=False)
     _slowness: Slowness = field(init=False)
+    _turnover: LeaseTurnover = field(init=False)
 
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
@@ -116,6 +118,9 @@ class Fleet:
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
         self._membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
+        self._turnover = LeaseTurnover(
+            self.swarms, schedule, self.policies, self._membership.described, self.origin_streams_max
+        )
         self._complaints = Complaints(self._membership, self.reputation, schedule, probing)
         self._slowness = Slowness(
             self.hosts, schedule, self.capacities, self.policies, self._presence, probing, self.reputation
@@ -219,7 +224,7 @@ class Fleet:
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
         """A host says what it holds of a blob, and from whom it receives it."""
         self.policies.admit(host.zone, holding)
-        swarm = self._membership.swarm_of(holding)
+        swarm = self._membership.swarm_of(host, holding)
         counts = list(holding.counts)
         swarm.check_counts(counts)
         if host.name in holding.parents:
@@ -247,6 +252,7 @@ class Fleet:
             for stripe, parent in enumerate(holding.parents if named else (None,) * swarm.stripes):
                 reattach(swarm, member, stripe, parent, lambda name: self._membership.add_absent(swarm, name, now=now))
         spare_origin(swarm, host.name)
+        self._turnover.note(swarm)
         self.schedule.join(swarm, now)
 
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
@@ -258,7 +264,11 @@ class Fleet:
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
         note_rates(swarm, member, counts, now=now)
+        if FROM_ORIGIN in member.parents:
+            self._turnover.progressed(member, counts, now=now)
         whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
+        if host.wanted_in_vain and any(counts):
+            host.got(swarm.blob)
         complete = swarm.advance(member.host, counts, now=now)
         if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
             self._tail.note(swarm.key)
@@ -311,24 +321,40 @@ class Fleet:
             if host.session is not None:
                 # It is taken for gone and is not: in a new session it says again what it holds.
                 out.append(Drop(host.session))
-        for swarm in self.swarms.values():
-            swarm.edges.expire(now)
-            if swarm.edges.unplanned:
-                self.schedule.retry(swarm.key, now + RETRY_S)
-            if swarm.passes.strained and now - swarm.passes.spread_at >= PAUSE_S:
-                swarm.edges.set_now(now)
-                self.reputation.retry(swarm, now=now)
-                if spread_overload(swarm, now=now):
-                    self.schedule.ask(swarm.key, "balance", now)
+        for key in list(self.schedule.restless):
+            self._attend(key, now)
+        self._turnover.look(interval_s=self._interval_s, now=now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
         out += ask_reports(self.hosts, self.probing.ended(now), self.report_interval_s)
         out += ask_reports(self.hosts, self.probing.begin(now=now), PROBE_INTERVAL_S)
 
+    def _attend(self, key: Digest, now: float) -> None:
+        """Do what the time asks for in a swarm for which something was asked. One that time changes
+        no more is left alone until something is asked again."""
+        swarm = self.swarms.get(key)
+        if swarm is None:
+            del self.schedule.restless[key]
+            return
+        edges = swarm.edges
+        edges.expire(now)
+        waits = bool(edges.unplanned) and not self._turnover.parked(swarm)
+        if waits:
+            self.schedule.retry(key, now + RETRY_S)
+        if swarm.passes.strained and now - swarm.passes.spread_at >= PAUSE_S:
+            edges.set_now(now)
+            self.reputation.retry(swarm, now=now)
+            if spread_overload(swarm, now=now):
+                self.schedule.ask(key, "balance", now)
+        if not (waits or edges.avoided or edges.parted or swarm.passes.strained):
+            del self.schedule.restless[key]
+
     def _plan_due(self, now: float, out: list[Command]) -> None:
         """Plan the swarms that are due, and tell their hosts."""
         due = self.schedule.take(self.swarms, now)
-        leases = Leases(self.swarms.values() if due else (), self.origin_streams_max, self.policies)
+        if not due:
+            return
+        leases = self._turnover.leases()
         for swarm in due:
             swarm.edges.set_now(now)
             before = swarm.leases()
@@ -340,6 +366,6 @@ class Fleet:
             if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds up all hosts
                 roots = chain(*swarm.edges.roots)
                 out += ask_reports(self.hosts, self.probing.probe(roots, now=now), PROBE_INTERVAL_S)
+            self._turnover.planned(swarm, leases)
             out += assignments(swarm, self.hosts)
-        if due:
-            out += origin_limits(self.swarms.values(), self.hosts, self.origin_bytes_s)
+        out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s)

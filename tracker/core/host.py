@@ -56,6 +56,11 @@ class Host:
     """It speaks TLS with other hosts. `connect`."""
     instance: str = ""
     """Names the agent process that runs there. `connect`."""
+    founded: dict[Digest, bool] = field(default_factory=dict)
+    """Blobs that no manifest names and of which it made the swarm, as long as it is in one; whether
+    it wants the blob and has got nothing yet. `found`, `got`, `leave`."""
+    wanted_in_vain: int = 0
+    """How many of them it wants and has got nothing of. `found`, `got`, `leave`."""
 
     @property
     def available(self) -> bool:
@@ -101,8 +106,21 @@ class Host:
         if key != blob:
             self.keys[blob] = key
 
+    def found(self, blob: Digest, *, wants: bool) -> None:
+        """The host makes the swarm of a blob that no manifest names; `wants`: it lacks pieces."""
+        self.founded[blob] = wants
+        self.wanted_in_vain += wants
+
+    def got(self, blob: Digest) -> None:
+        """The host has got pieces of a blob, or is in none of its swarms any more."""
+        if self.founded.get(blob):
+            self.founded[blob] = False
+            self.wanted_in_vain -= 1
+
     def leave(self, blob: Digest, key: Digest) -> None:
         """The host is no longer in that swarm."""
+        self.got(blob)
+        self.founded.pop(blob, None)
         self.swarms.pop(key, None)
         self.receiving.pop(key, None)
         if self.keys.get(blob) == key:

@@ -54,6 +54,8 @@ class OriginReads:
     `share`."""
     sharing_failed: bool = False
     """A superpeer could not read its share. `fail_sharing`."""
+    leases_lost: int = 0
+    """Idle leases that went to other swarms. `lose_lease`."""
     failures: dict[str, None] = field(default_factory=dict)
     """Hosts that met wrong or missing content at the origin. `count_failure`."""
     superpeers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
@@ -72,6 +74,10 @@ class OriginReads:
         if len(self.superpeers) >= ZONES_MAX:
             self.superpeers.clear()
         self.superpeers[key] = names, candidates
+
+    def lose_lease(self) -> None:
+        """An idle lease goes to another swarm."""
+        self.leases_lost += 1
 
     def count_failure(self, host: str) -> int:
         """A host met wrong or missing content; returns how many hosts did."""
