@@ -23,7 +23,20 @@ from typing import Protocol
 
 import msgspec
 
-from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
+from p2pdist.model.messages import (
+    Assign,
+    FromAgent,
+    FromTracker,
+    Hello,
+    Holding,
+    Holdings,
+    Kept,
+    Leaving,
+    Pace,
+    Reject,
+    Spares,
+    Welcome,
+)
 from p2pdist.model.url import redacted
 from tracker.content import Content
 from tracker.core.bittorrent.announce import Announces
@@ -38,6 +51,9 @@ LOAD_S = 2.0
 """How often it is looked at how busy this process is."""
 
 OUTBOX_MAX = 4096
+FOUNDED_PER_S, FOUNDED_BURST = 200.0, 1000
+"""Swarms that one session may found of blobs that no manifest read here names: a second, and at
+once after a while without."""
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +119,8 @@ class Service:
         self.listener: Listener | None = None
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}
+        self._founding: dict[int, float] = {}
+        """By session until when the swarms that it founded take at the rate FOUNDED_PER_S."""
         self._next_session = 1
         self._lag_s = 0.0
         self._report_rate = ReportRate(fleet.report_interval_s)
@@ -162,10 +180,25 @@ class Service:
             outbox.put(None)
         host = self._host_of(number)
         self._names.pop(number, None)
+        self._founding.pop(number, None)
         self.submit(SessionClosed(number))
         if self.listener is not None and host is not None:
             self.listener.closed(host)
         self._set_report_rate(len(self._outboxes))
+
+    def held_back_s(self, session: int, message: FromAgent) -> float:
+        """How long the reader of a session is to wait before it submits a message: 0 unless the
+        session founds swarms faster than FOUNDED_PER_S, of blobs that no manifest names."""
+        if not isinstance(message, Holdings | Holding):
+            return 0.0
+        holdings = message.blobs if isinstance(message, Holdings) else (message,)
+        founded = sum(map(self.fleet.founds, holdings))
+        if not founded:
+            return 0.0
+        now = time.monotonic()
+        due_at = max(self._founding.get(session, 0.0), now - FOUNDED_BURST / FOUNDED_PER_S) + founded / FOUNDED_PER_S
+        self._founding[session] = due_at
+        return max(0.0, due_at - now)
 
     def send(self, host: str, message: FromTracker) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""

@@ -707,3 +707,14 @@ def test_a_host_that_cannot_look_names_up_receives_from_one_that_is_known_by_its
         control.say("late", Complaint(BLOB, 0, control.parent("late") or "", "refused", nameless=True))
         control.tick(RETRY_S)
     assert control.parent("late") == "numbers"
+
+
+def test_a_host_that_another_names_as_its_parent_keeps_its_session() -> None:
+    """It never spoke of the blob, which may not even be one."""
+    control = Control()
+    control.open("h1", "stranger")
+    control.join("h1", 8)
+    control.join("stranger", 0, parent="h1", blob=OTHER)
+    out = control.tick(ABSENCE_S)
+    assert not [each for each in out if isinstance(each, Drop)]
+    assert control.fleet.hosts["h1"].session is not None and OTHER not in control.fleet.hosts["h1"].swarms

@@ -78,7 +78,7 @@ def test_many_sessions_with_one_lease_each_do_not_either() -> None:
         control.want(f"s{number}", invented(number))
     control.run(3.0)
     control.want("h1", REAL)
-    control.run(4.0)
+    control.run(control.fleet._turnover.deadline_s(0.25) + 0.5)
     assert control.reads("h1", REAL)
 
 

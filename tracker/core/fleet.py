@@ -154,6 +154,10 @@ class Fleet:
         """Origin leases that are out."""
         return sum(swarm.leases() for swarm in self.swarms.values())
 
+    def founds(self, holding: Holding) -> bool:
+        """Whether a holding makes a swarm of a blob that no manifest read here names."""
+        return self._membership.founds(holding)
+
     # -- sessions
 
     def _opened(self, session: int, hello: Hello, now: float, out: list[Command]) -> None:
@@ -317,8 +321,9 @@ class Fleet:
         self.reputation.expire(now=now)
         self._presence.expire(now)
         for host, blob in self._presence.overdue(now):
+            spoke = not self.swarms[blob].members[host.name].hearsay
             self._membership.leave(host, self.swarms[blob], "absent", now=now)
-            if host.session is not None:
+            if host.session is not None and spoke:
                 # It is taken for gone and is not: in a new session it says again what it holds.
                 out.append(Drop(host.session))
         for key in list(self.schedule.restless):

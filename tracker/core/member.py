@@ -76,6 +76,9 @@ class Member:
     """Absent because it sends no reports though it has a session. `mark_absent`, `mark_present`."""
     heard_at: float = 0.0
     """Time of its last report. `hear`."""
+    hearsay: bool = False
+    """Another host named it as its parent, and it has not spoken of the blob itself.
+    `mark_hearsay`, `mark_present`."""
     slow_receiver: bool = False
     """Its downlink is so slow that it takes no slot of its parents. Swarm.set_slow_receiver."""
     relieved_at: float = -inf
@@ -153,7 +156,11 @@ class Member:
 
     def mark_present(self) -> None:
         """The host says what it holds, or reports again after it was silent."""
-        self.absent_since, self.silent = None, False
+        self.absent_since, self.silent, self.hearsay = None, False, False
+
+    def mark_hearsay(self, now: float) -> None:
+        """Another host names it as its parent."""
+        self.absent_since, self.hearsay = now, True
 
     def set_rates(self, rates: list[float]) -> None:
         """The host's last report shows so many pieces a second, by stripe."""

@@ -124,8 +124,8 @@ class Membership:
         itself. Returns whether it was added."""
         host = self.hosts.get(name)
         if host is None:
-            if len(self.hosts) >= HOSTS_MAX:
-                return False
+            if len(self.hosts) >= HOSTS_MAX // 2:
+                return False  # the other half is for hosts that speak for themselves
             host = self.hosts[name] = Host(name, absent_since=now)
         if host.leaving or host.key(swarm.blob) in host.swarms:  # in a swarm of the blob it speaks for itself
             return False
