@@ -23,6 +23,7 @@ from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
 from tracker.core.planning.schedule import Schedule
+from tracker.core.repair.claims import Claims
 from tracker.core.repair.repair import (
     AVOID_S,
     GIVES_S,
@@ -53,6 +54,8 @@ class Complaints:
     """Hears which swarms are to be planned anew."""
     probing: Probing
     """Says which hosts are asked to report often."""
+    claims: Claims
+    """Doubts hosts that give nothing of what they claim."""
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -93,6 +96,8 @@ class Complaints:
                 edges.detach(stripe, child.host)
             return
         child.complain(stripe)
+        if reason in {"stalled", "short"}:
+            self.claims.complained(swarm, source, now=now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, child.host, now=now):
                 self.schedule.ask(swarm.key, "stuck", now)

@@ -61,6 +61,7 @@ from tracker.core.planning.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.policy.book import PolicyBook
 from tracker.core.rebalance.overload import PAUSE_S, spread_overload
 from tracker.core.rebalance.tail import Tail
+from tracker.core.repair.claims import Claims
 from tracker.core.repair.repair import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
@@ -111,6 +112,7 @@ class Fleet:
     _complaints: Complaints = field(init=False)
     _slowness: Slowness = field(init=False)
     _turnover: LeaseTurnover = field(init=False)
+    _claims: Claims = field(init=False)
 
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
@@ -118,10 +120,11 @@ class Fleet:
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
         self._membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
+        self._claims = Claims(self.hosts, self.swarms, schedule, self.reputation)
         self._turnover = LeaseTurnover(
             self.swarms, schedule, self.policies, self._membership.described, self.origin_streams_max
         )
-        self._complaints = Complaints(self._membership, self.reputation, schedule, probing)
+        self._complaints = Complaints(self._membership, self.reputation, schedule, probing, self._claims)
         self._slowness = Slowness(
             self.hosts, schedule, self.capacities, self.policies, self._presence, probing, self.reputation
         )
@@ -239,6 +242,8 @@ class Fleet:
             member = self._membership.join(host, swarm, counts, now=now)
             if any(counts):
                 swarm.passes.set_under_way()
+                if now - self.started_at >= GRACE_S:
+                    self._claims.joined(host, swarm, now=now)
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             swarm.set_location(host.name, host.zone, host.rack)
@@ -268,6 +273,8 @@ class Fleet:
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
         note_rates(swarm, member, counts, now=now)
+        if now - self.started_at >= GRACE_S:
+            self._claims.progressed(swarm, member, counts, now=now)
         if FROM_ORIGIN in member.parents:
             self._turnover.progressed(member, counts, now=now)
         whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
@@ -328,6 +335,7 @@ class Fleet:
                 out.append(Drop(host.session))
         for key in list(self.schedule.restless):
             self._attend(key, now)
+        self._claims.look(late=self._late(now), now=now)
         self._turnover.look(interval_s=self._interval_s, now=now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
@@ -372,5 +380,6 @@ class Fleet:
                 roots = chain(*swarm.edges.roots)
                 out += ask_reports(self.hosts, self.probing.probe(roots, now=now), PROBE_INTERVAL_S)
             self._turnover.planned(swarm, leases)
+            self._claims.planned(swarm, interval_s=self._interval_s, now=now)
             out += assignments(swarm, self.hosts)
         out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s)

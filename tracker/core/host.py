@@ -59,6 +59,10 @@ class Host:
     founded: dict[Digest, bool] = field(default_factory=dict)
     """Blobs that no manifest names and of which it made the swarm, as long as it is in one; whether
     it wants the blob and has got nothing yet. `found`, `got`, `leave`."""
+    proved: bool = False
+    """A child has got a piece from it. `prove`, `doubt`."""
+    doubted_until: float = 0.0
+    """Until when its claims are not believed, since a child got nothing. `doubt`, `prove`."""
     wanted_in_vain: int = 0
     """How many of them it wants and has got nothing of. `found`, `got`, `leave`."""
 
@@ -105,6 +109,14 @@ class Host:
         self.swarms[key] = None
         if key != blob:
             self.keys[blob] = key
+
+    def prove(self) -> None:
+        """A child has got a piece from the host."""
+        self.proved, self.doubted_until = True, 0.0
+
+    def doubt(self, until: float) -> None:
+        """The host gave a child nothing of what it claims to have."""
+        self.proved, self.doubted_until = False, until
 
     def found(self, blob: Digest, *, wants: bool) -> None:
         """The host makes the swarm of a blob that no manifest names; `wants`: it lacks pieces."""

@@ -74,6 +74,8 @@ class Member:
     `mark_present`."""
     silent: bool = False
     """Absent because it sends no reports though it has a session. `mark_absent`, `mark_present`."""
+    doubted_until: float = 0.0
+    """Until when it is not believed that it has its pieces; 0 where it is. `doubt`."""
     heard_at: float = 0.0
     """Time of its last report. `hear`."""
     hearsay: bool = False
@@ -94,6 +96,12 @@ class Member:
     def present(self) -> bool:
         """Whether the host has said in its present session what it holds."""
         return self.absent_since is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether others may receive from the host: it is present, and what it says that it holds
+        is believed."""
+        return self.absent_since is None and not self.doubted_until
 
     @property
     def unallotted(self) -> int:
@@ -141,6 +149,13 @@ class Member:
         """The host turned out slow, or is banned: none of its slots is allotted from now on."""
         self.slots, self.relieved_at = slots, now
         self.clear_slots()
+
+    def doubt(self, until: float) -> None:
+        """The host is not believed until then, and serves no host; 0: it is believed."""
+        self.doubted_until = until
+        if until:
+            self.slots = 0
+            self.clear_slots()
 
     def complain(self, stripe: int) -> None:
         """The host complains of its parent in a stripe."""
