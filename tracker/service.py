@@ -149,9 +149,10 @@ class Service:
         await self._disputes.settle(known, hello, remote)
         return session
 
-    def open_session(self, hello: Hello, *, replaces: int | None = None) -> tuple[int, Outbox]:
+    def open_session(self, hello: Hello, *, replaces: int | None = None, source: str = "") -> tuple[int, Outbox]:
         """Take a host in: the number and the outbox of its session. Raises Conflict when the host
-        has a session other than `replaces`, which the new one takes over."""
+        has a session other than `replaces`, which the new one takes over. `source` is the address
+        that the connection came from."""
         known = self.fleet.hosts.get(hello.host)
         older = self._outboxes.get(known.session) if known is not None and known.session is not None else None
         if known is not None and older is not None:
@@ -164,7 +165,7 @@ class Service:
         self._set_report_rate(len(self._outboxes) + 1)
         outbox = self._outboxes[number] = Outbox()
         try:
-            self.submit(SessionOpened(number, hello))
+            self.submit(SessionOpened(number, hello, source))
         except BaseException:
             del self._outboxes[number]
             raise

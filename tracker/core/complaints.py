@@ -2,9 +2,10 @@
 
 Theory. A complaint names a source, a stripe and a reason. Where the source is a peer, the edge to
 it is taken apart and the pair is avoided for a while, so that the planner finds another parent. A
-peer that refuses or sends wrong bytes loses reputation. Where the source is the origin, the lease
-moves to another host, or the swarm ends. While all hosts are late (monitor/lateness.py), complaints
-of standing still are ignored: no parent is at fault.
+peer that refuses or sends wrong bytes loses reputation, if the tracker had named it to the host
+that complains: each address has one vote, and hosts that get good pieces outweigh it. Where the
+source is the origin, the lease moves to another host, or the swarm ends. While all hosts are late
+(monitor/lateness.py), complaints of standing still are ignored: no parent is at fault.
 
 In a large fleet hosts report seldom. So a host that stands still or lags, its parent and the
 parent's other children are asked to report often for a while (monitor/probing.py).
@@ -116,8 +117,9 @@ class Complaints:
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
                 self.membership.leave(parent, swarm, "dead", now=now)
-            elif reason != "reset" or not self.reputation.excused(swarm, now=now):
-                self.reputation.penalise(parent, child.host, reason, now=now)
+            elif source in child.told and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
+                voter = self.membership.hosts[child.host].voter or child.host
+                self.reputation.penalise(parent, voter, reason, now=now)
         self.schedule.ask(swarm.key, reason, now)
 
     def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:

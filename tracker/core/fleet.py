@@ -135,8 +135,8 @@ class Fleet:
         match event:
             case Received(session, message):
                 self._received(session, message, now, out)
-            case SessionOpened(session, hello):
-                self._opened(session, hello, now, out)
+            case SessionOpened(session, hello, source):
+                self._opened(session, hello, source, now, out)
             case SessionClosed(session):
                 self._closed(session, now)
             case Tick():
@@ -163,7 +163,7 @@ class Fleet:
 
     # -- sessions
 
-    def _opened(self, session: int, hello: Hello, now: float, out: list[Command]) -> None:
+    def _opened(self, session: int, hello: Hello, source: str, now: float, out: list[Command]) -> None:
         if hello.protocol != PROTOCOL_VERSION:
             error = UsageError(
                 f"{hello.host} speaks protocol {hello.protocol}, this tracker {PROTOCOL_VERSION}",
@@ -179,7 +179,7 @@ class Fleet:
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
-        host.connect(session, hello, now=now)
+        host.connect(session, hello, source=source, now=now)
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:
@@ -273,8 +273,7 @@ class Fleet:
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
         note_rates(swarm, member, counts, now=now)
-        if now - self.started_at >= GRACE_S:
-            self._claims.progressed(swarm, member, counts, now=now)
+        self._claims.progressed(swarm, member, counts, judge=now - self.started_at >= GRACE_S, now=now)
         if FROM_ORIGIN in member.parents:
             self._turnover.progressed(member, counts, now=now)
         whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))

@@ -21,6 +21,10 @@ FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
 
 
+TOLD_MAX = 64
+"""Parents and alternates of which a host may complain; it forgets earlier ones itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lag:
     """A host lags behind its parent in a stripe."""
@@ -89,6 +93,8 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
+    told: dict[str, None] = field(default_factory=dict)
+    """Parents and alternates that the host was told of, the latest TOLD_MAX. `tell`."""
     superpeers: tuple[Source, ...] = ()
     """The superpeers that the host was told of in its session. `set_superpeers`."""
 
@@ -192,6 +198,14 @@ class Member:
     def count_fair_report(self, fair: bool) -> None:
         """A report of a slow receiver shows a fair share of pieces, or one does not."""
         self.fair_reports = self.fair_reports + 1 if fair else 0
+
+    def tell(self, *sources: str) -> None:
+        """The host is told of these parents and alternates."""
+        for source in sources:
+            self.told.pop(source, None)
+            self.told[source] = None
+        while len(self.told) > TOLD_MAX:
+            del self.told[next(iter(self.told))]
 
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""

@@ -47,7 +47,7 @@ async def session(request: web.Request) -> web.WebSocketResponse:
     try:
         hello = await _hello(socket)
         replaces = await service.settle_name(hello, request.remote or "")
-        number, outbox = service.open_session(hello, replaces=replaces)
+        number, outbox = service.open_session(hello, replaces=replaces, source=request.remote or "")
     except P2PDistError as error:
         logger.warning("no session for %s: %s", request.remote, error)
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)

@@ -67,6 +67,7 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
         if parent is not None:
             found = (source(each) for each in alternates(swarm, names, stripe, host))
             others = tuple(each for each in found if each is not None)
+            swarm.members[host].tell(parent.host, *(each.host for each in others))
             plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
     swarm.edges.notified()
     return plans

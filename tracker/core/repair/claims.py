@@ -75,13 +75,16 @@ class Claims:
                 wait_s = FIRST_PIECE_S + interval_s + served * swarm.layout.piece_size / SLOW_BYTES_S
                 heapq.heappush(self._watched, (now + wait_s, swarm.key, child, stripe, parent))
 
-    def progressed(self, swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
+    def progressed(self, swarm: Swarm, member: Member, counts: list[int], *, judge: bool, now: float) -> None:
         """A member reports these counts, which it is still to be given: parents of stripes with new
-        pieces have proved what they claim, and pieces without a parent are a claim."""
+        pieces have proved what they claim, and pieces without a parent are a claim where the
+        tracker may `judge`."""
         for stripe, parent in enumerate(member.parents):
             if counts[stripe] <= member.counts[stripe]:
                 continue
-            if parent is None and member.host not in swarm.swarming:
+            if parent and _untouched(member, stripe):
+                self.hosts[parent].vouch(self.hosts[member.host].voter, now=now)
+            if judge and parent is None and member.host not in swarm.swarming:
                 self.joined(self.hosts[member.host], swarm, now=now)
             elif parent in swarm.claims:
                 self._prove(self.hosts[parent], now)
