@@ -44,6 +44,7 @@ from tracker.core.events import Described, Drop, Due, Event, Received, Send, Ses
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
 from tracker.names import Names, conflict
+from tracker.networks import Network, check_address
 from tracker.reach import Reach
 
 TICK_S = 0.05
@@ -112,6 +113,8 @@ class Service:
         self.content = content
         self.announces = Announces(fleet.hosts, fleet.swarms)
         self.reach = Reach(fleet.hosts)
+        self.networks: tuple[Network, ...] = ()
+        """Where agents may be reached; none: anywhere (tracker/networks.py)."""
         self._disputes = Names()
         self.web_origin = redacted(web_origin).rstrip("/")
         content.learned = lambda layouts: self.submit(Described(layouts))
@@ -141,7 +144,9 @@ class Service:
     async def settle_name(self, hello: Hello, remote: str) -> int | None:
         """Find out whether an agent that says hello from the address `remote` may have the name
         that it says: the number of the session that it takes over, None when there is none. Raises
-        Conflict when another agent has the name, Unavailable (tracker/names.py)."""
+        Conflict when another agent has the name, Unavailable (tracker/names.py), Refused for an
+        address that is not believed (tracker/networks.py)."""
+        check_address(hello, remote, self.networks)
         known = self.fleet.hosts.get(hello.host)
         if known is None or known.session not in self._outboxes:
             return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -54,6 +55,29 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds.", param, ctx)
         return float(seconds)
+
+
+ORIGIN_URL_BYTES_MAX = 8192
+
+
+def origin_url(origin: str, file: Path | None) -> str:
+    """The URL of --origin, or that in --origin-file. Raises UsageError."""
+    if file is None:
+        return origin
+    if origin:
+        raise UsageError("both --origin and --origin-file are given", remedy="Give one of them")
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(ORIGIN_URL_BYTES_MAX + 1)
+        url = text.decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it holds no text"
+        raise UsageError(
+            f"--origin-file {file} cannot be read: {why}", remedy="Name a file that holds a URL"
+        ) from error
+    if not url or len(text) > ORIGIN_URL_BYTES_MAX or len(url.split()) > 1:
+        raise UsageError(f"--origin-file {file} holds no URL alone", remedy="Write the URL there, in one line")
+    return url
 
 
 def parse_time(text: str, *, bare: bool = False) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli.daemon import log_options
-from p2pdist.cli.options import Seconds, discovery_options, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, origin_url, parse_rate
 
 if TYPE_CHECKING:
     from p2pdist.agent.discovery.links import DiscoverySettings
@@ -27,6 +27,12 @@ logger = logging.getLogger(__name__)
 @click.command("tracker")
 @click.option("--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where to answer.")
 @click.option("--origin", default="", metavar="URL", help="Central storage, which agents read under lease.")
+@click.option(
+    "--origin-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A file that holds the URL of --origin, password and all.",
+)
 @click.option(
     "--state",
     default="",
@@ -60,6 +66,12 @@ logger = logging.getLogger(__name__)
     metavar="FILE",
     help="What holds for which packages, TOML; read again when it changes.",
 )
+@click.option(
+    "--networks",
+    default="",
+    metavar="CIDR[,CIDR]",
+    help="Networks in which agents may be reached, such as 10.0.0.0/8 [default: anywhere].",
+)
 @discovery_options
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
@@ -68,11 +80,13 @@ logger = logging.getLogger(__name__)
 def command(
     listen: str,
     origin: str,
+    origin_file: Path | None,
     state: str,
     origin_streams: int,
     origin_limit: str,
     report_interval: float,
     policies: Path | None,
+    networks: str,
     network_id: str,
     discovery_interface: tuple[str, ...],
     no_discovery: bool,
@@ -89,11 +103,12 @@ def command(
     from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
 
     raise_file_limit()
+    origin = origin_url(origin, origin_file)
     address = listen_address(listen)
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
     discovery = _discovery(settings, name, zone) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
-    run(_serve(address, origin, state, origin_streams, origin_bytes_s, report_interval, policies, discovery))
+    run(_serve(address, origin, state, origin_streams, origin_bytes_s, report_interval, policies, networks, discovery))
 
 
 def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
@@ -131,6 +146,7 @@ async def _serve(
     origin_bytes_s: float,
     report_interval_s: float,
     policies: Path | None,
+    networks: str,
     discovery: Discovery | None,
 ) -> None:
     import time
@@ -140,11 +156,13 @@ async def _serve(
     from tracker.content import Content
     from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
+    from tracker.networks import parse_networks
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase, is_postgresql
 
+    believed = parse_networks(networks)
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = Fleet(
         started_at=time.monotonic(),
@@ -156,6 +174,7 @@ async def _serve(
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
     service = Service(fleet, Content(origin, documents))
+    service.networks = believed
     preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
     await preseeds.load()
     runner = await listen(make_app(service, preseeds), address)
