@@ -22,6 +22,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
+from tracker.http.connections import CONNECTIONS
 from tracker.http.keys import SERVICE
 from tracker.service import Outbox, Service
 
@@ -53,6 +54,8 @@ async def session(request: web.Request) -> web.WebSocketResponse:
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
         await socket.close()
         return socket
+    for connections in request.app[CONNECTIONS]:
+        connections.exempt(request.protocol)
     writer = asyncio.create_task(_write(socket, outbox))
     try:
         await _read(socket, service, number, outbox)

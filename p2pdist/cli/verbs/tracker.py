@@ -149,6 +149,7 @@ async def _serve(
     networks: str,
     discovery: Discovery | None,
 ) -> None:
+    import resource
     import time
 
     from p2pdist.cli.daemon import address_text, close, listen, stop_listening, until_stopped
@@ -156,6 +157,7 @@ async def _serve(
     from tracker.content import Content
     from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
+    from tracker.http.connections import limit_connections
     from tracker.networks import parse_networks
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
@@ -177,7 +179,9 @@ async def _serve(
     service.networks = believed
     preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
     await preseeds.load()
-    runner = await listen(make_app(service, preseeds), address)
+    app = make_app(service, preseeds)
+    runner = await listen(app, address)
+    limit_connections(app, runner, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += _follow(policy_file, service, preseeds) if policy_file is not None else []
     logger.info("listening on %s origin=%s", address_text(*address), origin.url if origin else "none")
