@@ -198,7 +198,7 @@ class Service:
         if not isinstance(message, Holdings | Holding):
             return 0.0
         holdings = message.blobs if isinstance(message, Holdings) else (message,)
-        founded = sum(map(self.fleet.founds, holdings))
+        founded = sum(map(self.fleet.membership.founds, holdings))
         if not founded:
             return 0.0
         now = time.monotonic()

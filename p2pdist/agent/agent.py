@@ -98,8 +98,6 @@ class Agent:
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
         hello = _hello(settings, listener.port if listener is not None else 0)
-        self.instance = hello.instance
-        """Names this process towards trackers; no other program may hear it."""
         self.session = session = TrackerSession(
             settings.trackers,
             hello,

@@ -60,11 +60,29 @@ class Seconds(click.FloatRange):
 ORIGIN_URL_BYTES_MAX = 8192
 
 
-def origin_url(origin: str, file: Path | None) -> str:
-    """The URL of --origin, or that in --origin-file. Raises UsageError."""
+def origin_options(text: str) -> Callable[[Command], Command]:
+    """--origin with this help, and --origin-file, which stands for it; the command takes
+    `origin`."""
+
+    def add(command: Command) -> Command:
+        command = click.option(
+            "--origin-file",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            expose_value=False,
+            callback=_read_origin,
+            help="A file that holds the URL of --origin, with its password.",
+        )(command)
+        return click.option("--origin", default="", metavar="URL", is_eager=True, help=text)(command)
+
+    return add
+
+
+def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) -> None:
+    """Take the URL in --origin-file for --origin. Raises UsageError."""
     if file is None:
-        return origin
-    if origin:
+        return
+    if context.params.get("origin"):
         raise UsageError("both --origin and --origin-file are given", remedy="Give one of them")
     try:
         with file.open("rb") as opened:
@@ -77,7 +95,7 @@ def origin_url(origin: str, file: Path | None) -> str:
         ) from error
     if not url or len(text) > ORIGIN_URL_BYTES_MAX or len(url.split()) > 1:
         raise UsageError(f"--origin-file {file} holds no URL alone", remedy="Write the URL there, in one line")
-    return url
+    context.params["origin"] = url
 
 
 def parse_time(text: str, *, bare: bool = False) -> float:

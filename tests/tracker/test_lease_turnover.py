@@ -11,8 +11,8 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core import membership
 from tracker.core.events import Command, Described, Received, Send, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.origin.lease_turnover import DEADLINE_MAX_S, PATIENCE
 from tracker.core.planning.schedule import JOIN_BATCH_S
+from tracker.core.repair.lease_turnover import DEADLINE_MAX_S, PATIENCE
 from tracker.core.repair.repair import AVOID_S
 
 PIECE, LEASES = 65536, 8

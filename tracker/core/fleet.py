@@ -52,7 +52,6 @@ from tracker.core.monitor.lateness import Lateness
 from tracker.core.monitor.presence import GRACE_S, Presence
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
 from tracker.core.monitor.progress import note_rates
-from tracker.core.origin.lease_turnover import LeaseTurnover
 from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
 from tracker.core.planning.assignments import assignments
@@ -62,6 +61,7 @@ from tracker.core.policy.book import PolicyBook
 from tracker.core.rebalance.overload import PAUSE_S, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
+from tracker.core.repair.lease_turnover import LeaseTurnover
 from tracker.core.repair.repair import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
@@ -108,7 +108,8 @@ class Fleet:
     _lateness: Lateness = field(default_factory=Lateness)
     _planner: Planner = field(default_factory=Planner)
     _presence: Presence = field(init=False)
-    _membership: Membership = field(init=False)
+    membership: Membership = field(init=False)
+    """Which hosts are in which swarms."""
     _complaints: Complaints = field(init=False)
     _slowness: Slowness = field(init=False)
     _turnover: LeaseTurnover = field(init=False)
@@ -119,12 +120,12 @@ class Fleet:
         schedule, probing = self.schedule, self.probing
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
-        self._membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
+        self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
         self._claims = Claims(self.hosts, self.swarms, schedule, self.reputation)
         self._turnover = LeaseTurnover(
-            self.swarms, schedule, self.policies, self._membership.described, self.origin_streams_max
+            self.swarms, schedule, self.policies, self.membership.described, self.origin_streams_max
         )
-        self._complaints = Complaints(self._membership, self.reputation, schedule, probing, self._claims)
+        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims)
         self._slowness = Slowness(
             self.hosts, schedule, self.capacities, self.policies, self._presence, probing, self.reputation
         )
@@ -143,7 +144,7 @@ class Fleet:
                 self._tick(now, out)
             case Described(layouts):
                 for blob, layout in layouts:
-                    self._membership.describe(blob, layout, now=now)
+                    self.membership.describe(blob, layout, now=now)
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 
@@ -156,10 +157,6 @@ class Fleet:
     def leases(self) -> int:
         """Origin leases that are out."""
         return sum(swarm.leases() for swarm in self.swarms.values())
-
-    def founds(self, holding: Holding) -> bool:
-        """Whether a holding makes a swarm of a blob that no manifest read here names."""
-        return self._membership.founds(holding)
 
     # -- sessions
 
@@ -218,9 +215,9 @@ class Fleet:
                     out += self._complaints.handle(host, message, late=self._late, probes=probes, now=now)
                 case Left(blob):
                     if (key := host.key(blob)) in host.swarms:
-                        self._membership.leave(host, self.swarms[key], "left", now=now)
+                        self.membership.leave(host, self.swarms[key], "left", now=now)
                 case Leaving():
-                    self._membership.drain(host, now=now)
+                    self.membership.drain(host, now=now)
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
@@ -231,15 +228,15 @@ class Fleet:
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
         """A host says what it holds of a blob, and from whom it receives it."""
         self.policies.admit(host.zone, holding)
-        swarm = self._membership.swarm_of(host, holding)
+        swarm = self.membership.swarm_of(host, holding)
         counts = list(holding.counts)
         swarm.check_counts(counts)
         if host.name in holding.parents:
             raise UsageError(f"{host.name} says that it receives from itself")
-        self._membership.enter(host, swarm, now=now)
+        self.membership.enter(host, swarm, now=now)
         member = swarm.members.get(host.name)
         if member is None:
-            member = self._membership.join(host, swarm, counts, now=now)
+            member = self.membership.join(host, swarm, counts, now=now)
             if any(counts):
                 swarm.passes.set_under_way()
                 if now - self.started_at >= GRACE_S:
@@ -255,11 +252,11 @@ class Fleet:
         member.hear(now)
         swarm.set_priority(host.name, holding.priority)
         swarm.set_transport(host.name, holding.swarm)
-        self._membership.sort(host, swarm)
+        self.membership.sort(host, swarm)
         if not member.seed:
             named = len(holding.parents) == swarm.stripes
             for stripe, parent in enumerate(holding.parents if named else (None,) * swarm.stripes):
-                reattach(swarm, member, stripe, parent, lambda name: self._membership.add_absent(swarm, name, now=now))
+                reattach(swarm, member, stripe, parent, lambda name: self.membership.add_absent(swarm, name, now=now))
         spare_origin(swarm, host.name)
         self._turnover.note(swarm)
         self.schedule.join(swarm, now)
@@ -269,7 +266,7 @@ class Fleet:
         host = self.hosts[member.host]
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
-            self._membership.sort(host, swarm)
+            self.membership.sort(host, swarm)
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
         note_rates(swarm, member, counts, now=now)
@@ -282,7 +279,7 @@ class Fleet:
         complete = swarm.advance(member.host, counts, now=now)
         if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
             self._tail.note(swarm.key)
-        self._membership.sort(host, swarm)
+        self.membership.sort(host, swarm)
         if spare_origin(swarm, member.host):
             self.schedule.ask(swarm.key, "whole copy", now)
         if complete:
@@ -328,7 +325,7 @@ class Fleet:
         self._presence.expire(now)
         for host, blob in self._presence.overdue(now):
             spoke = not self.swarms[blob].members[host.name].hearsay
-            self._membership.leave(host, self.swarms[blob], "absent", now=now)
+            self.membership.leave(host, self.swarms[blob], "absent", now=now)
             if host.session is not None and spoke:
                 # It is taken for gone and is not: in a new session it says again what it holds.
                 out.append(Drop(host.session))
@@ -342,24 +339,16 @@ class Fleet:
         out += ask_reports(self.hosts, self.probing.begin(now=now), PROBE_INTERVAL_S)
 
     def _attend(self, key: Digest, now: float) -> None:
-        """Do what the time asks for in a swarm for which something was asked. One that time changes
-        no more is left alone until something is asked again."""
-        swarm = self.swarms.get(key)
-        if swarm is None:
-            del self.schedule.restless[key]
-            return
-        edges = swarm.edges
-        edges.expire(now)
-        waits = bool(edges.unplanned) and not self._turnover.parked(swarm)
-        if waits:
-            self.schedule.retry(key, now + RETRY_S)
+        """Do what the time asks for in a swarm for which something was asked."""
+        swarm = self.swarms[key]
+        swarm.edges.expire(now)
         if swarm.passes.strained and now - swarm.passes.spread_at >= PAUSE_S:
-            edges.set_now(now)
+            swarm.edges.set_now(now)
             self.reputation.retry(swarm, now=now)
             if spread_overload(swarm, now=now):
                 self.schedule.ask(key, "balance", now)
-        if not (waits or edges.avoided or edges.parted or swarm.passes.strained):
-            del self.schedule.restless[key]
+        waits = bool(swarm.edges.unplanned) and not self._turnover.parked(swarm)
+        self.schedule.rest(swarm, now + RETRY_S if waits else None)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         """Plan the swarms that are due, and tell their hosts."""

@@ -147,7 +147,7 @@ class Membership:
         host.leave(swarm.blob, swarm.key)
         if not swarm.members:
             del self.swarms[swarm.key]
-            self.schedule.forget(swarm.key)
+            self.schedule.gone(swarm.key)
         else:
             self.schedule.ask(swarm.key, reason, now)
 
@@ -163,7 +163,7 @@ class Membership:
         """Let a swarm have another key."""
         old = swarm.rename(key)
         self.swarms[key] = self.swarms.pop(old)
-        self.schedule.forget(old)
+        self.schedule.gone(old)
         for name in swarm.members:
             host = self.hosts[name]
             host.leave(swarm.blob, old)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections import Counter
 from typing import Any
 
@@ -62,8 +63,9 @@ class Connections:
 CONNECTIONS: web.AppKey[list[Connections]] = web.AppKey("connections", list)
 
 
-def limit_connections(app: web.Application, runner: web.AppRunner, descriptors: int) -> None:
-    """Let no address hold more than its share of `descriptors` with connections to `runner`, which
-    serves `app`."""
+def limit_connections(app: web.Application, runner: web.AppRunner, descriptors: int = 0) -> None:
+    """Let no address hold more than its share of `descriptors`, 0 for those of this process, with
+    connections to `runner`, which serves `app`."""
+    descriptors = descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if runner.server is not None:
         app[CONNECTIONS].append(Connections(runner.server, max(1, descriptors // SHARE)))

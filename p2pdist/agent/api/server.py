@@ -261,7 +261,7 @@ async def _healthz(request: web.Request) -> web.Response:
     if nonce:
         if not re.fullmatch(NONCE_PATTERN, nonce):
             raise UsageError("a nonce is 32 hexadecimal digits")
-        proof = instance_proof(agent.instance, agent.host, nonce)
+        proof = instance_proof(agent.session.instance, agent.host, nonce)
         return _answer(AgentHealth("ok", agent.host, "", proof))  # must not wait for a disk
     return _answer(AgentHealth("ok", agent.host, _disk_words(await _disk_hangs_s(agent))))
 

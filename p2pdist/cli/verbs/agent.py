@@ -13,7 +13,7 @@ import click
 
 from p2pdist.cli.daemon import log_options, set_level
 from p2pdist.cli.main import read_again
-from p2pdist.cli.options import Seconds, discovery_options, origin_url, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.units import parse_size
 
@@ -55,13 +55,7 @@ logger = logging.getLogger(__name__)
     type=click.Path(path_type=Path),
     help="The local API.",
 )
-@click.option("--origin", default="", metavar="URL", help="Central storage, instead of the one that the tracker names.")
-@click.option(
-    "--origin-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="A file that holds the URL of --origin, password and all.",
-)
+@origin_options("Central storage, instead of the one that the tracker names.")
 @click.option("--zone", default="", help="The zone of this host.")
 @click.option("--rack", default="", help="The rack of this host.")
 @click.option(
@@ -134,7 +128,6 @@ def command(
     store: Path,
     socket: Path,
     origin: str,
-    origin_file: Path | None,
     zone: str,
     rack: str,
     capacity: str,
@@ -174,7 +167,7 @@ def command(
         host=name or sockets.gethostname(),
         address=advertise or address_text(*address),
         store=store.absolute(),
-        origin=origin_url(origin, origin_file),
+        origin=origin,
         zone=zone,
         rack=rack,
         capacity_bytes=parse_size(capacity) if capacity else None,

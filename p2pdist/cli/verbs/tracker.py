@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli.daemon import log_options
-from p2pdist.cli.options import Seconds, discovery_options, origin_url, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
 
 if TYPE_CHECKING:
     from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.agent.discovery.mdns import Discovery
     from tracker.core.fleet import Fleet
+    from tracker.networks import Network
     from tracker.policies import PolicyFile
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
@@ -26,13 +27,7 @@ logger = logging.getLogger(__name__)
 
 @click.command("tracker")
 @click.option("--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where to answer.")
-@click.option("--origin", default="", metavar="URL", help="Central storage, which agents read under lease.")
-@click.option(
-    "--origin-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="A file that holds the URL of --origin, password and all.",
-)
+@origin_options("Central storage, which agents read under lease.")
 @click.option(
     "--state",
     default="",
@@ -80,7 +75,6 @@ logger = logging.getLogger(__name__)
 def command(
     listen: str,
     origin: str,
-    origin_file: Path | None,
     state: str,
     origin_streams: int,
     origin_limit: str,
@@ -101,14 +95,14 @@ def command(
       p2pdist tracker --origin s3://packages/prod --policies /etc/p2pdist/policies.toml
     """
     from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
+    from tracker.networks import parse_networks
 
     raise_file_limit()
-    origin = origin_url(origin, origin_file)
-    address = listen_address(listen)
+    address, believed = listen_address(listen), parse_networks(networks)
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
     discovery = _discovery(settings, name, zone) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
-    run(_serve(address, origin, state, origin_streams, origin_bytes_s, report_interval, policies, networks, discovery))
+    run(_serve(address, origin, state, origin_streams, origin_bytes_s, report_interval, policies, believed, discovery))
 
 
 def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
@@ -140,16 +134,15 @@ def _follow(file: PolicyFile, service: Service, preseeds: PreseedService) -> lis
 
 async def _serve(
     address: tuple[str, int],
-    origin_url: str,
+    origin_options: str,
     state: str,
     origin_streams: int,
     origin_bytes_s: float,
     report_interval_s: float,
     policies: Path | None,
-    networks: str,
+    networks: tuple[Network, ...],
     discovery: Discovery | None,
 ) -> None:
-    import resource
     import time
 
     from p2pdist.cli.daemon import address_text, close, listen, stop_listening, until_stopped
@@ -158,17 +151,15 @@ async def _serve(
     from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
     from tracker.http.connections import limit_connections
-    from tracker.networks import parse_networks
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase, is_postgresql
 
-    believed = parse_networks(networks)
-    origin = open_origin(origin_url, serving=True) if origin_url else None
+    origin = open_origin(origin_options, serving=True) if origin_options else None
     fleet = Fleet(
         started_at=time.monotonic(),
-        origin=origin_url,
+        origin=origin_options,
         origin_streams_max=origin_streams,
         origin_bytes_s=origin_bytes_s,
         report_interval_s=report_interval_s,
@@ -176,12 +167,12 @@ async def _serve(
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
     service = Service(fleet, Content(origin, documents))
-    service.networks = believed
+    service.networks = networks
     preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
     await preseeds.load()
     app = make_app(service, preseeds)
     runner = await listen(app, address)
-    limit_connections(app, runner, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    limit_connections(app, runner)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += _follow(policy_file, service, preseeds) if policy_file is not None else []
     logger.info("listening on %s origin=%s", address_text(*address), origin.url if origin else "none")

@@ -41,7 +41,7 @@ async def agent(directory: Path, name: str) -> AsyncIterator[Hello]:
     public, local = make_apps(made)
     runners = [await listen(public, address), await listen_unix(local, directory / f"{address[1]}.sock")]
     try:
-        yield Hello(PROTOCOL_VERSION, name, f"127.0.0.1:{address[1]}", instance=made.instance)
+        yield Hello(PROTOCOL_VERSION, name, f"127.0.0.1:{address[1]}", instance=made.session.instance)
     finally:
         for runner in runners:
             await runner.cleanup()
