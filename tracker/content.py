@@ -2,12 +2,13 @@
 manifests, configs, piece lists.
 
 Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined
-into one; what a digest names is kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked
-again after TAG_FRESH_S. While the origin does not answer, the last known meaning of a tag is given,
-and a manifest that is here is not asked for: a reference by digest needs no origin then. With a
-state directory tags and layers are known after a restart, too. A bundle depends on the manifest
-alone, so it is encoded once, for all agents, and kept up to BUNDLES_BYTES_MAX; a torrent is checked
-once (p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
+into one, and what the origin does not have is not asked again for ABSENT_S; what a digest names is
+kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after TAG_FRESH_S. While the
+origin does not answer, the last known meaning of a tag is given, and a manifest that is here is not
+asked for: a reference by digest needs no origin then. With a state directory tags and layers are
+known after a restart, too. A bundle depends on the manifest alone, so it is encoded once, for all
+agents, and kept up to BUNDLES_BYTES_MAX; a torrent is checked once (p2pdist/model/torrent.py), and
+kept up to TORRENTS_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sized
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from p2pdist.model.digest import Digest, hex_of, is_digest
@@ -51,6 +53,18 @@ TORRENTS_BYTES_MAX = 64 << 20
 READS_AT_ONCE = 8
 """Documents of one bundle that are being read from the origin at once."""
 
+ABSENT_S = 1.0
+"""So long the origin is not asked again for what it did not have."""
+
+ABSENT_MAX = 10_000
+MISSES_PER_S, MISSES_BURST = 20.0, 500
+"""Reads of what the origin does not have that one address may cause: a second, and at once after a
+while without. Storage is paid for each."""
+
+ASKERS_MAX = 10_000
+ASKER: ContextVar[str] = ContextVar("asker", default="")
+"""The address for which content is read; empty: the tracker itself, which no limit keeps."""
+
 TAGS_MAX = 10_000
 LAYERS_MAX = 100_000
 
@@ -71,6 +85,10 @@ class Content:
         self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
         self._sizes: OrderedDict[Digest, int | None] = OrderedDict()
         self._reads: dict[str, asyncio.Task[Any]] = {}
+        self._absent: OrderedDict[str, tuple[float, NotFound]] = OrderedDict()
+        """By key of a read until when the origin is taken not to have it, and what it said."""
+        self._misses: OrderedDict[str, float] = OrderedDict()
+        """By address until when its misses take at the rate MISSES_PER_S."""
         self._away_until = 0.0
         self.learned: Callable[[tuple[tuple[Digest, PieceLayout], ...]], None] = lambda layouts: None
         """Hears how the blobs of a manifest that was read here are cut."""
@@ -169,6 +187,8 @@ class Content:
     async def layer(self, digest: Digest) -> Descriptor:
         """The descriptor of a layer of a manifest that was read here. Raises NotFound."""
         found = self._layers.get(digest) or await self._recall(f"layer {digest}")
+        if found is not None:
+            self.learned(((digest, found.layout),))
         if found is None:
             raise NotFound(f"no package that was pulled lately has the blob {digest}")
         return found
@@ -258,17 +278,29 @@ class Content:
         return self._origin
 
     async def _joined(self, key: str, read: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
+        now, absent = time.monotonic(), self._absent.get(key)
+        if absent is not None and now < absent[0]:
+            raise NotFound(absent[1].what, remedy=absent[1].remedy)
         task = self._reads.get(key)
         if task is None:
+            asker = ASKER.get()
+            if self._misses.get(asker, 0.0) > now + MISSES_BURST / MISSES_PER_S:
+                raise Unavailable(
+                    f"{asker} asks for too much that central storage does not have", remedy="Try again in a minute"
+                )
             task = self._reads[key] = asyncio.ensure_future(read())
-            task.add_done_callback(lambda done: self._read_ended(key, done))
+            task.add_done_callback(lambda done: self._read_ended(key, asker, done))
         value: Value = await asyncio.shield(task)
         return value
 
-    def _read_ended(self, key: str, task: asyncio.Task[Any]) -> None:
+    def _read_ended(self, key: str, asker: str, task: asyncio.Task[Any]) -> None:
         del self._reads[key]
-        if not task.cancelled():
-            task.exception()  # marks it as seen: the callers may have gone away
+        error = None if task.cancelled() else task.exception()  # marks it as seen: the callers may have gone away
+        if isinstance(error, NotFound):
+            now = time.monotonic()
+            _remember(self._absent, key, (now + ABSENT_S, error), ABSENT_MAX)
+            if asker:
+                _remember(self._misses, asker, max(now, self._misses.get(asker, now)) + 1 / MISSES_PER_S, ASKERS_MAX)
 
 
 Document = TypeVar("Document", bound=Sized)

@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 
 import aiohttp
 import msgspec
@@ -27,7 +26,7 @@ from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, printable
 from p2pdist.model.messages import Reachability
 from p2pdist.transfer.names import NAMES, Resolver
 from p2pdist.transfer.stream.connect import parse_address
-from tracker.core.host import BAN_REPORTERS_MIN, Host
+from tracker.core.host import BAN_REPORTERS_MIN, Host, is_loopback
 
 CONNECT_S = 2.0
 """As long as agents wait for each other."""
@@ -92,20 +91,11 @@ class Reach:
             found = await NAMES.find_soon(name)
         except (OSError, ValueError) as error:
             return str(error)
-        if all(_is_loopback(address) for _, address in found) and (
-            not _is_loopback(seen_from) or self._elsewhere(host)
-        ):
+        if all(is_loopback(address) for _, address in found) and (not is_loopback(seen_from) or self._elsewhere(host)):
             which = name if name == found[0][1] else f"{name} stands for {found[0][1]}, which"
             return f"{which} is another machine for each that asks: itself"
-        url = f"{'https' if host.tls else 'http'}://{host.address}/healthz"
-        limits = aiohttp.ClientTimeout(total=CONNECT_S)
-        connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(NAMES), use_dns_cache=False, ssl=False)
         try:
-            async with (
-                aiohttp.ClientSession(connector=connector, timeout=limits) as http,
-                http.get(url, allow_redirects=False) as answer,
-            ):
-                return _stranger(host, answer.status, await answer.content.read(ANSWER_BYTES_MAX))
+            return _stranger(host, *await ask_health(host.address, tls=host.tls, timeout_s=CONNECT_S))
         except aiohttp.ClientConnectorSSLError:
             return f"what listens on port {port} speaks no TLS, as this agent does"
         except aiohttp.ClientConnectorError as error:
@@ -121,7 +111,20 @@ class Reach:
     def _elsewhere(self, host: Host) -> bool:
         """Whether some other host that is connected has an address of the network."""
         others = (other for other in self._hosts.values() if other is not host and other.session is not None)
-        return any(not _is_loopback(other.address.rpartition(":")[0].strip("[]")) for other in others)
+        return any(not is_loopback(other.address.rpartition(":")[0].strip("[]")) for other in others)
+
+
+async def ask_health(address: str, *, tls: bool, timeout_s: float, nonce: str = "") -> tuple[int, bytes]:
+    """Status and body of the answer to GET /healthz at an agent's address. Raises
+    aiohttp.ClientError, TimeoutError, OSError."""
+    url = f"{'https' if tls else 'http'}://{address}/healthz" + (f"?nonce={nonce}" if nonce else "")
+    limits = aiohttp.ClientTimeout(total=timeout_s)
+    connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(NAMES), use_dns_cache=False, ssl=False)
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=limits) as http,
+        http.get(url, allow_redirects=False) as answer,
+    ):
+        return answer.status, await answer.content.read(ANSWER_BYTES_MAX)
 
 
 def _stranger(host: Host, status: int, body: bytes) -> str:
@@ -141,13 +144,3 @@ def _complained_of(host: Host) -> str:
     """What several others met that wanted to receive from a host."""
     by = [name for name, (reason, _) in host.penalties.items() if reason == "refused"]
     return f"{len(by)} hosts could not connect to it" if len(by) >= BAN_REPORTERS_MIN else ""
-
-
-def _is_loopback(address: str) -> bool:
-    """Whether an address, if it is one in numbers, means the machine itself."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    found = (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
-    return found.is_loopback or found.is_unspecified

@@ -24,14 +24,28 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from p2pdist.model.access import OPEN, Identity
-from p2pdist.model.errors import Conflict
-from p2pdist.model.messages import Assign, FromTracker, Hello, Kept, Leaving, Pace, Reject, Spares, Welcome
+from p2pdist.model.messages import (
+    Assign,
+    FromAgent,
+    FromTracker,
+    Hello,
+    Holding,
+    Holdings,
+    Kept,
+    Leaving,
+    Pace,
+    Reject,
+    Spares,
+    Welcome,
+)
 from p2pdist.model.url import redacted
 from tracker.content import Content
 from tracker.core.bittorrent.announce import Announces
 from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
+from tracker.names import Names, conflict
+from tracker.networks import Network, check_address
 from tracker.reach import Reach
 
 if TYPE_CHECKING:  # a tracker without access control need not load what it is made of
@@ -43,6 +57,9 @@ LOAD_S = 2.0
 """How often it is looked at how busy this process is."""
 
 OUTBOX_MAX = 4096
+FOUNDED_PER_S, FOUNDED_BURST = 200.0, 1000
+"""Swarms that one session may found of blobs that no manifest read here names: a second, and at
+once after a while without."""
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +121,9 @@ class Service:
         self.content = content
         self.announces = Announces(fleet.hosts, fleet.swarms)
         self.reach = Reach(fleet.hosts)
+        self.networks: tuple[Network, ...] = ()
+        """Where agents may be reached; none: anywhere (tracker/networks.py)."""
+        self._disputes = Names()
         self.web_origin = redacted(web_origin).rstrip("/")
         content.learned = lambda layouts: self.submit(Described(layouts))
         self.observe_plan: Callable[[float], None] = lambda seconds: None
@@ -116,6 +136,8 @@ class Service:
             access.changed.append(self._access_changed)
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}
+        self._founding: dict[int, float] = {}
+        """By session until when the swarms that it founded take at the rate FOUNDED_PER_S."""
         self._next_session = 1
         self._lag_s = 0.0
         self._report_rate = ReportRate(fleet.report_interval_s)
@@ -133,24 +155,30 @@ class Service:
         """How late the last tick came: the event loop's delay in seconds."""
         return self._lag_s
 
-    def open_session(self, hello: Hello, identity: Identity = OPEN) -> tuple[int, Outbox]:
-        """Take a host in: the number and the outbox of its session. Raises Conflict when another
-        agent uses its name.
+    async def settle_name(self, hello: Hello, remote: str) -> int | None:
+        """Find out whether an agent that says hello from the address `remote` may have the name
+        that it says: the number of the session that it takes over, None when there is none. Raises
+        Conflict when another agent has the name, Unavailable (tracker/names.py), Refused for an
+        address that is not believed (tracker/networks.py)."""
+        check_address(hello, remote, self.networks)
+        known = self.fleet.hosts.get(hello.host)
+        if known is None or known.session not in self._outboxes:
+            return None
+        session = known.session
+        await self._disputes.settle(known, hello, remote)
+        return session
 
-        The same address means the same agent, started again while its last session is not yet known
-        to be dead: the new session takes over. So does the same agent at another address, as after
-        its network changed. Two agents of one name would otherwise drive each other out for ever;
-        when the other one is really gone its heartbeat is missed before long, and the next try
-        succeeds.
-        """
+    def open_session(
+        self, hello: Hello, identity: Identity = OPEN, *, replaces: int | None = None, source: str = ""
+    ) -> tuple[int, Outbox]:
+        """Take a host in: the number and the outbox of its session. Raises Conflict when the host
+        has a session other than `replaces`, which the new one takes over. `source` is the address
+        that the connection came from."""
         known = self.fleet.hosts.get(hello.host)
         older = self._outboxes.get(known.session) if known is not None and known.session is not None else None
         if known is not None and older is not None:
-            rival = Conflict(
-                f"another agent named {hello.host} is connected, from {known.address}",
-                remedy="Give each agent its own --name, and --listen or --advertise its own address",
-            )
-            if known.address != hello.address and not (hello.instance and hello.instance == known.instance):
+            rival = conflict(known)
+            if known.session != replaces:
                 raise rival
             older.put(Reject(rival.problem()))
         number = self._next_session
@@ -160,7 +188,7 @@ class Service:
         if self.access is not None:
             self.access.open(number, identity)
         try:
-            self.submit(SessionOpened(number, hello))
+            self.submit(SessionOpened(number, hello, source))
         except BaseException:
             self.close_session(number)
             raise
@@ -180,10 +208,25 @@ class Service:
             self.access.close(number)
         host = self._host_of(number)
         self._names.pop(number, None)
+        self._founding.pop(number, None)
         self.submit(SessionClosed(number))
         if self.listener is not None and host is not None:
             self.listener.closed(host)
         self._set_report_rate(len(self._outboxes))
+
+    def held_back_s(self, session: int, message: FromAgent) -> float:
+        """How long the reader of a session is to wait before it submits a message: 0 unless the
+        session founds swarms faster than FOUNDED_PER_S, of blobs that no manifest names."""
+        if not isinstance(message, Holdings | Holding):
+            return 0.0
+        holdings = message.blobs if isinstance(message, Holdings) else (message,)
+        founded = sum(map(self.fleet.membership.founds, holdings))
+        if not founded:
+            return 0.0
+        now = time.monotonic()
+        due_at = max(self._founding.get(session, 0.0), now - FOUNDED_BURST / FOUNDED_PER_S) + founded / FOUNDED_PER_S
+        self._founding[session] = due_at
+        return max(0.0, due_at - now)
 
     def send(self, host: str, message: FromTracker) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""

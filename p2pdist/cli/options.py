@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -55,6 +56,47 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of {self._unit}.", param, ctx)
         return float(seconds)
+
+
+ORIGIN_URL_BYTES_MAX = 8192
+
+
+def origin_options(text: str) -> Callable[[Command], Command]:
+    """--origin with this help, and --origin-file, which stands for it; the command takes
+    `origin`."""
+
+    def add(command: Command) -> Command:
+        command = click.option(
+            "--origin-file",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            expose_value=False,
+            callback=_read_origin,
+            help="A file that holds the URL of --origin, with its password.",
+        )(command)
+        return click.option("--origin", default="", metavar="URL", is_eager=True, help=text)(command)
+
+    return add
+
+
+def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) -> None:
+    """Take the URL in --origin-file for --origin. Raises UsageError."""
+    if file is None:
+        return
+    if context.params.get("origin"):
+        raise UsageError("both --origin and --origin-file are given", remedy="Give one of them")
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(ORIGIN_URL_BYTES_MAX + 1)
+        url = text.decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it holds no text"
+        raise UsageError(
+            f"--origin-file {file} cannot be read: {why}", remedy="Name a file that holds a URL"
+        ) from error
+    if not url or len(text) > ORIGIN_URL_BYTES_MAX or len(url.split()) > 1:
+        raise UsageError(f"--origin-file {file} holds no URL alone", remedy="Write the URL there, in one line")
+    context.params["origin"] = url
 
 
 def parse_time(text: str, *, bare: bool = False) -> float:

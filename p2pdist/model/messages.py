@@ -7,6 +7,7 @@ its `type` field.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -55,7 +56,8 @@ class Hello(Message, frozen=True):
     """Opens a session. Other agents reach this one at `address` (host:port). No name may hold white
     space. `upload_bytes_s` and `download_bytes_s` are the host's configured limits, 0 for none;
     `bt_port` is its BitTorrent port, 0 for none. `tls`: it speaks TLS with other agents. `instance`
-    names the running agent, so that the tracker recognises it after its address has changed."""
+    names the running agent, so that the tracker recognises it after its address has changed; it is
+    a secret between the two (`instance_proof`)."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -76,6 +78,16 @@ class Selected(msgspec.Struct, frozen=True, array_like=True):
     blob: WireDigest
     pieces: WireDigest
     chosen: Annotated[bytes, Meta(max_length=CHOSEN_BYTES_MAX)]
+
+
+NONCE_PATTERN = r"[0-9a-f]{32}"
+"""What GET /healthz of an agent takes as `nonce`."""
+
+
+def instance_proof(instance: str, host: str, nonce: str) -> str:
+    """What the agent with this `Hello.instance` answers to a nonce: only it and the tracker that
+    heard its hello can tell, and the answer does not give the instance away."""
+    return blake2b(f"{instance} {host} {nonce}".encode(errors="replace"), digest_size=16).hexdigest()
 
 
 class Holding(Message, frozen=True):

@@ -25,7 +25,10 @@ def secrets_in(url: str) -> list[str]:
     if not separator:
         return []
     user = _user(rest)
-    query = rest[len(user) :].split("#", 1)[0].partition("?")[2]
+    before, _, fragment = rest[len(user) :].partition("#")
+    query = before.partition("?")[2]
+    if "@" in fragment:  # the rest of a password
+        query = f"{query}#{fragment}" if query else fragment
     if scheme.lower().startswith("postgres") and "password" not in query.lower():
         query = ""
     return [part for part in (user.removesuffix("@") if ":" in user else "", query) if part]
@@ -35,8 +38,11 @@ def _user(rest: str) -> str:
     """User information at the head of what follows the scheme, with its @. A password with a slash,
     a question mark or a number sign in it ends the authority too early (RFC 3986, 3.2): what is no
     authority then goes on to the last @."""
-    authority = _path(rest).partition("/")[0]
-    if "@" not in authority and _AUTHORITY.match(authority):
+    authority, _, path = _path(rest).partition("/")
+    whole = _AUTHORITY.match(authority) if "@" not in authority else None
+    # A name with digits behind a colon may be a host and a port, or a user and a password up to its
+    # first slash: with an @ to come it is kept to itself.
+    if whole and not (whole[2] and not authority.startswith("[") and "@" in path):
         return ""
     end = authority.rfind("@") if "@" in authority else rest.rfind("@")
     return rest[: end + 1]

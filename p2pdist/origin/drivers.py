@@ -40,6 +40,9 @@ def open_origin(url: str, *, serving: bool = False) -> Origin:
     if scheme in BUCKET_SCHEMES or scheme in WEB_SCHEMES:
         from p2pdist.origin.bucket import Bucket
 
+        if parts.port is not None and "@" in parts.path:
+            remedy = "Write %2F for a slash in a password, and %40 for an @ in a path"
+            raise UsageError(f"{redacted(url)!r}: it cannot be told where the password ends", remedy=remedy)
         if not host:
             raise UsageError(f"{redacted(url)!r} names no host or bucket", remedy=_REMEDY)
         if parts.fragment or (parts.query and scheme in BUCKET_SCHEMES):

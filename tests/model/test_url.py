@@ -16,6 +16,11 @@ from p2pdist.model.url import redacted, secrets_in
         ("http://u:p@[::1]:9/?a#b", "http://[::1]:9", ["u:p", "a"]),
         ("http://u:80@80/x", "http://80/x", ["u:80"]),
         ("http://u@h/", "http://h", []),
+        ("https://user:1234/SECRET@h/x", "https://h/x", ["user:1234/SECRET"]),
+        ("https://user:1/2/3@h:9/x@y?q", "https://y", ["user:1/2/3@h:9/x", "q"]),
+        ("https://h:1234/x?a@b", "https://h:1234/x", ["a@b"]),
+        ("https://[::1]:80/x@y", "https://[::1]:80/x@y", []),
+        ("https://h/x@y", "https://h/x@y", []),
         ("s3://bucket/pre@fix", "s3://bucket/pre@fix", []),
         ("file:///", "file:///", []),
         ("file:///srv/a@b", "file:///srv/a@b", []),
@@ -30,7 +35,7 @@ def test_what_is_shown_of_a_url(url: str, shown: str, secrets: list[str]) -> Non
     assert secrets_in(url) == secrets
 
 
-WORDS = st.text("ab:/?#[]%.", min_size=1, max_size=8)
+WORDS = st.text("ab12:/?#[]%.", min_size=1, max_size=8)
 
 
 @given(WORDS, st.sampled_from(["h", "h:9", "[::1]:9", "10.0.0.1"]), st.sampled_from(["", "/p", "/p?x=SECRET#f"]))

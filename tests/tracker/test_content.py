@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.digest import digest_of
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.manifest import Descriptor, Reference, blob_reference, parse_reference
 from p2pdist.origin.drivers import open_origin
@@ -137,8 +137,11 @@ async def test_tags_digests_and_layers_outlive_a_restart_while_the_origin_is_awa
     await layout.close()
 
 
-async def test_a_layer_that_is_known_is_no_question_to_an_origin_that_is_away(tmp_path: Path) -> None:
+async def test_a_layer_that_is_known_is_no_question_to_an_origin_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A layer that was never pushed alone: an agent that hears NotFound asks for it as a layer."""
+    monkeypatch.setattr(module, "ABSENT_S", 0.0)
     layout, tag, _ = await pushed(tmp_path)
     content = Content(serving(layout))
     layer = Descriptor("layer", digest_of(b"layer"), 5)
@@ -178,3 +181,61 @@ async def test_an_origin_that_hangs_keeps_nobody_waiting_for_a_tag_that_is_known
     for task in content._reads.values():
         task.cancel()
     await layout.close()
+
+
+class Counted:
+    """An origin that counts what it is asked."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin, self.asked = origin, 0
+        self.url = origin.url
+
+    async def read(self, digest: Digest) -> bytes:
+        self.asked += 1
+        return await self._origin.read(digest)
+
+    async def resolve(self, reference: Reference) -> Descriptor:
+        self.asked += 1
+        return await self._origin.resolve(reference)
+
+
+async def test_what_the_origin_does_not_have_is_not_asked_again_at_once(
+    layout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = Counted(opened(layout))
+    content = Content(origin)  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "ABSENT_S", 3600.0)
+    for _ in range(5):
+        with pytest.raises(NotFound):
+            await content.read(digest_of(b"missing"))
+        with pytest.raises(NotFound):
+            await content.resolve(parse_reference("missing:v1"))
+    assert origin.asked == 2
+    monkeypatch.setattr(module, "ABSENT_S", 0.0)
+    with pytest.raises(NotFound):
+        await content.read(digest_of(b"late"))
+    put(layout, b"late")
+    assert await content.read(digest_of(b"late")) == b"late"
+
+
+async def test_one_address_causes_a_bounded_number_of_misses(layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs a request at central storage; what it has may still be asked for by others."""
+    monkeypatch.setattr(module, "MISSES_BURST", 5)
+    monkeypatch.setattr(module, "MISSES_PER_S", 0.001)
+    origin = Counted(opened(layout))
+    content = Content(origin)  # type: ignore[arg-type]
+
+    async def ask(address: str, number: int) -> type[BaseException] | None:
+        module.ASKER.set(address)
+        try:
+            await content.read(digest_of(b"%d" % number))
+        except (NotFound, Unavailable) as error:
+            return type(error)
+        return None
+
+    found = [await ask("10.0.0.1", number) for number in range(20)]
+    assert found.count(NotFound) == origin.asked == 6 and found[-1] is Unavailable
+    assert await ask("10.0.0.2", 100) is NotFound
+    put(layout, b"200")
+    assert await ask("10.0.0.2", 200) is None
+    assert await ask("10.0.0.1", 200) is None, "what is here costs the origin nothing"

@@ -500,6 +500,53 @@ def test_one_that_blames_alone_does_not_take_the_slots() -> None:
     assert control.fleet.swarms[BLOB].members["h2"].slots == 1
 
 
+@pytest.mark.parametrize("source, banned", [("10.0.0.9", False), ("127.0.0.1", True), ("::1", True), ("", True)])
+def test_many_hosts_at_one_address_have_one_vote(source: str, banned: bool) -> None:
+    """On loopback, and where no address is known, each host speaks for itself."""
+    control = Control()
+    for number, host in enumerate(("h1", "h2", "h3", "h4", "h5")):
+        control.sessions[host] = number
+        hello = Hello(PROTOCOL_VERSION, host, f"{host}:1")
+        control.fleet.handle(SessionOpened(number, hello, "10.0.0.1" if host == "h1" else source), now=0.0)
+    control.join("h1", 8)
+    for host in ("h2", "h3", "h4", "h5"):
+        control.join(host)
+    control.tick(JOIN_BATCH_S)
+    for host in ("h2", "h3", "h4", "h5"):
+        control.complain(host, "h1", "corrupt")
+    assert control.fleet.hosts["h1"].banned is banned
+
+
+def test_complaints_of_hosts_that_the_tracker_did_not_name_do_not_count() -> None:
+    control = chain("h1", "h2")
+    control.open("s1", "s2", "s3", "seed")
+    control.join("seed", 8)
+    for host in ("s1", "s2", "s3"):
+        control.join(host, 8)
+        control.complain(host, "seed", "corrupt")
+    assert not control.fleet.hosts["seed"].penalties
+
+
+def test_hosts_that_get_good_pieces_outweigh_complaints() -> None:
+    control = Control()
+    control.open("seed", "h1", "h2")
+    control.join("seed", 8)
+    control.join("h1")
+    control.tick(JOIN_BATCH_S)
+    control.report("h1", 1)
+    host = control.fleet.hosts["seed"]
+    assert list(host.vouchers) == ["h1"]
+    for number in range(5):
+        host.vouch(f"v{number}", now=control.now)
+    for voter in ("v0", "x"):
+        host.penalise(voter, "corrupt", now=control.now)
+    assert not host.banned, "four got good pieces and do not complain"
+    host.penalise("v1", "corrupt", now=control.now)
+    assert host.banned
+    host.vouch("x", now=control.now)
+    assert "x" not in host.vouchers, "a piece does not take a complaint back"
+
+
 # -- what agents may not say
 
 
@@ -707,3 +754,14 @@ def test_a_host_that_cannot_look_names_up_receives_from_one_that_is_known_by_its
         control.say("late", Complaint(BLOB, 0, control.parent("late") or "", "refused", nameless=True))
         control.tick(RETRY_S)
     assert control.parent("late") == "numbers"
+
+
+def test_a_host_that_another_names_as_its_parent_keeps_its_session() -> None:
+    """It never spoke of the blob, which may not even be one."""
+    control = Control()
+    control.open("h1", "stranger")
+    control.join("h1", 8)
+    control.join("stranger", 0, parent="h1", blob=OTHER)
+    out = control.tick(ABSENCE_S)
+    assert not [each for each in out if isinstance(each, Drop)]
+    assert control.fleet.hosts["h1"].session is not None and OTHER not in control.fleet.hosts["h1"].swarms

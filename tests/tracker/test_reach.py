@@ -62,7 +62,9 @@ async def agent(
 
 
 def said(service: Service, host: str, address: str, *, tls: bool = False) -> None:
-    service.open_session(Hello(PROTOCOL_VERSION, host, address, tls=tls))
+    known = service.fleet.hosts.get(host)
+    replaces = known.session if known is not None else None
+    service.open_session(Hello(PROTOCOL_VERSION, host, address, tls=tls), replaces=replaces)
 
 
 async def problem(service: Service, host: str, seen_from: str = "127.0.0.1") -> str:

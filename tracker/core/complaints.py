@@ -2,9 +2,10 @@
 
 Theory. A complaint names a source, a stripe and a reason. Where the source is a peer, the edge to
 it is taken apart and the pair is avoided for a while, so that the planner finds another parent. A
-peer that refuses or sends wrong bytes loses reputation. Where the source is the origin, the lease
-moves to another host, or the swarm ends. While all hosts are late (monitor/lateness.py), complaints
-of standing still are ignored: no parent is at fault.
+peer that refuses or sends wrong bytes loses reputation, if the tracker had named it to the host
+that complains: each address has one vote, and hosts that get good pieces outweigh it. Where the
+source is the origin, the lease moves to another host, or the swarm ends. While all hosts are late
+(monitor/lateness.py), complaints of standing still are ignored: no parent is at fault.
 
 In a large fleet hosts report seldom. So a host that stands still or lags, its parent and the
 parent's other children are asked to report often for a while (monitor/probing.py).
@@ -23,6 +24,7 @@ from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
 from tracker.core.planning.schedule import Schedule
+from tracker.core.repair.claims import Claims
 from tracker.core.repair.repair import (
     AVOID_S,
     GIVES_S,
@@ -53,6 +55,8 @@ class Complaints:
     """Hears which swarms are to be planned anew."""
     probing: Probing
     """Says which hosts are asked to report often."""
+    claims: Claims
+    """Doubts hosts that give nothing of what they claim."""
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -93,6 +97,8 @@ class Complaints:
                 edges.detach(stripe, child.host)
             return
         child.complain(stripe)
+        if reason in {"stalled", "short"}:
+            self.claims.complained(swarm, source, now=now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, child.host, now=now):
                 self.schedule.ask(swarm.key, "stuck", now)
@@ -106,14 +112,20 @@ class Complaints:
         edges.avoid(child.host, source, now + avoid_s(child, stripe, reason))
         if child.parents[stripe] == source:
             edges.detach(stripe, child.host)
-            if reason in {"stalled", "corrupt"}:
+            if reason in {"stalled", "corrupt"} or self._shows_nothing(swarm, source, stripe):
                 move_lease(swarm, stripe, source, now=now, at_once=False)
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
                 self.membership.leave(parent, swarm, "dead", now=now)
-            elif reason != "reset" or not self.reputation.excused(swarm, now=now):
-                self.reputation.penalise(parent, child.host, reason, now=now)
+            elif source in child.told and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
+                voter = self.membership.hosts[child.host].voter or child.host
+                self.reputation.penalise(parent, voter, reason, now=now)
         self.schedule.ask(swarm.key, reason, now)
+
+    def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
+        """Whether a host has not a single piece of a stripe: as a root that fails its child, it is
+        not worth waiting for."""
+        return not swarm.members[host].counts[stripe]
 
     def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
         """A host cannot look names up: for a while it is given no parent that is known by name, and

@@ -17,6 +17,8 @@ class SessionOpened:
 
     session: int
     hello: Hello
+    source: str = ""
+    """The address that the connection came from; empty where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

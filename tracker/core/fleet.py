@@ -46,13 +46,13 @@ from tracker.core.capacity import Capacities
 from tracker.core.complaints import Complaints
 from tracker.core.events import Command, Described, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.host import Host
-from tracker.core.member import Member
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import HOSTS_MAX, Membership
 from tracker.core.monitor.lateness import Lateness
 from tracker.core.monitor.presence import GRACE_S, Presence
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
 from tracker.core.monitor.progress import note_rates
-from tracker.core.origin.leases import Leases, origin_limits
+from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
 from tracker.core.planning.assignments import assignments
 from tracker.core.planning.planner import Planner
@@ -60,6 +60,8 @@ from tracker.core.planning.schedule import JOIN_BATCH_S, Schedule
 from tracker.core.policy.book import PolicyBook
 from tracker.core.rebalance.overload import PAUSE_S, spread_overload
 from tracker.core.rebalance.tail import Tail
+from tracker.core.repair.claims import Claims
+from tracker.core.repair.lease_turnover import LeaseTurnover
 from tracker.core.repair.repair import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
@@ -106,17 +108,24 @@ class Fleet:
     _lateness: Lateness = field(default_factory=Lateness)
     _planner: Planner = field(default_factory=Planner)
     _presence: Presence = field(init=False)
-    _membership: Membership = field(init=False)
+    membership: Membership = field(init=False)
+    """Which hosts are in which swarms."""
     _complaints: Complaints = field(init=False)
     _slowness: Slowness = field(init=False)
+    _turnover: LeaseTurnover = field(init=False)
+    _claims: Claims = field(init=False)
 
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
         schedule, probing = self.schedule, self.probing
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
-        self._membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
-        self._complaints = Complaints(self._membership, self.reputation, schedule, probing)
+        self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
+        self._claims = Claims(self.hosts, self.swarms, schedule, self.reputation)
+        self._turnover = LeaseTurnover(
+            self.swarms, schedule, self.policies, self.membership.described, self.origin_streams_max
+        )
+        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims)
         self._slowness = Slowness(
             self.hosts, schedule, self.capacities, self.policies, self._presence, probing, self.reputation
         )
@@ -127,15 +136,15 @@ class Fleet:
         match event:
             case Received(session, message):
                 self._received(session, message, now, out)
-            case SessionOpened(session, hello):
-                self._opened(session, hello, now, out)
+            case SessionOpened(session, hello, source):
+                self._opened(session, hello, source, now, out)
             case SessionClosed(session):
                 self._closed(session, now)
             case Tick():
                 self._tick(now, out)
             case Described(layouts):
                 for blob, layout in layouts:
-                    self._membership.describe(blob, layout, now=now)
+                    self.membership.describe(blob, layout, now=now)
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 
@@ -151,7 +160,7 @@ class Fleet:
 
     # -- sessions
 
-    def _opened(self, session: int, hello: Hello, now: float, out: list[Command]) -> None:
+    def _opened(self, session: int, hello: Hello, source: str, now: float, out: list[Command]) -> None:
         if hello.protocol != PROTOCOL_VERSION:
             error = UsageError(
                 f"{hello.host} speaks protocol {hello.protocol}, this tracker {PROTOCOL_VERSION}",
@@ -167,7 +176,7 @@ class Fleet:
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
-        host.connect(session, hello, now=now)
+        host.connect(session, hello, source=source, now=now)
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:
@@ -206,9 +215,9 @@ class Fleet:
                     out += self._complaints.handle(host, message, late=self._late, probes=probes, now=now)
                 case Left(blob):
                     if (key := host.key(blob)) in host.swarms:
-                        self._membership.leave(host, self.swarms[key], "left", now=now)
+                        self.membership.leave(host, self.swarms[key], "left", now=now)
                 case Leaving():
-                    self._membership.drain(host, now=now)
+                    self.membership.drain(host, now=now)
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
@@ -219,17 +228,19 @@ class Fleet:
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
         """A host says what it holds of a blob, and from whom it receives it."""
         self.policies.admit(host.zone, holding)
-        swarm = self._membership.swarm_of(holding)
+        swarm = self.membership.swarm_of(host, holding)
         counts = list(holding.counts)
         swarm.check_counts(counts)
         if host.name in holding.parents:
             raise UsageError(f"{host.name} says that it receives from itself")
-        self._membership.enter(host, swarm, now=now)
+        self.membership.enter(host, swarm, now=now)
         member = swarm.members.get(host.name)
         if member is None:
-            member = self._membership.join(host, swarm, counts, now=now)
+            member = self.membership.join(host, swarm, counts, now=now)
             if any(counts):
                 swarm.passes.set_under_way()
+                if now - self.started_at >= GRACE_S:
+                    self._claims.joined(host, swarm, now=now)
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             swarm.set_location(host.name, host.zone, host.rack)
@@ -241,12 +252,13 @@ class Fleet:
         member.hear(now)
         swarm.set_priority(host.name, holding.priority)
         swarm.set_transport(host.name, holding.swarm)
-        self._membership.sort(host, swarm)
+        self.membership.sort(host, swarm)
         if not member.seed:
             named = len(holding.parents) == swarm.stripes
             for stripe, parent in enumerate(holding.parents if named else (None,) * swarm.stripes):
-                reattach(swarm, member, stripe, parent, lambda name: self._membership.add_absent(swarm, name, now=now))
+                reattach(swarm, member, stripe, parent, lambda name: self.membership.add_absent(swarm, name, now=now))
         spare_origin(swarm, host.name)
+        self._turnover.note(swarm)
         self.schedule.join(swarm, now)
 
     def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
@@ -254,15 +266,20 @@ class Fleet:
         host = self.hosts[member.host]
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
-            self._membership.sort(host, swarm)
+            self.membership.sort(host, swarm)
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
         note_rates(swarm, member, counts, now=now)
+        self._claims.progressed(swarm, member, counts, judge=now - self.started_at >= GRACE_S, now=now)
+        if FROM_ORIGIN in member.parents:
+            self._turnover.progressed(member, counts, now=now)
         whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
+        if host.wanted_in_vain and any(counts):
+            host.got(swarm.blob)
         complete = swarm.advance(member.host, counts, now=now)
         if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
             self._tail.note(swarm.key)
-        self._membership.sort(host, swarm)
+        self.membership.sort(host, swarm)
         if spare_origin(swarm, member.host):
             self.schedule.ask(swarm.key, "whole copy", now)
         if complete:
@@ -307,28 +324,38 @@ class Fleet:
         self.reputation.expire(now=now)
         self._presence.expire(now)
         for host, blob in self._presence.overdue(now):
-            self._membership.leave(host, self.swarms[blob], "absent", now=now)
-            if host.session is not None:
+            spoke = not self.swarms[blob].members[host.name].hearsay
+            self.membership.leave(host, self.swarms[blob], "absent", now=now)
+            if host.session is not None and spoke:
                 # It is taken for gone and is not: in a new session it says again what it holds.
                 out.append(Drop(host.session))
-        for swarm in self.swarms.values():
-            swarm.edges.expire(now)
-            if swarm.edges.unplanned:
-                self.schedule.retry(swarm.key, now + RETRY_S)
-            if swarm.passes.strained and now - swarm.passes.spread_at >= PAUSE_S:
-                swarm.edges.set_now(now)
-                self.reputation.retry(swarm, now=now)
-                if spread_overload(swarm, now=now):
-                    self.schedule.ask(swarm.key, "balance", now)
+        for key in list(self.schedule.restless):
+            self._attend(key, now)
+        self._claims.look(late=self._late(now), now=now)
+        self._turnover.look(interval_s=self._interval_s, now=now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
         out += ask_reports(self.hosts, self.probing.ended(now), self.report_interval_s)
         out += ask_reports(self.hosts, self.probing.begin(now=now), PROBE_INTERVAL_S)
 
+    def _attend(self, key: Digest, now: float) -> None:
+        """Do what the time asks for in a swarm for which something was asked."""
+        swarm = self.swarms[key]
+        swarm.edges.expire(now)
+        if swarm.passes.strained and now - swarm.passes.spread_at >= PAUSE_S:
+            swarm.edges.set_now(now)
+            self.reputation.retry(swarm, now=now)
+            if spread_overload(swarm, now=now):
+                self.schedule.ask(key, "balance", now)
+        waits = bool(swarm.edges.unplanned) and not self._turnover.parked(swarm)
+        self.schedule.rest(swarm, now + RETRY_S if waits else None)
+
     def _plan_due(self, now: float, out: list[Command]) -> None:
         """Plan the swarms that are due, and tell their hosts."""
         due = self.schedule.take(self.swarms, now)
-        leases = Leases(self.swarms.values() if due else (), self.origin_streams_max, self.policies)
+        if not due:
+            return
+        leases = self._turnover.leases()
         for swarm in due:
             swarm.edges.set_now(now)
             before = swarm.leases()
@@ -340,6 +367,7 @@ class Fleet:
             if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds up all hosts
                 roots = chain(*swarm.edges.roots)
                 out += ask_reports(self.hosts, self.probing.probe(roots, now=now), PROBE_INTERVAL_S)
+            self._turnover.planned(swarm, leases)
+            self._claims.planned(swarm, interval_s=self._interval_s, now=now)
             out += assignments(swarm, self.hosts)
-        if due:
-            out += origin_limits(self.swarms.values(), self.hosts, self.origin_bytes_s)
+        out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
 from math import inf
 
 from p2pdist.model.digest import Digest
@@ -12,8 +13,21 @@ BAN_REPORTERS_MIN = 2
 """So many hosts must report failures of a host before it is banned: one alone may be at fault
 itself."""
 
+VOUCHERS, VOUCHERS_MAX = 2, 64
+"""So many hosts that got good pieces outweigh one that complains; how many are remembered."""
+
 PENALTY_S = 60.0
 CORRUPT_PENALTY_S = 600.0
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, if it is one in numbers, means the machine itself."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    found = (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+    return found.is_loopback or found.is_unspecified
 
 
 @dataclass(slots=True)
@@ -56,6 +70,21 @@ class Host:
     """It speaks TLS with other hosts. `connect`."""
     instance: str = ""
     """Names the agent process that runs there. `connect`."""
+    founded: dict[Digest, bool] = field(default_factory=dict)
+    """Blobs that no manifest names and of which it made the swarm, as long as it is in one; whether
+    it wants the blob and has got nothing yet. `found`, `got`, `leave`."""
+    voter: str = ""
+    """For whom it speaks when it complains: the address of its connection, so that many hosts of
+    one machine have one vote; its name where that is loopback or not known. `connect`."""
+    vouchers: dict[str, float] = field(default_factory=dict)
+    """Voters that lately got pieces from it, and when that expires. `vouch`, `penalise`,
+    `expire_penalties`."""
+    proved: bool = False
+    """A child has got a piece from it. `prove`, `doubt`."""
+    doubted_until: float = 0.0
+    """Until when its claims are not believed, since a child got nothing. `doubt`, `prove`."""
+    wanted_in_vain: int = 0
+    """How many of them it wants and has got nothing of. `found`, `got`, `leave`."""
 
     @property
     def available(self) -> bool:
@@ -64,14 +93,16 @@ class Host:
 
     @property
     def banned(self) -> bool:
-        """Whether several hosts found it sending wrong bytes or refusing to serve."""
-        return len(self.penalties) >= BAN_REPORTERS_MIN
+        """Whether several voters found it sending wrong bytes or refusing to serve, and not many
+        more got good pieces from it."""
+        return len(self.penalties) >= BAN_REPORTERS_MIN and len(self.vouchers) < VOUCHERS * len(self.penalties)
 
-    def connect(self, session: int, hello: Hello, *, now: float) -> None:
+    def connect(self, session: int, hello: Hello, *, source: str = "", now: float) -> None:
         """The host opens a session. Only penalties for wrong bytes outlast a new start."""
         self.expire_penalties(now=now, started_anew=True)
         self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
         self.tls, self.instance = hello.tls, hello.instance
+        self.voter = self.name if not source or is_loopback(source) else source
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False
         self.download_bytes_s = hello.download_bytes_s
 
@@ -101,8 +132,29 @@ class Host:
         if key != blob:
             self.keys[blob] = key
 
+    def prove(self) -> None:
+        """A child has got a piece from the host."""
+        self.proved, self.doubted_until = True, 0.0
+
+    def doubt(self, until: float) -> None:
+        """The host gave a child nothing of what it claims to have."""
+        self.proved, self.doubted_until = False, until
+
+    def found(self, blob: Digest, *, wants: bool) -> None:
+        """The host makes the swarm of a blob that no manifest names; `wants`: it lacks pieces."""
+        self.founded[blob] = wants
+        self.wanted_in_vain += wants
+
+    def got(self, blob: Digest) -> None:
+        """The host has got pieces of a blob, or is in none of its swarms any more."""
+        if self.founded.get(blob):
+            self.founded[blob] = False
+            self.wanted_in_vain -= 1
+
     def leave(self, blob: Digest, key: Digest) -> None:
         """The host is no longer in that swarm."""
+        self.got(blob)
+        self.founded.pop(blob, None)
         self.swarms.pop(key, None)
         self.receiving.pop(key, None)
         if self.keys.get(blob) == key:
@@ -111,12 +163,19 @@ class Host:
     def penalise(self, by: str, reason: str, *, now: float) -> bool:
         """Another host met a failure here; returns whether this host is banned from now on."""
         before = self.banned
+        self.vouchers.pop(by, None)
         self.penalties[by] = (reason, now + (CORRUPT_PENALTY_S if reason == "corrupt" else PENALTY_S))
         return self.banned and not before
+
+    def vouch(self, by: str, *, now: float) -> None:
+        """A voter got a piece from the host, and has not complained of it."""
+        if by not in self.penalties and (by in self.vouchers or len(self.vouchers) < VOUCHERS_MAX):
+            self.vouchers[by] = now + PENALTY_S
 
     def expire_penalties(self, *, now: float, started_anew: bool = False) -> None:
         """Forget old penalties, and after a new start of the agent all but those for wrong
         bytes."""
+        self.vouchers = {by: until for by, until in self.vouchers.items() if until > now}
         self.penalties = {
             by: (reason, until)
             for by, (reason, until) in self.penalties.items()

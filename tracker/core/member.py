@@ -21,6 +21,10 @@ FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
 
 
+TOLD_MAX = 64
+"""Parents and alternates of which a host may complain; it forgets earlier ones itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lag:
     """A host lags behind its parent in a stripe."""
@@ -74,8 +78,13 @@ class Member:
     `mark_present`."""
     silent: bool = False
     """Absent because it sends no reports though it has a session. `mark_absent`, `mark_present`."""
+    doubted_until: float = 0.0
+    """Until when it is not believed that it has its pieces; 0 where it is. `doubt`."""
     heard_at: float = 0.0
     """Time of its last report. `hear`."""
+    hearsay: bool = False
+    """Another host named it as its parent, and it has not spoken of the blob itself.
+    `mark_hearsay`, `mark_present`."""
     slow_receiver: bool = False
     """Its downlink is so slow that it takes no slot of its parents. Swarm.set_slow_receiver."""
     relieved_at: float = -inf
@@ -84,6 +93,8 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
+    told: dict[str, None] = field(default_factory=dict)
+    """Parents and alternates that the host was told of, the latest TOLD_MAX. `tell`."""
     superpeers: tuple[Source, ...] = ()
     """The superpeers that the host was told of in its session. `set_superpeers`."""
 
@@ -91,6 +102,12 @@ class Member:
     def present(self) -> bool:
         """Whether the host has said in its present session what it holds."""
         return self.absent_since is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether others may receive from the host: it is present, and what it says that it holds
+        is believed."""
+        return self.absent_since is None and not self.doubted_until
 
     @property
     def unallotted(self) -> int:
@@ -139,6 +156,13 @@ class Member:
         self.slots, self.relieved_at = slots, now
         self.clear_slots()
 
+    def doubt(self, until: float) -> None:
+        """The host is not believed until then, and serves no host; 0: it is believed."""
+        self.doubted_until = until
+        if until:
+            self.slots = 0
+            self.clear_slots()
+
     def complain(self, stripe: int) -> None:
         """The host complains of its parent in a stripe."""
         self.complaints[stripe] += 1
@@ -153,7 +177,11 @@ class Member:
 
     def mark_present(self) -> None:
         """The host says what it holds, or reports again after it was silent."""
-        self.absent_since, self.silent = None, False
+        self.absent_since, self.silent, self.hearsay = None, False, False
+
+    def mark_hearsay(self, now: float) -> None:
+        """Another host names it as its parent."""
+        self.absent_since, self.hearsay = now, True
 
     def set_rates(self, rates: list[float]) -> None:
         """The host's last report shows so many pieces a second, by stripe."""
@@ -170,6 +198,14 @@ class Member:
     def count_fair_report(self, fair: bool) -> None:
         """A report of a slow receiver shows a fair share of pieces, or one does not."""
         self.fair_reports = self.fair_reports + 1 if fair else 0
+
+    def tell(self, *sources: str) -> None:
+        """The host is told of these parents and alternates."""
+        for source in sources:
+            self.told.pop(source, None)
+            self.told[source] = None
+        while len(self.told) > TOLD_MAX:
+            del self.told[next(iter(self.told))]
 
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""

@@ -22,6 +22,12 @@ from tracker.core.swarm import Swarm, key_of, layout_of
 
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
+FOUNDED_MAX = SWARMS_MAX // 4
+"""Swarms that one host may found of blobs that no manifest read here names."""
+
+VAIN_MAX = 128
+"""Those of them of which it may want pieces without having got any: an agent pulls 20 blobs of a
+package at once."""
 
 
 @dataclass(slots=True)
@@ -41,7 +47,16 @@ class Membership:
     _layouts: dict[Digest, PieceLayout] = field(default_factory=dict)
     """How blobs are cut, as manifests say. `describe`."""
 
-    def swarm_of(self, holding: Holding) -> Swarm:
+    def described(self, blob: Digest) -> bool:
+        """Whether a manifest that was read here names the blob."""
+        return blob in self._layouts
+
+    def founds(self, holding: Holding) -> bool:
+        """Whether a holding that is taken makes a swarm of a blob that no manifest read here
+        names."""
+        return holding.blob not in self.swarms and holding.blob not in self._layouts
+
+    def swarm_of(self, host: Host, holding: Holding) -> Swarm:
         """The swarm of the hosts that say the same of how the blob is cut, maybe a new one. Raises
         UsageError when the blob cannot be cut like that, or there are too many swarms."""
         layout, blob = layout_of(holding), holding.blob
@@ -52,8 +67,21 @@ class Membership:
             return self.swarms[other]
         if len(self.swarms) >= SWARMS_MAX:
             raise UsageError("this tracker has too many swarms")
+        if blob not in self._layouts:
+            self._check_founder(host, blob, wants=not any(holding.counts))
         main = first is None and self._layouts.get(blob, layout) == layout
         return Swarm(blob, layout, key=blob if main else other)
+
+    def _check_founder(self, host: Host, blob: Digest, *, wants: bool) -> None:
+        """Raises UsageError when a host makes more swarms than it may of blobs that no manifest
+        read here names."""
+        if len(host.founded) >= FOUNDED_MAX:
+            raise UsageError(f"{host.name} speaks of more than {FOUNDED_MAX} blobs that no package here has")
+        if wants and host.wanted_in_vain >= VAIN_MAX:
+            raise UsageError(
+                f"{host.name} waits for {VAIN_MAX} blobs that no package here has, and for {blob}",
+                remedy="Pull fewer blobs at once, or packages from this tracker's origin",
+            )
 
     def describe(self, blob: Digest, layout: PieceLayout, *, now: float) -> None:
         """A manifest says how a blob is cut. The first one counts."""
@@ -77,6 +105,8 @@ class Membership:
 
     def join(self, host: Host, swarm: Swarm, counts: list[int], *, now: float) -> Member:
         """Add a host to a swarm, with the upload slots that it has."""
+        if not swarm.members and not self.described(swarm.blob):
+            host.found(swarm.blob, wants=not any(counts))
         member = swarm.add(
             host.name,
             counts,
@@ -94,8 +124,8 @@ class Membership:
         itself. Returns whether it was added."""
         host = self.hosts.get(name)
         if host is None:
-            if len(self.hosts) >= HOSTS_MAX:
-                return False
+            if len(self.hosts) >= HOSTS_MAX // 2:
+                return False  # the other half is for hosts that speak for themselves
             host = self.hosts[name] = Host(name, absent_since=now)
         if host.leaving or host.key(swarm.blob) in host.swarms:  # in a swarm of the blob it speaks for itself
             return False
@@ -117,7 +147,7 @@ class Membership:
         host.leave(swarm.blob, swarm.key)
         if not swarm.members:
             del self.swarms[swarm.key]
-            self.schedule.forget(swarm.key)
+            self.schedule.gone(swarm.key)
         else:
             self.schedule.ask(swarm.key, reason, now)
 
@@ -133,7 +163,7 @@ class Membership:
         """Let a swarm have another key."""
         old = swarm.rename(key)
         self.swarms[key] = self.swarms.pop(old)
-        self.schedule.forget(old)
+        self.schedule.gone(old)
         for name in swarm.members:
             host = self.hosts[name]
             host.leave(swarm.blob, old)

@@ -54,6 +54,8 @@ class OriginReads:
     `share`."""
     sharing_failed: bool = False
     """A superpeer could not read its share. `fail_sharing`."""
+    leases_lost: int = 0
+    """Idle leases that went to other swarms. `lose_lease`."""
     failures: dict[str, None] = field(default_factory=dict)
     """Hosts that met wrong or missing content at the origin. `count_failure`."""
     superpeers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
@@ -72,6 +74,10 @@ class OriginReads:
         if len(self.superpeers) >= ZONES_MAX:
             self.superpeers.clear()
         self.superpeers[key] = names, candidates
+
+    def lose_lease(self) -> None:
+        """An idle lease goes to another swarm."""
+        self.leases_lost += 1
 
     def count_failure(self, host: str) -> int:
         """A host met wrong or missing content; returns how many hosts did."""
@@ -169,6 +175,9 @@ class Swarm:
     """Receivers for which a job's start waits. `set_priority`."""
     swarming: dict[str, None] = field(default_factory=dict)
     """Receivers that receive by BitTorrent. `set_transport`."""
+    claims: dict[str, None] = field(default_factory=dict)
+    """Members that say they have pieces which no host has seen (repair/claims.py). Claims,
+    `remove`."""
     tree_seeds: dict[str, None] = field(default_factory=dict)
     """Seeds that did not become so by BitTorrent, as far as is known. `add`, `advance`."""
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))
@@ -259,6 +268,7 @@ class Swarm:
         self.starting.pop(host, None)
         self.swarming.pop(host, None)
         self.tree_seeds.pop(host, None)
+        self.claims.pop(host, None)
         self._exit(member)
         if not member.seed:
             self.receivers -= 1

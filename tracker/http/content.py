@@ -17,6 +17,7 @@ from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Refer
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.content import ASKER, Content
 from tracker.http.keys import SERVICE
 from tracker.policies import note_package
 
@@ -109,16 +110,23 @@ def _described(descriptor: Descriptor) -> web.Response:
     return _json(DescriptorDocument(descriptor.media_type, descriptor.digest, descriptor.size, annotations))
 
 
+def _source(request: web.Request) -> Content:
+    """The content, read on account of the address that asks."""
+    ASKER.set(request.remote or "")
+    return request.app[SERVICE].content
+
+
 async def resolve(request: web.Request) -> web.Response:
     """Find the manifest that a reference names."""
     reference = parse_reference(request.query.get("reference", ""))
+    _source(request)
     return _described(await readable_package(request, reference))
 
 
 async def package(request: web.Request) -> web.StreamResponse:
     """Serve a package's bundle: its manifest and small documents in MessagePack. The ETag is the
     manifest's digest; the header P2pdist-Policy says how to move and keep the package."""
-    source = request.app[SERVICE].content
+    source = _source(request)
     reference = parse_reference(request.query.get("reference", ""))
     digest = (await readable_package(request, reference)).digest
     policy_headers = await policy_header(request, reference, digest)
@@ -140,7 +148,7 @@ async def content(request: web.Request) -> web.Response:
     """Serve a small document by digest: a config, a piece list, a manifest."""
     digest = parse_digest(request.match_info["digest"])
     require_blob(request, digest)
-    source = request.app[SERVICE].content
+    source = _source(request)
     if request.query.get("as") == "manifest":
         return web.Response(body=await source.manifest(digest), content_type=MANIFEST_TYPE)
     return web.Response(body=await source.read(digest))

@@ -53,6 +53,7 @@ class TrackerCollector(Collector):
             shown[self._zone(host.zone), "present" if host.session is not None else "absent"] += 1
         for host in self._service.fleet.lost.values():
             shown[self._zone(host.zone), "absent"] += 1
+        self._zones = {zone: None for zone in self._zones if (zone, "present") in shown or (zone, "absent") in shown}
         for zone in {zone for zone, _ in shown} or {""}:
             for state in ("present", "absent"):
                 hosts.add_metric([zone, state], shown[zone, state])

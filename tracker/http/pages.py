@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ UNWATCHED_S = 5.0
 """How often the view is updated; without watchers for the sake of metrics alone."""
 
 WATCHERS_MAX = 64
+WATCHERS_PER_ADDRESS_MAX = 32
+"""One address leaves places for others."""
+
 TREES_MAX = 16
 """Stripes whose trees are being watched at once."""
 
@@ -82,6 +86,7 @@ class Watch:
         self.preseeds = b""
         self._swarms, self._preseeds = service.fleet.swarms, preseeds
         self._watchers = 0
+        self._by_address: Counter[str] = Counter()
         self._trees: dict[Tree, _Watched] = {}
         self._encoded: dict[tuple[int, Tree | None], bytes] = {}
         self._requested = asyncio.Event()
@@ -121,14 +126,21 @@ class Watch:
         self._ended = True
         self._notify()
 
-    async def changes(self, tree: Tree | None) -> AsyncGenerator[bytes, None]:
-        """Everything, then what changes, as JSON documents. Raises Unavailable over WATCHERS_MAX
-        watchers or TREES_MAX trees."""
+    async def changes(self, tree: Tree | None, remote: str = "") -> AsyncGenerator[bytes, None]:
+        """Everything, then what changes, as JSON documents, for a watcher at the address `remote`.
+        Raises Unavailable over WATCHERS_MAX watchers, WATCHERS_PER_ADDRESS_MAX of them at one
+        address, or TREES_MAX trees."""
         if self._watchers >= WATCHERS_MAX:
             raise Unavailable(f"{WATCHERS_MAX} watch this fleet already", remedy="Close some of the pages")
+        if self._by_address[remote] >= WATCHERS_PER_ADDRESS_MAX:
+            raise Unavailable(
+                f"{remote} watches this fleet {self._by_address[remote]} times already",
+                remedy="Close some of the pages",
+            )
         if tree is not None:
             self._begin(tree)
         self._watchers += 1
+        self._by_address[remote] += 1
         self._requested.set()
         version = 0
         try:
@@ -142,6 +154,8 @@ class Watch:
                 yield document
         finally:
             self._watchers -= 1
+            self._by_address[remote] -= 1
+            self._by_address += Counter()  # forgets what is zero
             if tree is not None:
                 self._trees[tree].watchers -= 1
                 if not self._trees[tree].watchers:
@@ -171,7 +185,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     """Report the fleet as server-sent events. Events named `change` carry everything at first, then
     what changed; events named `preseeds` list preseeds."""
     watch = request.app[WATCH]
-    changes = watch.changes(_tree_of(request))
+    changes = watch.changes(_tree_of(request), request.remote or "")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     try:
         document = await anext(changes)  # raises what is wrong before the head goes out

@@ -5,15 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 
 from aiohttp import WSMsgType, web
 
 from p2pdist.model.errors import P2PDistError, UsageError
-from p2pdist.model.messages import MESSAGE_BYTES_MAX, FromAgent, FromTracker, Hello, Reject, decode_from_agent, encode
+from p2pdist.model.messages import (
+    MESSAGE_BYTES_MAX,
+    FromAgent,
+    FromTracker,
+    Hello,
+    Holdings,
+    Reject,
+    decode_from_agent,
+    encode,
+)
 from p2pdist.transfer.guard import identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
 from tracker.http.access import note_refusal
+from tracker.http.connections import CONNECTIONS
 from tracker.http.keys import SERVICE
 from tracker.service import Outbox, Service
 
@@ -22,6 +33,9 @@ HEARTBEAT_S = 15.0
 FAREWELL_S = 1.0
 """How long a session that ends may take to send what is queued for it, and then the other side to
 answer the closing."""
+
+HOLDINGS_AT_ONCE = 50
+"""Holdings of one message that the core handles before others have their turn."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +49,19 @@ async def session(request: web.Request) -> web.WebSocketResponse:
     await socket.prepare(request)
     try:
         hello = await _hello(socket)
-        identity = identity_of(request)
+        identity, remote = identity_of(request), request.remote or ""
         if service.access is not None:
-            identity = service.access.check_hello(hello, peer_of(request), request.remote or "")
-        number, outbox = service.open_session(hello, identity)
+            identity = service.access.check_hello(hello, peer_of(request), remote)
+        replaces = await service.settle_name(hello, remote)
+        number, outbox = service.open_session(hello, identity, replaces=replaces, source=remote)
     except P2PDistError as error:
         logger.warning("no session for %s: %s", request.remote, error)
         note_refusal(request, error)
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
         await socket.close()
         return socket
+    for connections in request.app[CONNECTIONS]:
+        connections.exempt(request.protocol)
     writer = asyncio.create_task(_write(socket, outbox))
     try:
         await _read(socket, service, number, outbox)
@@ -85,11 +102,25 @@ async def _read(socket: web.WebSocketResponse, service: Service, number: int, ou
         if outbox.ended or frame.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return
         try:
-            service.submit(Received(number, decode_from_agent(frame.data)))
+            for part in _parts(decode_from_agent(frame.data)):
+                if (wait_s := service.held_back_s(number, part)) > 0:
+                    await asyncio.sleep(wait_s)
+                service.submit(Received(number, part))
+                if isinstance(part, Holdings):
+                    await asyncio.sleep(0)  # between two parts others have their turn
         except UsageError as error:
             logger.warning("session %d ends: %s", number, error)
             outbox.put(Reject(error.problem()))
             return
+
+
+def _parts(message: FromAgent) -> Iterator[FromAgent]:
+    """A message in parts that the core handles one after the other."""
+    if not isinstance(message, Holdings) or len(message.blobs) <= HOLDINGS_AT_ONCE:
+        yield message
+        return
+    for start in range(0, len(message.blobs), HOLDINGS_AT_ONCE):
+        yield Holdings(message.blobs[start : start + HOLDINGS_AT_ONCE])
 
 
 async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:

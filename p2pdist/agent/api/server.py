@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -54,6 +55,7 @@ from p2pdist.model.errors import (
 )
 from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import (
+    NONCE_PATTERN,
     BlobHolding,
     Drained,
     DrainRequest,
@@ -72,6 +74,7 @@ from p2pdist.model.messages import (
     StreamRequest,
     Verified,
     VerifyRequest,
+    instance_proof,
 )
 from p2pdist.model.pieces import PieceSet
 from p2pdist.store.blobs.blob import Blob
@@ -207,11 +210,14 @@ REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegist
 
 
 class AgentHealth(msgspec.Struct, frozen=True):
-    """Answer to GET /healthz. `disk` is "ok", or for how long the store's disk has not answered."""
+    """Answer to GET /healthz. `disk` is "ok", or for how long the store's disk has not answered.
+    `proof` answers the nonce of the query (messages.instance_proof), empty without one: a tracker
+    learns by it which agent answers at an address."""
 
     status: str
     host: str
     disk: str
+    proof: str = ""
 
 
 class AgentReadiness(msgspec.Struct, frozen=True):
@@ -299,7 +305,12 @@ async def _opened(blob: Blob) -> int:
 
 async def _healthz(request: web.Request) -> web.Response:
     """Say that the process answers, which host it is on, and whether the store's disk answers."""
-    agent = request.app[AGENT]
+    agent, nonce = request.app[AGENT], request.query.get("nonce", "")
+    if nonce:
+        if not re.fullmatch(NONCE_PATTERN, nonce):
+            raise UsageError("a nonce is 32 hexadecimal digits")
+        proof = instance_proof(agent.session.instance, agent.host, nonce)
+        return _answer(AgentHealth("ok", agent.host, "", proof))  # must not wait for a disk
     return _answer(AgentHealth("ok", agent.host, _disk_words(await _disk_hangs_s(agent))))
 
 
@@ -636,7 +647,15 @@ _PULL_ERRORS = (*_READ_ERRORS, Refused, Conflict, DiskFull)
 _BLOB = (Answer(media_type=BYTES_TYPE), Answer(status=206, media_type=BYTES_TYPE))
 
 COMMON_ROUTES = (
-    Route("GET", "/healthz", _healthz, (Answer(AgentHealth),), right="open"),
+    Route(
+        "GET",
+        "/healthz",
+        _healthz,
+        (Answer(AgentHealth),),
+        (Query("nonce", "32 hexadecimal digits for `proof` to answer"),),
+        errors=(UsageError,),
+        right="open",
+    ),
     Route("GET", "/readyz", _readyz, (Answer(AgentReadiness), Answer(AgentReadiness, 503)), right="open"),
     Route("GET", "/metrics", _metrics, (Answer(media_type="text/plain"),), errors=(Unavailable,), right="metrics"),
 )

@@ -347,6 +347,11 @@ class TrackerSession:
                 self.url,
             )
 
+    @property
+    def instance(self) -> str:
+        """Names this process towards trackers; no other program may hear it."""
+        return self._hello.instance
+
     def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
         local = socket.get_extra_info("sockname")
         if self._listens is None or not local:

@@ -14,7 +14,7 @@ import click
 
 from p2pdist.cli.daemon import log_options, set_level
 from p2pdist.cli.main import read_again
-from p2pdist.cli.options import Seconds, discovery_options, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.units import parse_size
 
@@ -100,7 +100,7 @@ def tls_options(command: Function) -> Function:
     type=click.Path(path_type=Path),
     help="The local API.",
 )
-@click.option("--origin", default="", metavar="URL", help="Central storage, instead of the one that the tracker names.")
+@origin_options("Central storage, instead of the one that the tracker names.")
 @click.option("--zone", default="", help="The zone of this host.")
 @click.option("--rack", default="", help="The rack of this host.")
 @click.option(

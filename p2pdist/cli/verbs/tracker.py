@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli.daemon import log_options
-from p2pdist.cli.options import Seconds, discovery_options, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from p2pdist.agent.discovery.mdns import Discovery
     from tracker.access.control import AccessControl
     from tracker.core.fleet import Fleet
+    from tracker.networks import Network
     from tracker.policies import PolicyFile
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @click.command("tracker")
 @click.option("--listen", default="0.0.0.0:7070", show_default=True, metavar="HOST:PORT", help="Where to answer.")
-@click.option("--origin", default="", metavar="URL", help="Central storage, which agents read under lease.")
+@origin_options("Central storage, which agents read under lease.")
 @click.option(
     "--state",
     default="",
@@ -84,6 +85,12 @@ logger = logging.getLogger(__name__)
     metavar="HOST:PORT",
     help="Where /healthz, /readyz and /metrics answer without TLS and tokens.",
 )
+@click.option(
+    "--networks",
+    default="",
+    metavar="CIDR[,CIDR]",
+    help="Networks in which agents may be reached, such as 10.0.0.0/8 [default: anywhere].",
+)
 @discovery_options
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
@@ -100,6 +107,7 @@ def command(
     access: Path | None,
     audit_log: Path | None,
     probe_listen: str,
+    networks: str,
     network_id: str,
     discovery_interface: tuple[str, ...],
     no_discovery: bool,
@@ -115,9 +123,10 @@ def command(
       p2pdist tracker --origin s3://packages/prod --access /etc/p2pdist/access.toml
     """
     from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
+    from tracker.networks import parse_networks
 
     raise_file_limit()
-    address = listen_address(listen)
+    address, believed = listen_address(listen), parse_networks(networks)
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
     discovery = _discovery(settings, name, zone) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
@@ -126,7 +135,7 @@ def command(
     if control is None:
         _warn_of_strangers(address[0])
     limits = origin_streams, origin_bytes_s, report_interval
-    run(_serve((address, probes), origin, state, limits, policies, control, discovery))
+    run(_serve((address, probes), origin, state, limits, policies, control, believed, discovery))
 
 
 def _access_control(address: tuple[str, int], path: Path, audit_log: Path | None) -> AccessControl:
@@ -217,9 +226,11 @@ async def _listen(
     """Answer at the tracker's address, and at that for probes."""
     from p2pdist.cli.daemon import listen
     from tracker.http.app import make_probe_app
+    from tracker.http.connections import limit_connections
 
     address, probes = addresses
     runners = [await listen(app, address, tls=access.tls.context if access is not None else None)]
+    limit_connections(app, runners[0])
     if probes is not None:
         runners.append(await listen(make_probe_app(app), probes))
     return runners
@@ -232,6 +243,7 @@ async def _serve(
     limits: tuple[int, float, float],
     policies: Path | None,
     access: AccessControl | None,
+    networks: tuple[Network, ...],
     discovery: Discovery | None,
 ) -> None:
     import time
@@ -257,6 +269,7 @@ async def _serve(
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
     service = Service(fleet, Content(origin, documents), access=access)
+    service.networks = networks
     preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
     await preseeds.load()
     runners = await _listen(addresses, make_app(service, preseeds), access)

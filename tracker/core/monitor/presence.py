@@ -54,7 +54,7 @@ class Presence:
     def named(self, host: Host, swarm: Swarm, now: float) -> None:
         """Another host receives from this one, which has not spoken itself."""
         self._absent[host.name] = None
-        swarm.members[host.name].mark_absent(now)
+        swarm.members[host.name].mark_hearsay(now)
 
     def silent(self, host: Host, now: float) -> None:
         """The host has a session and does not report: its children and its parents are free for

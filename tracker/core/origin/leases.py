@@ -43,6 +43,11 @@ class Leases:
         if (limit := self._policies.readers(swarm.blob)) is not None:
             self._by_policy[limit[0]] += count
 
+    @property
+    def left(self) -> int:
+        """Leases that are not out; below zero where agents brought more along."""
+        return self._max - self._total
+
     def free(self, swarm: Swarm) -> int:
         """How many more leases a swarm may be granted now."""
         return 0 if all(swarm.edges.roots) else self._left(swarm)

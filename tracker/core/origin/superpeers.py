@@ -77,7 +77,7 @@ def share_origin(swarm: Swarm, room: int) -> None:
 def _whole(swarm: Swarm) -> bool:
     """Whether a host that is present has the whole blob."""
     seeds = len(swarm.members) > swarm.receivers
-    return seeds and any(member.seed and member.present for member in swarm.members.values())
+    return seeds and any(member.seed and member.serves for member in swarm.members.values())
 
 
 def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, ...]:

@@ -67,6 +67,7 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
         if parent is not None:
             found = (source(each) for each in alternates(swarm, names, stripe, host))
             others = tuple(each for each in found if each is not None)
+            swarm.members[host].tell(parent.host, *(each.host for each in others))
             plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
     swarm.edges.notified()
     return plans
@@ -81,7 +82,7 @@ def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[s
     parent = member.parents[stripe]
     if parent:
         grandparent = swarm.members[parent].parents[stripe]
-        if grandparent and swarm.members[grandparent].present:
+        if grandparent and swarm.members[grandparent].serves:
             chosen.append(grandparent)
     rack = list(swarm.racks[member.rack]) if len(swarm.racks) > 1 else []
     for candidates in (rack, names):
@@ -89,7 +90,7 @@ def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[s
             if len(chosen) >= ALTERNATES:
                 return chosen
             other = swarm.members[candidates[(member.order + stripe + step * STEP) % len(candidates)]]
-            if other.host in {host, parent, *chosen} or not other.present or not other.slots:
+            if other.host in {host, parent, *chosen} or not other.serves or not other.slots:
                 continue
             if swarm.edges.receives_through(stripe, other.host, host) or not swarm.edges.rooted(stripe, other.host):
                 continue

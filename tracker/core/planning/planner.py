@@ -208,7 +208,7 @@ class _StripePass:
         parted = [
             member
             for host, parent in swarm.edges.parted
-            if host == child.host and (member := swarm.members.get(parent)) is not None and member.present
+            if host == child.host and (member := swarm.members.get(parent)) is not None and member.serves
         ]
         fit = [
             parent_member

@@ -48,6 +48,9 @@ class Schedule:
     """Time before which no plan is due. `ask`, `join`, `retry`, `take`."""
     wake_at: float = inf
     """Time at which a plan is due that shall not wait for the next tick. `ask`, `join`, `take`."""
+    restless: dict[Digest, None] = field(default_factory=dict)
+    """Keys of swarms that time may change: something was asked for them since they were last found
+    at rest. `ask`, `join`, `rest`, `gone`."""
     _due: dict[Digest, float] = field(default_factory=dict)
     """Times of requests. `ask`, `retry`, `forget`."""
     _wakes: dict[Digest, float] = field(default_factory=dict)
@@ -58,6 +61,7 @@ class Schedule:
     def ask(self, blob: Digest, reason: str, due: float, *, wake: bool = False) -> None:
         """Plan a swarm at `due`, or sooner if that was requested already; with `wake` then, else at
         the next event."""
+        self.restless[blob] = None
         self._due[blob] = min(due, self._due.get(blob, due))
         self.next_at = min(due, self.next_at)
         if wake:
@@ -70,6 +74,7 @@ class Schedule:
         if swarm.stripes == 1:
             self.ask(swarm.key, "join", now + SMALL_BATCH_S, wake=True)
             return
+        self.restless[swarm.key] = None
         latest = self._crowds[swarm.key][0] if swarm.key in self._crowds else now + JOIN_BATCH_S
         due = min(latest, now + (JOIN_QUIET_S if len(swarm.members) >= CROWD else JOIN_BATCH_S))
         self._crowds[swarm.key] = latest, due
@@ -81,8 +86,21 @@ class Schedule:
         """Plan a swarm at `due` at the latest."""
         self.next_at = min(self._due.setdefault(blob, due), self.next_at)
 
+    def rest(self, swarm: Swarm, retry_at: float | None) -> None:
+        """A swarm was looked at: plan it at `retry_at` at the latest, if it waits for something.
+        One that time changes no more rests until something is asked for it."""
+        if retry_at is not None:
+            self.retry(swarm.key, retry_at)
+        elif not (swarm.edges.avoided or swarm.edges.parted or swarm.passes.strained):
+            self.restless.pop(swarm.key, None)
+
+    def gone(self, blob: Digest) -> None:
+        """The swarm is no more, or has another key."""
+        self.forget(blob)
+        self.restless.pop(blob, None)
+
     def forget(self, blob: Digest) -> None:
-        """The swarm is no more, has another key, or is being planned."""
+        """The swarm is gone, or is being planned."""
         self._due.pop(blob, None)
         self._wakes.pop(blob, None)
         self._crowds.pop(blob, None)

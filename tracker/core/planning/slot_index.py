@@ -65,7 +65,7 @@ class SlotIndex:
         self._fresh: list[str] = []
         self._zones: dict[str, None] | None = None
         total = swarm.totals[stripe]
-        self.whole = any(each.counts[stripe] == total and each.present for each in swarm.members.values())
+        self.whole = any(each.counts[stripe] == total and each.serves for each in swarm.members.values())
         self._light = bool(waiting) and swarm.members[waiting[0]].slow_receiver
         self._waiting: dict[str, int] = {}
         for host in waiting:
@@ -156,7 +156,7 @@ class SlotIndex:
                 self._zones[child.zone] = None
         depth = self._depths[child.host] = (self._depth(upper) if upper is not None else 0) + 1
         free = child.free(self.stripe)
-        if free > 0 and child.present:
+        if free > 0 and child.serves:
             rack.reachable += free
             heapq.heappush(rack.free, (depth, 0, child.load, child.host))
         if rack.extras is not None:
@@ -186,7 +186,7 @@ class SlotIndex:
             rack = self._racks[name] = _Rack(waiting=self._waiting.get(name, 0))
             for host in self.swarm.racks[name]:
                 member = self.swarm.members[host]
-                if not member.present:
+                if not member.serves:
                     continue
                 free = member.free(self.stripe)
                 if (not rack.fed or free > 0) and self.swarm.edges.rooted(self.stripe, host):
@@ -267,7 +267,7 @@ class SlotIndex:
         extras = []
         for host in self.swarm.racks[rack]:
             member = self.swarm.members[host]
-            if member.present and self.swarm.edges.rooted(self.stripe, host):
+            if member.serves and self.swarm.edges.rooted(self.stripe, host):
                 extras.append(self._extra_key(member))
         heapq.heapify(extras)
         return extras

@@ -37,7 +37,7 @@ class Carriers:
         self._heap = [
             self._carrier(each)
             for each in members
-            if each.present and not each.slow_receiver and swarm.edges.rooted(stripe, each.host)
+            if each.serves and not each.slow_receiver and swarm.edges.rooted(stripe, each.host)
         ]
         heapq.heapify(self._heap)
 

@@ -76,7 +76,7 @@ def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_
 
 def _is_whole(swarm: Swarm, stripe: int) -> bool:
     """Whether a host that is present has the whole stripe."""
-    return any(each.present and each.counts[stripe] == swarm.totals[stripe] for each in swarm.members.values())
+    return any(each.serves and each.counts[stripe] == swarm.totals[stripe] for each in swarm.members.values())
 
 
 def avoid_s(member: Member, stripe: int, reason: str) -> float:
@@ -165,7 +165,7 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
     return whether any did."""
     member, found = swarm.members[host], False
     for stripe, holders in enumerate(swarm.edges.roots):
-        if holders and member.counts[stripe] == swarm.totals[stripe]:
+        if holders and member.serves and member.counts[stripe] == swarm.totals[stripe]:
             found = True
             for holder in list(holders):
                 swarm.edges.detach(stripe, holder)

@@ -44,7 +44,9 @@ class Reputation:
 
     def slots(self, host: Host, swarm: Swarm, *, now: float) -> int:
         """Upload slots of a host in a swarm."""
-        return 0 if host.banned else self.capacities.slots(host.name, swarm.fanout, now=now)
+        member = swarm.members.get(host.name)
+        doubted = member is not None and member.doubted_until
+        return 0 if host.banned or doubted else self.capacities.slots(host.name, swarm.fanout, now=now)
 
     def set_fanout(self, swarm: Swarm, *, now: float) -> None:
         """Before a swarm is planned: where a blob has but one stripe, its hosts get as many slots

@@ -1,0 +1,152 @@
+"""Hosts that say they hold pieces: they are believed until a child got nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Report
+from tracker.core.events import Received, SessionOpened, Tick
+from tracker.core.fleet import Fleet
+from tracker.core.monitor.presence import GRACE_S
+from tracker.core.planning.schedule import SMALL_BATCH_S
+from tracker.core.repair.claims import DISBELIEF_S, DOUBT_S, FIRST_PIECE_S
+
+PIECE, ALL = 65536, 8
+BLOB = digest_of(b"blob")
+
+
+class Control:
+    """A fleet, its time, and hosts that report as long as they are `alive`."""
+
+    def __init__(self, started_at: float = -100.0) -> None:
+        self.fleet, self.now = Fleet(started_at), 0.0
+        self.numbers: dict[str, int] = {}
+
+    def open(self, host: str) -> None:
+        self.numbers[host] = len(self.numbers)
+        hello = Hello(PROTOCOL_VERSION, host, f"{host}:1")
+        self.fleet.handle(SessionOpened(self.numbers[host], hello), now=self.now)
+
+    def join(self, host: str, count: int = 0) -> None:
+        if host not in self.numbers:
+            self.open(host)
+        holding = Holding(BLOB, ALL * PIECE, PIECE, (count,))
+        self.fleet.handle(Received(self.numbers[host], holding), now=self.now)
+
+    def report(self, host: str, count: int) -> None:
+        self.fleet.handle(Received(self.numbers[host], Report((Advance(BLOB, (count,)),))), now=self.now)
+
+    def complain(self, host: str, source: str, reason: str) -> None:
+        message = Complaint(BLOB, 0, source, reason)  # type: ignore[arg-type]
+        self.fleet.handle(Received(self.numbers[host], message), now=self.now)
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.05
+            for number in self.numbers.values():  # no host is silent
+                self.fleet.handle(Received(number, Report(())), now=self.now)
+            self.fleet.handle(Tick(), now=self.now)
+
+    def parent(self, host: str) -> str | None:
+        return self.fleet.swarms[BLOB].members[host].parents[0]
+
+
+def silent_seeds(count: int, **more: float) -> Control:
+    control = Control(**more)
+    for number in range(count):
+        control.join(f"s{number}", ALL)
+    control.run(SMALL_BATCH_S)
+    return control
+
+
+@pytest.mark.parametrize("count", [2, 20, 120])
+def test_silent_seeds_hold_a_host_up_for_two_deadlines_however_many_they_are(count: int) -> None:
+    control = silent_seeds(count)
+    control.join("h1")
+    control.run(0.2)
+    assert control.parent("h1") in control.numbers
+    control.run(2 * (FIRST_PIECE_S + 0.5))
+    assert control.parent("h1") == "", "it reads the origin"
+    control.report("h1", 3)
+    control.join("h2")
+    control.run(0.2)
+    assert control.parent("h2") == "h1", "and others receive from the host that does"
+
+
+def test_seeds_that_give_are_believed() -> None:
+    control = silent_seeds(2)
+    control.join("h1")
+    control.run(0.2)
+    seed = control.parent("h1")
+    control.report("h1", 1)
+    control.run(2 * FIRST_PIECE_S + 1)
+    assert control.parent("h1") == seed and control.fleet.hosts[seed or ""].proved
+    assert control.fleet.leases() == 0
+
+
+def test_a_complaint_is_as_good_as_the_deadline() -> None:
+    control = silent_seeds(20)
+    control.join("h1")
+    control.run(0.2)
+    for _ in range(2):
+        control.complain("h1", control.parent("h1") or "", "stalled")
+        control.run(0.1)
+    assert control.parent("h1") == ""
+
+
+def test_hosts_that_proved_something_stay_in_play_beside_those_that_did_not() -> None:
+    control = silent_seeds(1)
+    control.join("h1")
+    control.run(0.2)
+    control.report("h1", 1)  # s0 has given
+    for number in range(1, 10):
+        control.join(f"s{number}", ALL)
+    control.run(0.1)
+    for number in range(2, 9):
+        control.join(f"h{number}")
+    control.run(3 * (FIRST_PIECE_S + 0.5))
+    assert control.fleet.leases() == 0
+    assert {control.parent(f"h{number}") for number in range(2, 9)} <= {"s0", *(f"h{n}" for n in range(1, 9))}
+
+
+def test_a_doubt_ends() -> None:
+    control = silent_seeds(3)
+    control.join("h1")
+    control.run(2 * (FIRST_PIECE_S + 0.5) + 0.2)
+    members = control.fleet.swarms[BLOB].members
+    assert sum(bool(members[f"s{number}"].doubted_until) for number in range(3)) == 3
+    control.run(DISBELIEF_S)
+    assert sum(bool(members[f"s{number}"].doubted_until) for number in range(3)) == 2
+    control.run(DOUBT_S)
+    assert all(members[f"s{number}"].slots for number in range(3))
+
+
+def test_a_doubted_host_is_doubted_in_its_next_swarm_and_goes_on_receiving() -> None:
+    control = silent_seeds(1)
+    control.join("h1")
+    control.run(FIRST_PIECE_S + 0.6)
+    control.fleet.handle(
+        Received(control.numbers["s0"], Holding(digest_of(b"2"), ALL * PIECE, PIECE, (5,))), now=control.now
+    )
+    control.run(0.2)
+    member = control.fleet.swarms[digest_of(b"2")].members["s0"]
+    assert member.doubted_until and member.parents == [""]
+
+
+def test_pieces_that_come_from_nowhere_are_a_claim() -> None:
+    control = Control()
+    control.join("h1")
+    control.run(0.2)
+    control.join("s0")
+    control.report("s0", ALL)  # before it had a parent
+    assert "s0" in control.fleet.swarms[BLOB].claims
+
+
+def test_what_hosts_say_to_a_new_tracker_is_no_claim() -> None:
+    control = Control(started_at=0.0)
+    control.join("s0", ALL)
+    control.run(GRACE_S)
+    control.join("s1", ALL)
+    assert list(control.fleet.swarms[BLOB].claims) == ["s1"]

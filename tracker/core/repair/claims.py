@@ -1,0 +1,163 @@
+"""Claims: hosts that joined a swarm with pieces which no other host has seen.
+
+Theory. What a host says that it holds is believed until it matters: a host that joins with pieces
+makes a claim, and the claim is proved when a child gets a piece from that host, in whatever swarm.
+The first child's first piece has a deadline. A host that lets it pass, or of which a child
+complains that nothing came, is doubted for DOUBT_S: it keeps its parents, gets no children, and
+spares the origin for no host. Where DOUBTS_MAX claims in one swarm turned out like that, the others
+there are doubted as well, for DISBELIEF_S: it is better to read the origin, or to ask hosts that
+have proved something, than to try one silent host after the other.
+
+What hosts say while the tracker has just started is no claim: they all come again at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from p2pdist.model.digest import Digest
+from tracker.core.host import Host
+from tracker.core.member import Member
+from tracker.core.planning.schedule import Schedule
+from tracker.core.repair.reputation import Reputation
+from tracker.core.swarm import Swarm
+
+FIRST_PIECE_S = 1.0
+"""A first piece takes at most so long, with one interval of reports and the time to send it."""
+
+SLOW_BYTES_S = 16 << 20
+"""Rate at which a claimed seed is taken to serve its children, all together."""
+
+DOUBT_S, DISBELIEF_S = 120.0, 30.0
+DOUBTS_MAX = 2
+
+Edge = tuple[float, Digest, str, int, str]
+"""When a child must have got a piece, the key of its swarm, the child, the stripe, the parent."""
+
+
+@dataclass(slots=True)
+class Claims:
+    """Watches the first children of hosts that claim pieces."""
+
+    hosts: dict[str, Host]
+    """The fleet's hosts by name."""
+    swarms: dict[Digest, Swarm]
+    """The fleet's swarms by key."""
+    schedule: Schedule
+    """Hears which swarms are to be planned anew."""
+    reputation: Reputation
+    """Says how many upload slots a host has."""
+    _watched: list[Edge] = field(default_factory=list)
+    """Heap of edges to claiming parents. `planned`, `look`."""
+    _ends: list[tuple[float, Digest, str]] = field(default_factory=list)
+    """Heap of doubts by their end: key of the swarm, host. `_doubt`, `look`."""
+
+    def joined(self, host: Host, swarm: Swarm, *, now: float) -> None:
+        """A host says that it has pieces which it did not get from a parent here."""
+        if host.proved:
+            return
+        member = swarm.members[host.name]
+        swarm.claims[host.name] = None
+        if host.doubted_until > now:
+            self._doubt(swarm, member, host.doubted_until)
+
+    def planned(self, swarm: Swarm, *, interval_s: float, now: float) -> None:
+        """A swarm was planned: watch the children that claiming hosts got. Hosts report every
+        `interval_s`."""
+        if not swarm.claims:
+            return
+        for child, stripe in swarm.edges.changed:
+            parent = swarm.members[child].parents[stripe]
+            if parent in swarm.claims:
+                served = sum(map(len, swarm.members[parent].children))
+                wait_s = FIRST_PIECE_S + interval_s + served * swarm.layout.piece_size / SLOW_BYTES_S
+                heapq.heappush(self._watched, (now + wait_s, swarm.key, child, stripe, parent))
+
+    def progressed(self, swarm: Swarm, member: Member, counts: list[int], *, judge: bool, now: float) -> None:
+        """A member reports these counts, which it is still to be given: parents of stripes with new
+        pieces have proved what they claim, and pieces without a parent are a claim where the
+        tracker may `judge`."""
+        for stripe, parent in enumerate(member.parents):
+            if counts[stripe] <= member.counts[stripe]:
+                continue
+            if parent and _untouched(member, stripe):
+                self.hosts[parent].vouch(self.hosts[member.host].voter, now=now)
+            if judge and parent is None and member.host not in swarm.swarming:
+                self.joined(self.hosts[member.host], swarm, now=now)
+            elif parent in swarm.claims:
+                self._prove(self.hosts[parent], now)
+
+    def complained(self, swarm: Swarm, parent: str, *, now: float) -> None:
+        """A child complains that nothing came from its parent."""
+        if parent in swarm.claims:
+            self._fail(swarm, parent, now)
+
+    def look(self, *, late: bool, now: float) -> None:
+        """Doubt hosts whose children got nothing in time, unless the whole fleet is late with its
+        reports; end doubts. Called often and regularly."""
+        while self._watched and self._watched[0][0] <= now:
+            _, key, child, stripe, parent = heapq.heappop(self._watched)
+            swarm = self.swarms.get(key)
+            member = swarm.members.get(child) if swarm is not None else None
+            if swarm is None or member is None or late or parent not in swarm.claims:
+                continue
+            waits = member.present and member.parents[stripe] == parent and _untouched(member, stripe)
+            if waits and swarm.members[parent].counts[stripe] > member.counts[stripe]:
+                self._fail(swarm, parent, now)
+        while self._ends and self._ends[0][0] <= now:
+            _, key, name = heapq.heappop(self._ends)
+            swarm = self.swarms.get(key)
+            member = swarm.members.get(name) if swarm is not None else None
+            if swarm is not None and member is not None and member.doubted_until <= now:
+                self._trust(swarm, member, now)
+
+    # -- inner
+
+    def _fail(self, swarm: Swarm, parent: str, now: float) -> None:
+        """A claiming host gives nothing: doubt it everywhere, and free its children."""
+        host = self.hosts[parent]
+        host.doubt(now + DOUBT_S)
+        for key in host.swarms:
+            if parent in self.swarms[key].claims:
+                self._doubt(self.swarms[key], self.swarms[key].members[parent], now + DOUBT_S)
+                self.schedule.ask(key, "doubted", now)
+        swarm.record(now, f"{parent} claims pieces and gives none")
+        doubted = [name for name in swarm.claims if self.hosts[name].doubted_until > now]
+        if len(doubted) >= DOUBTS_MAX:
+            self._disbelieve(swarm, swarm.claims, now)
+
+    def _disbelieve(self, swarm: Swarm, names: Iterable[str], now: float) -> None:
+        """Doubt the other claims of a swarm."""
+        for name in list(names):
+            if swarm.members[name].doubted_until <= now:
+                self._doubt(swarm, swarm.members[name], now + DISBELIEF_S)
+
+    def _doubt(self, swarm: Swarm, member: Member, until: float) -> None:
+        member.doubt(until)
+        heapq.heappush(self._ends, (until, swarm.key, member.host))
+        for stripe in range(swarm.stripes):
+            for child in list(member.children[stripe]):
+                if _untouched(swarm.members[child], stripe):
+                    swarm.edges.detach(stripe, child)
+
+    def _prove(self, host: Host, now: float) -> None:
+        """A child got a piece from a host: it is believed everywhere."""
+        host.prove()
+        for key in host.swarms:
+            swarm = self.swarms[key]
+            if host.name in swarm.claims:
+                del swarm.claims[host.name]
+                if swarm.members[host.name].doubted_until:
+                    self._trust(swarm, swarm.members[host.name], now)
+
+    def _trust(self, swarm: Swarm, member: Member, now: float) -> None:
+        """A doubt is over."""
+        member.doubt(0.0)
+        member.set_slots(max(member.slots, self.reputation.slots(self.hosts[member.host], swarm, now=now)))
+
+
+def _untouched(member: Member, stripe: int) -> bool:
+    """Whether no piece of a stripe came since the member has its parent."""
+    return member.moved_at[stripe] == member.attached_at[stripe]
