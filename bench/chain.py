@@ -33,8 +33,8 @@ from bench.children import answer, child, tell
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.downlink import Downlink
+from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet

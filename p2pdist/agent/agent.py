@@ -32,7 +32,7 @@ from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import Handlers, TrackerSession
-from p2pdist.agent.uplink import STREAMS_MAX, Uplink
+from p2pdist.agent.uplink import Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
 from p2pdist.model.errors import Refused, from_problem
@@ -51,6 +51,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.origin.drivers import open_origin
 from p2pdist.store.store import BlobStore
+from p2pdist.transfer.connections import STREAMS_MAX
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.tls import TlsFiles
@@ -122,17 +123,8 @@ class Agent:
         self.neighbourhood = neighbourhood(settings.discovery, hello, session, access, settings.origin)
         self._origins = Origins(own_origin, session)
         order = EvictionOrder((files := SeededFiles()).choose)
-        self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
-        try:
-            self.mounts = Mounts(settings.store / "mounts")
-        except BaseException:
-            store.close()
-            raise
-        self.uplink = Uplink(
-            limit_bytes_s=settings.upload_bytes_s,
-            preseed_limit_bytes_s=settings.preseed_bytes_s,
-            streams_max=settings.streams_max,
-        )
+        self.store, self.mounts = store, _ = _opened(settings, order)
+        self.uplink = _uplink(settings)
         self.drain = Drain(self.uplink, lambda: session.send(Leaving()))
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
         self.policies = Policies(store, downlink, Pacer(downlink), self.uplink.limit)
@@ -329,3 +321,21 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
     )
     check_hello(hello)
     return hello
+
+
+def _opened(settings: AgentSettings, order: EvictionOrder) -> tuple[BlobStore, Mounts]:
+    """The store, and what is mounted of it."""
+    store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
+    try:
+        return store, Mounts(settings.store / "mounts")
+    except BaseException:
+        store.close()
+        raise
+
+
+def _uplink(settings: AgentSettings) -> Uplink:
+    return Uplink(
+        limit_bytes_s=settings.upload_bytes_s,
+        preseed_limit_bytes_s=settings.preseed_bytes_s,
+        streams_max=settings.streams_max,
+    )

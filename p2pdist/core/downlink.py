@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from p2pdist.core.fair_queue import PRESEED_SHARE
-from p2pdist.core.token_bucket import TokenBucket
+from p2pdist.core.fair_queue import PRESEED_SHARE, TokenBucket
 from p2pdist.model.messages import Priority
 
 BURST_S = 0.05

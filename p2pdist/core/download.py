@@ -354,9 +354,8 @@ class Download:
     _window_from: float = 0.0
     """When the present window of SLOW_WINDOW_S began."""
     _last_failure: str = ""
-    """Why a source failed last, in words for the user."""
+    """Why a source failed last, in words for the user; and when."""
     _failed_at: float = -1.0
-    """When that was."""
 
     def __post_init__(self) -> None:
         self.have = PieceSet(self.have.count, self.have.bits)
@@ -364,9 +363,7 @@ class Download:
         self._progressed_at = self.started_at
         for number, count in enumerate(self.counts):
             missing = len(range(number, self.layout.count, self.stripes)) - count
-            candidates = Candidates(self.host, self.blob, number)
-            state = Waiting() if missing else Complete()
-            self._stripes.append(_Stripe(number, missing, candidates, state, self.started_at))
+            self._stripes.append(_stripe(number, missing, Candidates(self.host, self.blob, number), self.started_at))
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """What to do about an event, in this order."""
@@ -550,23 +547,13 @@ class Download:
         if reason == "corrupt" and source == ORIGIN:
             self._origin_corrupt += 1
             if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
-                what = event.error.what if event.error else "pieces do not match their hashes"
-                error = Corrupt(f"the origin's copy of {self.blob} is corrupt: {what}", remedy="Push it again")
-                self._give_up(error, out)
+                self._give_up(_corrupt_at_origin(self.blob, event.error), out)
                 return
         self._open(stripe, now, out)
 
     def _tick(self, now: float, out: list[Command]) -> None:
         if now - self._progressed_at > self.patience_s:
-            last = f"; the last failure was {self._last_failure}" if self._last_failure else ""
-            tracker = "" if self._tracker else "; no tracker answers"
-            self._give_up(
-                Unavailable(
-                    f"nothing of {self.blob} arrived for {self.patience_s:.0f} s{tracker}{last}",
-                    remedy="What has arrived is kept: pull again when the tracker and the origin are back",
-                ),
-                out,
-            )
+            self._give_up(_starved(self.blob, self.patience_s, self._last_failure, tracker=self._tracker), out)
             return
         for stripe in self._stripes:
             match stripe.state:
@@ -625,3 +612,21 @@ class Download:
         self._close_all(out)
         self.finished = True
         out.append(GaveUp(error))
+
+
+def _stripe(number: int, missing: int, candidates: Candidates, now: float) -> _Stripe:
+    return _Stripe(number, missing, candidates, Waiting() if missing else Complete(), now)
+
+
+def _starved(blob: Digest, patience_s: float, last: str, *, tracker: bool) -> Unavailable:
+    """Why a pull ends of which nothing has come for long; `last` is how a source failed."""
+    also = f"{'' if tracker else '; no tracker answers'}{f'; the last failure was {last}' if last else ''}"
+    return Unavailable(
+        f"nothing of {blob} arrived for {patience_s:.0f} s{also}",
+        remedy="What has arrived is kept: pull again when the tracker and the origin are back",
+    )
+
+
+def _corrupt_at_origin(blob: Digest, error: P2PDistError | None) -> Corrupt:
+    what = error.what if error else "pieces do not match their hashes"
+    return Corrupt(f"the origin's copy of {blob} is corrupt: {what}", remedy="Push it again")

@@ -8,7 +8,7 @@ both wait, preseeds get PRESEED_SHARE however many they are. A priority that wai
 everything.
 
 One limit holds for all flows, another for preseeds alone, and each flow may have one that it shares
-with the other flows of its policy (token_bucket.py). A flow that one of the latter two holds back
+with the other flows of its policy (TokenBucket). A flow that one of the latter two holds back
 does not wait for the uplink, and other flows are served. A preseed then starts at the present
 virtual time like a new flow; among preseeds a flow that was held back comes first, and its limit
 keeps that short.
@@ -19,10 +19,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.model.messages import Priority
 
 PRESEED_SHARE = 1 / 16
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Limits what passes to a rate, and may run into debt: bytes pass first and are paid for
+    afterwards, and nothing more passes until the debt is paid. In any time t no more than limit *
+    (t + burst_s) bytes pass, and the last ones."""
+
+    limit_bytes_s: float | None
+    """None for no limit."""
+    burst_s: float = 0.02
+    """Seconds of the rate that went unused and may be caught up, so that late timers cost
+    nothing."""
+    free_at: float = -inf
+    """When the next bytes may pass (`pay`)."""
+
+    def take(self, length: int, now: float) -> float:
+        """Let `length` bytes pass once the debt is paid; returns in how many seconds that is."""
+        due = self.free_at
+        self.pay(length, now)
+        return max(0.0, due - now)
+
+    def pay(self, length: int, now: float) -> None:
+        """Let `length` bytes pass now."""
+        if self.limit_bytes_s is not None:
+            self.free_at = max(self.free_at, now - self.burst_s) + length / self.limit_bytes_s
 
 
 @dataclass(slots=True, eq=False)

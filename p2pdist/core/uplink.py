@@ -36,8 +36,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from p2pdist.core.fair_queue import FairQueue, Flow
-from p2pdist.core.token_bucket import TokenBucket
+from p2pdist.core.fair_queue import FairQueue, Flow, TokenBucket
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet

@@ -260,7 +260,7 @@ class BlobStore:
                 self._paths,
                 self._index,
                 boot_id(),
-                self._load_pieces,
+                partial(_load_pieces, self.root, self._documents),
                 self._sync.add,
                 in_memory(self._lock_fd),
             )
@@ -446,14 +446,6 @@ class BlobStore:
         """A manifest, config or piece list, verified; None when it is not here."""
         return self._documents.read(parse_digest(digest))
 
-    def _load_pieces(self, digest: Digest) -> PieceList:
-        data = self._documents.read(digest)
-        if data is None:
-            raise Corrupt(
-                f"the store {self.root} has lost the piece list {digest}", remedy="Remove the package and pull it again"
-            )
-        return PieceList.decode(data)
-
     def _named_documents(self) -> set[Digest]:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests()
         for record in self.packages.list():
@@ -508,3 +500,12 @@ class BlobStore:
         since, self._use_saved_at = self._use_saved_at, time.time()
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
         self.trees.records.save_use(since)
+
+
+def _load_pieces(root: Path, documents: Documents, digest: Digest) -> PieceList:
+    data = documents.read(digest)
+    if data is None:
+        raise Corrupt(
+            f"the store {root} has lost the piece list {digest}", remedy="Remove the package and pull it again"
+        )
+    return PieceList.decode(data)

@@ -11,7 +11,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pdist.core.token_bucket import TokenBucket
+from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.uplink import BlockSent, Closed, Command, Event, Held, Opened, Ready, Send, Tick, Uplink
 from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import Priority

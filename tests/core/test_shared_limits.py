@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.core.downlink import BURST_S, Downlink, Lane
-from p2pdist.core.token_bucket import TokenBucket
+from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.uplink import BlockSent, Dropped, End, Held, Limited, Opened, Send, Tick, Uplink
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import Priority

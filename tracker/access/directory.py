@@ -151,7 +151,10 @@ class AccessDirectory:
             self._new_signing_key(now)
             for name in rules.joins:
                 with contextlib.suppress(NotFound):
-                    token = replace(JoinToken.parse(self._text(self.join_token(name))), pin=newest.fingerprint)
+                    token = replace(
+                        JoinToken.parse(self._read(self.join_token(name)).decode(errors="replace")),
+                        pin=newest.fingerprint,
+                    )
                     self._write(self.join_token(name), f"{token}\n".encode())
             removed = []
             for kind in (_AUTHORITY, _SIGNING):
@@ -165,7 +168,7 @@ class AccessDirectory:
     def revoked(self) -> list[str]:
         """What `revoke` wrote."""
         try:
-            lines = self._text(self.directory / REVOKED_FILE).splitlines()
+            lines = self._read(self.directory / REVOKED_FILE).decode(errors="replace").splitlines()
         except NotFound:
             return []
         return [check_revoked(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
@@ -245,7 +248,7 @@ class AccessDirectory:
     def _with_secret(self, name: str, rule: JoinRule) -> JoinRule:
         if rule.secret_sha256:
             return rule
-        token = JoinToken.parse(self._text(self.join_token(name)))
+        token = JoinToken.parse(self._read(self.join_token(name)).decode(errors="replace"))
         if token.id != name:
             raise UsageError(f"{self.join_token(name)} holds the join token {token.id!r}")
         return replace(rule, secret_sha256=token.secret_sha256)
@@ -272,9 +275,6 @@ class AccessDirectory:
             names = os.listdir(self.directory) if self.directory.exists() else []
         matches = (match for match in map(pattern.match, names) if match is not None)
         return {_seconds(match[1]): self.directory / match[0] for match in matches}
-
-    def _text(self, path: Path) -> str:
-        return self._read(path).decode(errors="replace")
 
     def _read(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
         with self._failures(path), path.open("rb") as file:

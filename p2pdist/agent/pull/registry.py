@@ -25,9 +25,9 @@ from p2pdist.agent.tasks import Tasks, in_thread
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.agent.uplink import Flow, Uplink
+from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
 from p2pdist.core.stream_slots import Peer
-from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError

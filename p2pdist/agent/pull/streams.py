@@ -19,8 +19,8 @@ from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.download import Quiet
+from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
-from p2pdist.core.token_bucket import TokenBucket
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError

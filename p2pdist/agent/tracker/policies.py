@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from p2pdist.core.downlink import BURST_S, Downlink, Lane
-from p2pdist.core.token_bucket import TokenBucket
+from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, Corrupt
 from p2pdist.model.manifest import Manifest, decode_manifest

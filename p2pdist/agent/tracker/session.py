@@ -189,6 +189,8 @@ class TrackerSession:
         """The URL of the origin that the tracker named last."""
         self.problem = ""
         """Why no tracker answers, in words for the user."""
+        self.instance = hello.instance
+        """Names this process towards trackers; no other program may hear it."""
 
     @property
     def connected(self) -> bool:
@@ -346,11 +348,6 @@ class TrackerSession:
                 "ahead of" if self.clock_ahead_s > 0 else "behind",
                 self.url,
             )
-
-    @property
-    def instance(self) -> str:
-        """Names this process towards trackers; no other program may hear it."""
-        return self._hello.instance
 
     def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
         local = socket.get_extra_info("sockname")

@@ -200,18 +200,13 @@ def command(
 
     \b
     Examples:
-      p2pdist agent --store /var/lib/p2pdist
       p2pdist agent --tracker https://tracker:7070 --join-file /etc/p2pdist/join.token
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.agent.uplink import STREAMS_MAX
-    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, raise_file_limit, run
-    from p2pdist.transfer.connections import ConnectionBook, connections_max
+    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
 
-    connections = connections_max(raise_file_limit())
-    address = listen_address(listen)
-    trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
+    address, book, trackers = listen_address(listen), _connection_book(), _urls(tracker)
     discovers = not trackers if discover is None else discover
     settings = AgentSettings(
         trackers=trackers,
@@ -232,9 +227,21 @@ def command(
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
-        streams_max=min(STREAMS_MAX, max(4, connections // 2)),
+        streams_max=book.streams_max,
     )
-    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), ConnectionBook(connections)))
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), book))
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    return tuple(url.strip() for url in text.split(",") if url.strip())
+
+
+def _connection_book() -> ConnectionBook:
+    """The connections of this process, within its limit of open files."""
+    from p2pdist.cli.daemon import raise_file_limit
+    from p2pdist.transfer.connections import ConnectionBook, connections_max
+
+    return ConnectionBook(connections_max(raise_file_limit()))
 
 
 def _probe_address(text: str) -> tuple[str, int] | None:
