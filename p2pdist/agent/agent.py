@@ -46,8 +46,11 @@ from p2pdist.model.messages import (
 )
 from p2pdist.origin.drivers import open_origin
 from p2pdist.store.store import BlobStore
+from p2pdist.transfer.connections import connections_max
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.tls import Tls, TlsFiles
+
+STREAMS_MIN = 4
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +88,6 @@ class AgentSettings:
     """With settings, the agent discovers trackers and agents on its links, and announces itself."""
     swarm: SwarmSettings | None = None
     """With settings, blobs may come by BitTorrent."""
-    streams_max: int = STREAMS_MAX
-    """Streams that the agent serves at once, and readers of ranges."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
 
@@ -115,16 +116,8 @@ class Agent:
         files = SeededFiles()
         order = EvictionOrder(files.choose)
         self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
-        try:
-            self.mounts = Mounts(settings.store / "mounts")
-        except BaseException:
-            store.close()
-            raise
-        self.uplink = Uplink(
-            limit_bytes_s=settings.upload_bytes_s,
-            preseed_limit_bytes_s=settings.preseed_bytes_s,
-            streams_max=settings.streams_max,
-        )
+        self.mounts = _mounts(store)
+        self.uplink = _uplink(settings)
         self.drain = Drain(self.uplink, lambda: session.send(Leaving()))
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
         self.policies = Policies(store, downlink, Pacer(downlink), self.uplink.limit)
@@ -153,8 +146,7 @@ class Agent:
             tracker_wait_s=settings.tracker_wait_s,
         )
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
-        release = self.swarming.release if self.swarming is not None else None
-        self.readers = Readers(store, self.pulls, self.registry, release)
+        self.readers = Readers(store, self.pulls, self.registry, self.swarming)
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts)
         self.inventory = Inventory(store, self.pulls)
@@ -230,6 +222,24 @@ class Agent:
             self.session.send(Leaving())
         elif present:
             self.preseeds.connected()
+
+
+def _mounts(store: BlobStore) -> Mounts:
+    """The views below a store, which is closed when they cannot be taken over."""
+    try:
+        return Mounts(store.root / "mounts")
+    except BaseException:
+        store.close()
+        raise
+
+
+def _uplink(settings: AgentSettings) -> Uplink:
+    """The uplink, with as many streams as this process has descriptors for."""
+    return Uplink(
+        limit_bytes_s=settings.upload_bytes_s,
+        preseed_limit_bytes_s=settings.preseed_bytes_s,
+        streams_max=min(STREAMS_MAX, max(STREAMS_MIN, connections_max() // 2)),
+    )
 
 
 def _hello(settings: AgentSettings, bt_port: int) -> Hello:

@@ -486,11 +486,6 @@ class BlobStore:
         with self._lock:
             return self._room.make(needed)
 
-    def free_bytes(self) -> int:
-        """Bytes that fit without evicting anything."""
-        with self._lock:
-            return max(0, self._room.free())
-
     def collect(self) -> int:
         """Remove garbage, beside pulls and mounts; returns the bytes that went."""
         return self.trees.collect()
@@ -504,3 +499,9 @@ class BlobStore:
         since, self._use_saved_at = self._use_saved_at, time.time()
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
         self.trees.records.save_use(since)
+
+
+def room_left(store: BlobStore) -> int:
+    """Bytes that fit into a store without evicting anything."""
+    with store._lock:
+        return max(0, store._room.free())

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.core.transport import Policy
-    from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
 
 File = click.Path(path_type=Path, dir_okay=False)
@@ -158,11 +157,8 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --transport swarm --bt-listen 10.0.0.7:6881
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.agent.uplink import STREAMS_MAX
-    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, raise_file_limit, run
-    from p2pdist.transfer.connections import ConnectionBook, connections_max
+    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
 
-    connections = connections_max(raise_file_limit())
     address = listen_address(listen)
     trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
     discover = not trackers if discover is None else discover
@@ -183,14 +179,8 @@ def command(
         discovery=discovery_settings(address, network_id, discovery_interface) if discover else None,
         swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None),
         drain_s=drain_seconds,
-        streams_max=min(STREAMS_MAX, max(4, connections // 2)),
     )
-    book = ConnectionBook(connections)
-    run(
-        _serve(
-            settings, address, socket.absolute(), book, partial(read_again, click.get_current_context(), "log_level")
-        )
-    )
+    run(_serve(settings, address, socket.absolute(), partial(read_again, click.get_current_context(), "log_level")))
 
 
 def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool) -> SwarmSettings | None:
@@ -224,9 +214,7 @@ def _swarm(transport: Policy | None, address: tuple[str, int], bt_listen: str, *
     return SwarmSettings(policy, (host, port), required=bool(bt_listen), forced=transport is not None)
 
 
-async def _serve(
-    settings: AgentSettings, address: tuple[str, int], socket: Path, book: ConnectionBook, level_now: Callable[[], Any]
-) -> None:
+async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path, level_now: Callable[[], Any]) -> None:
     import asyncio
     import signal
 
@@ -237,9 +225,13 @@ async def _serve(
         close,
         listen,
         listen_unix,
+        raise_file_limit,
         stop_listening,
     )
+    from p2pdist.transfer.connections import ConnectionBook, connections_max
 
+    raise_file_limit()
+    book = ConnectionBook(connections_max())
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     agent = Agent(settings)
