@@ -51,10 +51,16 @@ from p2pdist.model.messages import (
 )
 from p2pdist.origin.drivers import open_origin
 from p2pdist.store.store import BlobStore
+<<<<<<< HEAD
 from p2pdist.transfer.connections import STREAMS_MAX
+=======
+from p2pdist.transfer.connections import connections_max
+>>>>>>> nets
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.tls import TlsFiles
+
+STREAMS_MIN = 4
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +100,13 @@ class AgentSettings:
     """With settings, the agent discovers trackers and agents on its links, and announces itself."""
     swarm: SwarmSettings | None = None
     """With settings, blobs may come by BitTorrent."""
+<<<<<<< HEAD
     scrub_s: float = 7 * 86400.0
     """Seconds in which everything that is stored is read once; 0 for never."""
     streams_max: int = STREAMS_MAX
     """Streams that the agent serves at once, and readers of ranges."""
+=======
+>>>>>>> nets
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
 
@@ -122,8 +131,15 @@ class Agent:
         own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, session, access, settings.origin)
         self._origins = Origins(own_origin, session)
+<<<<<<< HEAD
         order = EvictionOrder((files := SeededFiles()).choose)
         self.store, self.mounts = store, _ = _opened(settings, order)
+=======
+        files = SeededFiles()
+        order = EvictionOrder(files.choose)
+        self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
+        self.mounts = _mounts(store)
+>>>>>>> nets
         self.uplink = _uplink(settings)
         self.drain = Drain(self.uplink, lambda: session.send(Leaving()))
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
@@ -153,8 +169,7 @@ class Agent:
             tracker_wait_s=wait_s,
         )
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
-        release = self.swarming.release if self.swarming is not None else None
-        self.readers = Readers(store, self.pulls, self.registry, release)
+        self.readers = Readers(store, self.pulls, self.registry, self.swarming)
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
@@ -258,6 +273,7 @@ class Agent:
             self.preseeds.connected()
 
 
+<<<<<<< HEAD
 def _session(settings: AgentSettings, hello: Hello, access: AgentAccess) -> TrackerSession:
     return TrackerSession(
         settings.trackers,
@@ -303,6 +319,27 @@ def membership_of(settings: AgentSettings) -> Membership | None:
 
 
 def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
+=======
+def _mounts(store: BlobStore) -> Mounts:
+    """The views below a store, which is closed when they cannot be taken over."""
+    try:
+        return Mounts(store.root / "mounts")
+    except BaseException:
+        store.close()
+        raise
+
+
+def _uplink(settings: AgentSettings) -> Uplink:
+    """The uplink, with as many streams as this process has descriptors for."""
+    return Uplink(
+        limit_bytes_s=settings.upload_bytes_s,
+        preseed_limit_bytes_s=settings.preseed_bytes_s,
+        streams_max=min(STREAMS_MAX, max(STREAMS_MIN, connections_max() // 2)),
+    )
+
+
+def _hello(settings: AgentSettings, bt_port: int) -> Hello:
+>>>>>>> nets
     """How this agent introduces itself to trackers. Raises UsageError for what every tracker would
     refuse."""
     listens = wildcard(settings.address)

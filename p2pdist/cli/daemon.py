@@ -213,14 +213,11 @@ def run(service: Coroutine[Any, Any, None]) -> None:
         runner.run(whole())
 
 
-def raise_file_limit() -> int:
-    """Streams and blobs are open files: take as many as this process may have. Returns how many
-    that are."""
+def raise_file_limit() -> None:
+    """Streams and blobs are open files: take as many as this process may have."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def listen_address(text: str) -> tuple[str, int]:

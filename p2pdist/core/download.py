@@ -302,6 +302,17 @@ class _Stripe:
         limit_s = self.candidates.patience_s(receiving.source, stall_s, fed=receiving.delivered > 0)
         return now - max(self.stored_at, alone_since) >= limit_s
 
+    def silent(self, event: Quiet, sources: Sources, *, now: float) -> Source | None:
+        """Its source, if that has been silent for too long before its first piece."""
+        receiving = self.state
+        if not isinstance(receiving, Receiving) or receiving.delivered or receiving.source.is_origin:
+            return None
+        limit_s = sources.silence_s(receiving.source, responded=event.responded)
+        if receiving.silent_s(event, now=now) < limit_s:
+            return None
+        receiving.moved_at = receiving.quiet_since = now
+        return receiving.source
+
     def is_slow(self, best: int) -> bool:
         """Whether a complaint is due since it got far less than the `best` in the window that ends
         now: at the first such window, the second, the fourth ... in a row."""
@@ -436,10 +447,8 @@ class Download:
             state.quiet_since = now
             if number == state.stream:
                 state.delivered += 1
-                if state.delivered == 1 and not state.source.is_origin:
-                    self.sources.times.gave(now - state.opened_at)
                 stripe.candidates.fed(state.source, now=now)
-                self.sources.delivered(state.source)
+                self.sources.delivered(state.source, now - state.opened_at if state.delivered == 1 else None)
         if stripe.missing == 0:
             self._close(stripe, out, after_piece=True)
             stripe.state = Complete()
@@ -589,17 +598,11 @@ class Download:
             self._open(stripe, now, out)
 
     def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
-        """Complain of a source whose silence has lasted too long, and turn to another one if there
-        is one."""
+        """Complain of a source that was silent for too long, and leave it if there is another."""
         stripe = self._streams.get(event.stream)
-        if stripe is None or not isinstance(stripe.state, Receiving) or not self._tracker:
+        source = stripe.silent(event, self.sources, now=now) if stripe is not None and self._tracker else None
+        if stripe is None or source is None:
             return
-        receiving, source = stripe.state, stripe.state.source
-        if receiving.delivered or source.is_origin:
-            return
-        if receiving.silent_s(event, now=now) < self.sources.silence_s(source, responded=event.responded):
-            return
-        receiving.moved_at = receiving.quiet_since = now
         self.sources.silent(source, now=now)
         out.append(Complain(stripe.number, source, "stalled"))
         self._last_failure, self._failed_at = f"{source}: sends nothing", now

@@ -354,8 +354,11 @@ class Sources:
         if self._silent and (record := self._silent.get(source.address)) is not None:
             yield record
 
-    def delivered(self, source: Source) -> None:
-        """Note that `source` gave a good piece: failures are forgiven, wrong bytes are not."""
+    def delivered(self, source: Source, first_s: float | None = None) -> None:
+        """Note that `source` gave a good piece: failures are forgiven, wrong bytes are not.
+        `first_s`: it was the first one of its stream, which took so long."""
+        if first_s is not None and not source.is_origin:
+            self.times.gave(first_s)
         if self._silent:
             self._silent.pop(source.address, None)
         record = self._records.get(source)

@@ -482,11 +482,6 @@ class BlobStore:
         with self._lock:
             return self._room.make(needed)
 
-    def free_bytes(self) -> int:
-        """Bytes that fit without evicting anything."""
-        with self._lock:
-            return max(0, self._room.free())
-
     def collect(self) -> int:
         """Remove garbage, beside pulls and mounts; returns the bytes that went."""
         return self.trees.collect()
@@ -502,6 +497,7 @@ class BlobStore:
         self.trees.records.save_use(since)
 
 
+<<<<<<< HEAD
 def _load_pieces(root: Path, documents: Documents, digest: Digest) -> PieceList:
     data = documents.read(digest)
     if data is None:
@@ -509,3 +505,9 @@ def _load_pieces(root: Path, documents: Documents, digest: Digest) -> PieceList:
             f"the store {root} has lost the piece list {digest}", remedy="Remove the package and pull it again"
         )
     return PieceList.decode(data)
+=======
+def room_left(store: BlobStore) -> int:
+    """Bytes that fit into a store without evicting anything."""
+    with store._lock:
+        return max(0, store._room.free())
+>>>>>>> nets

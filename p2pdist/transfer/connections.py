@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import resource
 import socket
 import ssl
 from collections import Counter
@@ -57,8 +58,13 @@ WARN_S = 60.0
 logger = logging.getLogger(__name__)
 
 
-def connections_max(descriptors: int) -> int:
-    """The connections that a process with so many descriptors takes."""
+def connections_max(descriptors: int | None = None) -> int:
+    """The connections that a process with so many descriptors takes; None for as many as this one
+    may have."""
+    if descriptors is None:
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptors == resource.RLIM_INFINITY:
+            return CONNECTIONS_MAX
     return max(8, min(CONNECTIONS_MAX, (descriptors - DESCRIPTORS_KEPT) // DESCRIPTORS_A_CONNECTION))
 
 

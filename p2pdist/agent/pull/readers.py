@@ -14,15 +14,16 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.registry import Registry
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, Unavailable
 from p2pdist.model.pieces import encoded_size
-from p2pdist.store.store import BlobStore
+from p2pdist.store.store import BlobStore, room_left
 
 FETCHES_MAX, FETCHES_OF_ADDRESS_MAX = 16, 8
 BROUGHT_MAX = 4096
@@ -33,13 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class Readers:
-    """Fetches blobs for readers over TCP. On the event loop; `release` closes what BitTorrent has
-    open of a blob, and blocks."""
+    """Fetches blobs for readers over TCP. On the event loop."""
 
-    def __init__(
-        self, store: BlobStore, pulls: Pulls, registry: Registry, release: Callable[[Digest], None] | None
-    ) -> None:
-        self._store, self._pulls, self._registry, self._release = store, pulls, registry, release
+    def __init__(self, store: BlobStore, pulls: Pulls, registry: Registry, swarming: SwarmService | None) -> None:
+        self._store, self._pulls, self._registry, self._swarming = store, pulls, registry, swarming
         self._fetches: Counter[str] = Counter()
         """Fetches under way for readers, by address."""
         self._claimed: dict[Digest, int] = {}
@@ -100,7 +98,7 @@ class Readers:
         that is not enough. In a thread."""
         claimed = list(self._claimed.values())
         going = [other for other in list(self._brought) if other != digest]
-        while self._store.free_bytes() < sum(claimed):
+        while room_left(self._store) < sum(claimed):
             if not going:
                 raise Unavailable(
                     f"this agent has no room to fetch {digest} for a reader",
@@ -115,8 +113,8 @@ class Readers:
         self._brought.pop(digest, None)
         if blob is None:
             return
-        if self._release is not None:
-            self._release(digest)
+        if self._swarming is not None:
+            self._swarming.release(digest)
         with contextlib.suppress(Conflict, NotFound):
             self._store.remove(digest)
             logger.info("%s came for a reader and makes room for another", digest)
