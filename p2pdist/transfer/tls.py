@@ -2,9 +2,9 @@
 fetching, and the authorities from which certificates of others must come (TLS 1.3).
 
 A fleet speaks TLS as a whole or not at all. The client of a connection checks that the server's
-certificate was made out to the name that PeerName returns for the host of the plan: in a fleet that
-agents join, a name that no other host has; with certificates of one's own, the address that was
-called, or one name that all agents' certificates share. A server refuses a peer without a
+certificate was made out to the address that was called, or to one name that all agents'
+certificates share. With access on it is the host of the plan that the certificate must name,
+whichever authority made it (`host_in`). A server refuses a peer without a
 certificate, or with `strangers` leaves it to its routes what such a peer may request.
 
 Certificates and authorities are exchanged while connections run (`reload`, `trust`): every new
@@ -15,14 +15,19 @@ that it was given, which hands each handshake over to the newest one.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from p2pdist.model.errors import UsageError
 
 PeerName = Callable[[str, str], str]
 """The DNS name in the certificate of a host, by the host's name and the host in its address."""
+
+HostIn = Callable[[Mapping[str, Any] | None], str]
+"""The host that a verified certificate names, as ssl.SSLSocket.getpeercert returns it; "" for
+none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +61,17 @@ class Tls:
         """What the authority's file has held, PEM."""
         self._trusted = ""
         """Further authorities, PEM; set by `trust`."""
-        self._serving, self.client = self._made()
-        self.server, _ = self._made()
+        self.host_in: HostIn | None = None
+        """How certificates of hosts are read; None while the names of TLS itself are compared."""
+        self._serving, self.client, self.peers = self._made()
+        self.server, _, _ = self._made()
         """For a listener."""
         self.server.sni_callback = self._hand_over
 
     def reload(self) -> None:
         """Read the files again, for connections from now on. Raises UsageError, and changes
         nothing, when a file cannot be used."""
-        self._serving, self.client = self._made()
+        self._serving, self.client, self.peers = self._made()
 
     def trust(self, authorities: str) -> None:
         """Let certificates of these authorities (PEM) count, besides that of the file, for
@@ -88,15 +95,18 @@ class Tls:
         """Let a handshake that has just begun go on with the newest certificate and authorities."""
         connection.context = self._serving
 
-    def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """The contexts of a server and of a client from what the files hold now."""
+    def _made(self) -> tuple[ssl.SSLContext, ssl.SSLContext, ssl.SSLContext]:
+        """The contexts of a server, of a client, and of a client that leaves names to its caller,
+        from what the files hold now."""
         files, former = self.files, dict(self._former) if self._keeps_former else {}
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        peers = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        peers.check_hostname = False
         server.verify_mode = ssl.CERT_OPTIONAL if self._strangers else ssl.CERT_REQUIRED
         server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
         try:
             former[files.authority.read_text("ascii", "ignore")] = None
-            for context in (server, client):
+            for context in (server, client, peers):
                 context.minimum_version = ssl.TLSVersion.TLSv1_3
                 context.load_cert_chain(files.certificate, files.key)
                 for authorities in filter(None, (*former, self._trusted)):
@@ -107,4 +117,4 @@ class Tls:
                 remedy="Give PEM files with --tls-cert, --tls-key (not encrypted) and --tls-ca",
             ) from error
         self._former = former
-        return server, client
+        return server, client, peers

@@ -97,6 +97,8 @@ class AccessTracker:
         self.local: dict[str, tuple[str, ...]] = {}
         self.mount_roots: tuple[str, ...] = ()
         self.roles: dict[str, tuple[str, ...]] = {}
+        self.others = ""
+        """Further authorities of agents' certificates, PEM."""
         self.ticket: Callable[[Digest, str, Priority], str] = self.sign
         self.planning = True
         self._sockets: dict[str, web.WebSocketResponse] = {}
@@ -111,7 +113,7 @@ class AccessTracker:
 
     def access(self) -> Access:
         keys = {key.name: key.public for key in self.signing}
-        pems = "".join(authority.pem.decode() for authority in self.authorities)
+        pems = "".join(authority.pem.decode() for authority in self.authorities) + self.others
         return Access(
             keys, pems, self.revoked, self.public, self.local, self.mount_roots, fleet=FLEET, roles=self.roles
         )
@@ -143,6 +145,8 @@ class AccessTracker:
         context.load_cert_chain(file)
         for trusted in self.authorities:
             context.load_verify_locations(cadata=trusted.pem.decode())
+        if self.others:
+            context.load_verify_locations(cadata=self.others)
         return context
 
     async def start(self) -> AccessTracker:

@@ -28,7 +28,7 @@ from p2pdist.credentials.tokens import create_token
 from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S
 from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.messages import Access
-from p2pdist.transfer.tls import Tls
+from p2pdist.transfer.tls import Tls, TlsFiles
 
 DATA = os.urandom(1 << 20)
 
@@ -429,3 +429,43 @@ async def test_torrents_are_for_public_packages(site: AccessSite) -> None:
     await site.tracker.push_access()
     await until(lambda: running.agent.access.is_public(digest))
     assert swarming.policy_of(digest) == "auto"
+
+
+async def test_hosts_with_certificates_of_another_authority_feed_those_that_joined_and_are_fed(
+    site: AccessSite, tmp_path: Path
+) -> None:
+    """The first DNS name is the host, which has to be that of the plan."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "transfer"))
+    from authority import Authority as Own
+
+    (tmp_path / "own").mkdir()
+    own, tracker = Own(tmp_path / "own"), site.tracker
+    tracker.others = own.path.read_text()
+    await tracker.stop()
+    await tracker.start()
+    bundle = tmp_path / "own" / "bundle.pem"
+    bundle.write_text(tracker.others + tracker.authorities[0].pem.decode())
+
+    def files(host: str) -> TlsFiles:
+        made = own.issue(f"cert-{host}", host=host)
+        return TlsFiles(made.certificate, made.key, bundle)
+
+    digest = await site.publish(DATA)
+    first = await site.agent("h0", tls=files("h0"), join_file=None)
+    await until(lambda: first.agent.access.peers.on)
+    assert (await site.pull(first, digest)).state == "done"
+    await until(lambda: "h0" in tracker._whole.get(digest, []))
+    joined = await site.agent("h1")
+    other = await site.agent("h2", tls=files("h2"), join_file=None)
+    await until(lambda: len(tracker.hellos) == 3 and other.agent.access.peers.on)
+    assert (await site.pull(joined, digest)).bytes_peers == len(DATA)
+    tracker._whole[digest] = ["h1"]
+    assert (await site.pull(other, digest)).bytes_peers == len(DATA)
+    assert joined.agent.uplink.sent_bytes_total == len(DATA) == first.agent.uplink.sent_bytes_total
+    tracker._whole[digest], tracker._addresses["h7"] = ["h7"], first.settings.address
+    late = await site.agent("h3")
+    await until(lambda: len(tracker.hellos) == 4)
+    pull = asyncio.create_task(site.pull(late, digest))
+    await until(lambda: [said for said in tracker.said if type(said).__name__ == "Complaint"])
+    assert first.agent.uplink.sent_bytes_total == len(DATA), "h0 is not h7"
+    pull.cancel()

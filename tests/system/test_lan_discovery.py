@@ -152,6 +152,25 @@ def test_an_agent_with_nothing_but_a_store_finds_the_tracker_and_pulls_and_then_
 
 
 @pytest.mark.slow
+def test_an_agent_with_a_join_file_obeys_the_trackers_of_its_fleet_alone(lan: Lan) -> None:
+    """Whatever else announces itself: a plain tracker, and one of another fleet."""
+    access = lan.site.directory / "access"
+    for name in ("ours", "theirs"):
+        (access / name).mkdir(parents=True)
+    lan.tracker("a-plain")
+    lan.tracker("a-theirs", "--access", str(access / "theirs" / "access.toml"))
+    until(lambda: (access / "theirs" / "join-default.token").exists())
+    _, url = lan.tracker("ours", "--access", str(access / "ours" / "access.toml"))
+    token = access / "ours" / "join-default.token"
+    until(token.exists)
+    member = lan.agent("h1", "--join-file", str(token))
+    digest = lan.site.publish(SIZE)
+    until(member.is_up)
+    assert member.pull(blob=digest).bytes_origin == SIZE
+    assert member.tracker() == url.replace("http", "https")
+
+
+@pytest.mark.slow
 def test_networks_with_different_names_do_not_see_each_other(lan: Lan) -> None:
     _, red = lan.tracker("red", "--network-id", "red")
     _, blue = lan.tracker("blue", "--network-id", "blue")

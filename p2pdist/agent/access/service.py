@@ -61,6 +61,7 @@ class AgentAccess:
             clock=lambda: time.time() - clock_ahead_s(),
             alone=alone,
         )
+        self._read_names()
         self.names = PackageNames()
         self._tasks = Tasks(logger, "access: a task failed")
 
@@ -99,6 +100,7 @@ class AgentAccess:
         except UsageError as error:
             logger.warning("the tracker says of access what cannot be used: %s", error)
             return
+        self._read_names()
         self._tasks.spawn(self._trust(access.authorities))
 
     def admit(self, blob: Digest, text: str, host: str, asked: Priority) -> Priority:
@@ -122,6 +124,11 @@ class AgentAccess:
         """Whether a blob may come and go by BitTorrent, whose peers show neither certificates nor
         tickets."""
         return not self.peers.on or self.is_public(blob)
+
+    def _read_names(self) -> None:
+        """With access on, have the certificate of a peer name the host of the plan."""
+        if self.tls is not None and self.peers.on:
+            self.tls.host_in = self.peers.host_in
 
     async def _trust(self, authorities: str) -> None:
         try:

@@ -128,7 +128,7 @@ def command(
     raise_file_limit()
     address, believed = listen_address(listen), parse_networks(networks)
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
-    discovery = _discovery(settings, name, zone) if settings is not None else None
+    discovery = _discovery(settings, name, zone, tls=access is not None) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
     probes = listen_address(probe_listen) if probe_listen else None
     control = _access_control(address, access, audit_log) if access is not None else None
@@ -180,11 +180,12 @@ def _warn_of_strangers(host: str) -> None:
         )
 
 
-def _discovery(settings: DiscoverySettings, name: str, zone: str) -> Discovery:
+def _discovery(settings: DiscoverySettings, name: str, zone: str, *, tls: bool) -> Discovery:
     from p2pdist.agent.discovery.mdns import Discovery
     from p2pdist.core.trackerless import Announcement
 
-    return Discovery("tracker", Announcement(settings.network, name or socket.gethostname(), zone=zone), settings)
+    own = Announcement(settings.network, name or socket.gethostname(), zone=zone, tls=tls)
+    return Discovery("tracker", own, settings)
 
 
 def _policy_file(path: Path, fleet: Fleet) -> PolicyFile:

@@ -155,8 +155,10 @@ def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, 
     what is wrong with it, and what `use` raises."""
     host, _ = parse_address(source.address)
     name = tls.peer_name(source.host, host)
+    host_in = tls.host_in
+    context = tls.client if host_in is None else tls.peers
     try:
-        secured = tls.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
+        secured = context.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
         use(secured)
         secured.settimeout(timeout_s)
         secured.do_handshake()
@@ -166,6 +168,8 @@ def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, 
         plain = getattr(error, "reason", None) == "WRONG_VERSION_NUMBER"
         reason = "it does not speak TLS, as this agent does" if plain else str(error)
         raise Unreachable(f"{source} at {source.address}: no TLS connection: {reason}") from None
+    if host_in is not None and (found := host_in(secured.getpeercert())) != source.host:
+        raise Unreachable(f"{source} at {source.address} shows a certificate of {found or 'no host'}")
     return secured
 
 
