@@ -15,7 +15,10 @@ from p2pdist.cli.main import VERBS, main
 from p2pdist.model import errors
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md", "deploy/kubernetes/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 METRIC = re.compile(r"\bp2pdist_(?:agent|tracker)_[a-z_]+")
 DEFINED = re.compile(r'"(p2pdist_(?:agent|tracker)_[a-z_]+)"')
