@@ -32,7 +32,7 @@ from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import Handlers, TrackerSession
-from p2pdist.agent.uplink import Uplink
+from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
 from p2pdist.model.errors import Refused, from_problem
@@ -51,11 +51,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.origin.drivers import open_origin
 from p2pdist.store.store import BlobStore
-<<<<<<< HEAD
-from p2pdist.transfer.connections import STREAMS_MAX
-=======
 from p2pdist.transfer.connections import connections_max
->>>>>>> nets
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.tls import TlsFiles
@@ -100,13 +96,8 @@ class AgentSettings:
     """With settings, the agent discovers trackers and agents on its links, and announces itself."""
     swarm: SwarmSettings | None = None
     """With settings, blobs may come by BitTorrent."""
-<<<<<<< HEAD
     scrub_s: float = 7 * 86400.0
     """Seconds in which everything that is stored is read once; 0 for never."""
-    streams_max: int = STREAMS_MAX
-    """Streams that the agent serves at once, and readers of ranges."""
-=======
->>>>>>> nets
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
 
@@ -131,15 +122,9 @@ class Agent:
         own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, session, access, settings.origin)
         self._origins = Origins(own_origin, session)
-<<<<<<< HEAD
         order = EvictionOrder((files := SeededFiles()).choose)
-        self.store, self.mounts = store, _ = _opened(settings, order)
-=======
-        files = SeededFiles()
-        order = EvictionOrder(files.choose)
         self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
         self.mounts = _mounts(store)
->>>>>>> nets
         self.uplink = _uplink(settings)
         self.drain = Drain(self.uplink, lambda: session.send(Leaving()))
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
@@ -273,7 +258,6 @@ class Agent:
             self.preseeds.connected()
 
 
-<<<<<<< HEAD
 def _session(settings: AgentSettings, hello: Hello, access: AgentAccess) -> TrackerSession:
     return TrackerSession(
         settings.trackers,
@@ -319,27 +303,6 @@ def membership_of(settings: AgentSettings) -> Membership | None:
 
 
 def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
-=======
-def _mounts(store: BlobStore) -> Mounts:
-    """The views below a store, which is closed when they cannot be taken over."""
-    try:
-        return Mounts(store.root / "mounts")
-    except BaseException:
-        store.close()
-        raise
-
-
-def _uplink(settings: AgentSettings) -> Uplink:
-    """The uplink, with as many streams as this process has descriptors for."""
-    return Uplink(
-        limit_bytes_s=settings.upload_bytes_s,
-        preseed_limit_bytes_s=settings.preseed_bytes_s,
-        streams_max=min(STREAMS_MAX, max(STREAMS_MIN, connections_max() // 2)),
-    )
-
-
-def _hello(settings: AgentSettings, bt_port: int) -> Hello:
->>>>>>> nets
     """How this agent introduces itself to trackers. Raises UsageError for what every tracker would
     refuse."""
     listens = wildcard(settings.address)
@@ -360,19 +323,19 @@ def _hello(settings: AgentSettings, bt_port: int) -> Hello:
     return hello
 
 
-def _opened(settings: AgentSettings, order: EvictionOrder) -> tuple[BlobStore, Mounts]:
-    """The store, and what is mounted of it."""
-    store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
+def _mounts(store: BlobStore) -> Mounts:
+    """The views below a store, which is closed when they cannot be taken over."""
     try:
-        return store, Mounts(settings.store / "mounts")
+        return Mounts(store.root / "mounts")
     except BaseException:
         store.close()
         raise
 
 
 def _uplink(settings: AgentSettings) -> Uplink:
+    """The uplink, with as many streams as this process has descriptors for."""
     return Uplink(
         limit_bytes_s=settings.upload_bytes_s,
         preseed_limit_bytes_s=settings.preseed_bytes_s,
-        streams_max=settings.streams_max,
+        streams_max=min(STREAMS_MAX, max(STREAMS_MIN, connections_max() // 2)),
     )

@@ -36,10 +36,13 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.transfer.connections import STREAMS_MAX
 from p2pdist.transfer.stream.server import Block
 
 TICK_S = 0.1
+STREAMS_MAX = 256
+"""Streams served at once, and as many readers of ranges, where the process may have enough files
+open."""
+
 
 NOBODY = Peer()
 """The peer of a stream whose caller does not say."""

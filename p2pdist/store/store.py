@@ -497,7 +497,6 @@ class BlobStore:
         self.trees.records.save_use(since)
 
 
-<<<<<<< HEAD
 def _load_pieces(root: Path, documents: Documents, digest: Digest) -> PieceList:
     data = documents.read(digest)
     if data is None:
@@ -505,9 +504,9 @@ def _load_pieces(root: Path, documents: Documents, digest: Digest) -> PieceList:
             f"the store {root} has lost the piece list {digest}", remedy="Remove the package and pull it again"
         )
     return PieceList.decode(data)
-=======
+
+
 def room_left(store: BlobStore) -> int:
     """Bytes that fit into a store without evicting anything."""
     with store._lock:
         return max(0, store._room.free())
->>>>>>> nets

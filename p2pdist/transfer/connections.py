@@ -33,10 +33,6 @@ from typing import Protocol
 from aiohttp import web
 
 CONNECTIONS_MAX = 4096
-STREAMS_MAX = 256
-"""Streams served at once, and as many readers of ranges, where the process may have enough files
-open."""
-
 IDLE_OF_ADDRESS_MAX = 512
 """Idle connections of one address: two dozen agents of a machine keep up to 16 each."""
 
@@ -107,11 +103,6 @@ class ConnectionBook:
 
     def __len__(self) -> int:
         return len(self._open)
-
-    @property
-    def streams_max(self) -> int:
-        """Streams that may be served at once over so many connections."""
-        return min(STREAMS_MAX, max(4, self._total_max // 2))
 
     def take(self, host: str, connection: Closable) -> bool:
         """Count a new connection, and close others for it where need be. False: it finds no room,

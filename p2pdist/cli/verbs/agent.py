@@ -205,14 +205,8 @@ def command(
     from p2pdist.agent.agent import AgentSettings
     from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
 
-<<<<<<< HEAD
-    address, book, trackers = listen_address(listen), _connection_book(), _urls(tracker)
+    address, trackers = listen_address(listen), _urls(tracker)
     discovers = not trackers if discover is None else discover
-=======
-    address = listen_address(listen)
-    trackers = tuple(url.strip() for url in tracker.split(",") if url.strip())
-    discover = not trackers if discover is None else discover
->>>>>>> nets
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -232,26 +226,12 @@ def command(
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
-<<<<<<< HEAD
-        streams_max=book.streams_max,
     )
-    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), book))
-=======
-    )
-    run(_serve(settings, address, socket.absolute(), partial(read_again, click.get_current_context(), "log_level")))
->>>>>>> nets
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen)))
 
 
 def _urls(text: str) -> tuple[str, ...]:
     return tuple(url.strip() for url in text.split(",") if url.strip())
-
-
-def _connection_book() -> ConnectionBook:
-    """The connections of this process, within its limit of open files."""
-    from p2pdist.cli.daemon import raise_file_limit
-    from p2pdist.transfer.connections import ConnectionBook, connections_max
-
-    return ConnectionBook(connections_max(raise_file_limit()))
 
 
 def _probe_address(text: str) -> tuple[str, int] | None:
@@ -295,17 +275,12 @@ def _swarm(
     return SwarmSettings(policy, (host, port), required=bool(bt_listen), forced=transport is not None)
 
 
-<<<<<<< HEAD
 async def _serve(
     settings: AgentSettings,
     address: tuple[str, int],
     socket: Path,
     probe: tuple[str, int] | None,
-    book: ConnectionBook,
 ) -> None:
-=======
-async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path, level_now: Callable[[], Any]) -> None:
->>>>>>> nets
     import asyncio
     import signal
 
@@ -321,12 +296,9 @@ async def _serve(settings: AgentSettings, address: tuple[str, int], socket: Path
     )
     from p2pdist.transfer.connections import ConnectionBook, connections_max
 
-<<<<<<< HEAD
     level_now = partial(read_again, click.get_current_context(), "log_level")
-=======
     raise_file_limit()
     book = ConnectionBook(connections_max())
->>>>>>> nets
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     agent = Agent(settings, await enter(settings))
