@@ -23,6 +23,7 @@ from p2pdist.agent.pull.packages import WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
+from p2pdist.agent.scrub import StoreScrub
 from p2pdist.agent.tracker.address import wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
@@ -84,6 +85,8 @@ class AgentSettings:
     """With settings, the agent discovers trackers and agents on its links, and announces itself."""
     swarm: SwarmSettings | None = None
     """With settings, blobs may come by BitTorrent."""
+    scrub_s: float = 7 * 86400.0
+    """Seconds in which everything that is stored is read once; 0 for never."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
 
@@ -109,8 +112,7 @@ class Agent:
         own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, session, self.tls, settings.origin)
         self._origins = Origins(own_origin, session)
-        files = SeededFiles()
-        order = EvictionOrder(files.choose)
+        order = EvictionOrder((files := SeededFiles()).choose)
         self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
         try:
             self.mounts = Mounts(settings.store / "mounts")
@@ -152,6 +154,7 @@ class Agent:
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
         self.retention = Retention(store, self.policies, self.maintenance, order)
+        self.scrub = StoreScrub(store, self.verification, lambda: self.pulls.running, period_s=settings.scrub_s)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -164,6 +167,7 @@ class Agent:
             asyncio.create_task(self.session.run(handlers), name="tracker-session"),
             asyncio.create_task(self.retention.run(), name="retention"),
             asyncio.create_task(self.reachability.run(), name="reachability"),
+            asyncio.create_task(self.scrub.run(), name="scrub"),
         ]
         self.mounts.start()
         if self.neighbourhood is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -22,6 +23,8 @@ from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.store.verify import Checked
+
+logger = logging.getLogger(__name__)
 
 PIN_PREFIX = "pin:"
 """The owner of an operator's pin is this and the reference."""
@@ -322,17 +325,45 @@ class Verification:
         """The paths of mounted views that read something wrong. A repair makes new files: a mount
         keeps the files that it has opened, and hard links and copies are the old ones. Writing into
         these instead would change them under programs that run."""
-        layers = {name.rpartition(" ")[2] for name in wrong if ":" in name}  # of an image or a variant: the tree's
-        layers |= self._store.trees.records.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
+        layers = self._layers(wrong)
         pairs = ((mount.path, self._inventory.manifest(Digest(mount.digest))) for mount in mounts)
         return [path for path, manifest in pairs if manifest and any(one.digest in layers for one in manifest.layers)]
 
-    async def _repair(self, single: Sequence[Digest]) -> tuple[list[str], list[str]]:
-        """Pull the packages that are incomplete, and the blobs in `single`. Returns the names of
-        those that are complete again, and of the others with the reason."""
+    async def repair(self, wrong: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Pull again the packages that show something of `wrong`, which the store has dropped, and
+        the single blobs among it; pinned packages first. Returns the names of those that are
+        complete again, and of the others with the reason."""
+        single = {blob.digest for blob in await asyncio.to_thread(self._inventory.single_blobs, self._pulls.parts())}
+        hit = await asyncio.to_thread(self._shown_by, wrong)
+        mounted = await asyncio.to_thread(self._mounted_from, wrong, self._mounts.list())
+        for path in mounted:
+            logger.error("%s shows what was damaged: unmount it and mount it again", path)
+        return await self._repair(sorted(single & set(wrong)), hit)
+
+    def _shown_by(self, wrong: Sequence[str]) -> set[str]:
+        """The packages of which a layer is or has something wrong."""
+        layers = self._layers(wrong)
+        records = (
+            (record.reference, self._inventory.manifest(record.manifest_digest))
+            for record in self._store.packages.list()
+        )
+        return {name for name, manifest in records if manifest and any(one.digest in layers for one in manifest.layers)}
+
+    def _layers(self, wrong: Sequence[str]) -> set[Digest]:
+        """The layers that are or have something wrong."""
+        layers = {
+            Digest(name.rpartition(" ")[2]) for name in wrong if ":" in name
+        }  # of an image or a variant: the tree's
+        return layers | self._store.trees.records.with_any({bytes.fromhex(name) for name in wrong if ":" not in name})
+
+    async def _repair(self, single: Sequence[Digest], among: set[str] | None = None) -> tuple[list[str], list[str]]:
+        """Pull the packages that are incomplete, pinned ones first, or those `among` them, and the
+        blobs in `single`. Returns the names of those that are complete again, and of the others
+        with the reason."""
         repaired, failed = [], []
         packages = {record.reference for record in self._store.packages.list()}
-        incomplete = [row.reference for row in await self._inventory.packages() if not row.complete]
+        rows = sorted(await self._inventory.packages(), key=lambda row: not row.pinned)
+        incomplete = [row.reference for row in rows if not row.complete and (among is None or row.reference in among)]
         requests = [PullRequest(package=name) for name in incomplete if name in packages]
         requests += [PullRequest(blob=digest) for digest in single]
         for request in requests:

@@ -40,19 +40,20 @@ def discovery_options(command: Command) -> Command:
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds from `low` to `high`; unlike click's own type it refuses nan, which is
-    neither below nor above anything."""
+    """A number of seconds, or of another unit, from `low` to `high`; unlike click's own type it
+    refuses nan, which is neither below nor above anything."""
 
     name = "seconds"
 
-    def __init__(self, low: float, high: float) -> None:
+    def __init__(self, low: float, high: float, *, unit: str = "seconds") -> None:
         super().__init__(low, high)
+        self._unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number of a text; fails as click's types do."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
-            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+            self.fail(f"{value!r} is not a number of {self._unit}.", param, ctx)
         return float(seconds)
 
 

@@ -137,10 +137,13 @@ class Integrity:
         self.mark()
         return dropped
 
-    def mark(self) -> None:
-        """Write down that all is right until now, if there is no doubt about anything."""
+    def mark(self, *, after_s: float = 0.0) -> None:
+        """Write down that all is right until now, if there is no doubt about anything, and nothing
+        was written down for `after_s` seconds."""
         now = time.time() - SLACK_S
         self._drain()
+        if abs(now - self._since) < after_s:
+            return
         if self._watch.works and not (self._written or self._changed or self._unseen):
             self._index.set_note(MARK, repr(now))
             self._since = now

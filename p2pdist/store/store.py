@@ -265,6 +265,7 @@ class BlobStore:
                 in_memory(self._lock_fd),
             )
             self._blobs = recover(self._blob_context)
+            self.note, self.set_note = self._index.note, self._index.set_note
             self.packages = PackageRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
             self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)

@@ -27,6 +27,7 @@ READ_BYTES = 1 << 16
 
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200
 _OVERFLOW, _IGNORED, _ONLYDIR = 0x4000, 0x8000, 0x0100_0000
+_INIT_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _HEAD = struct.Struct("=iIII")
 _OF_OBJECTS = _MODIFY | _DELETE | _MOVED_FROM | _MOVED_TO
 _BLOBS, _IMAGES, _OBJECTS = "blobs", "images", "objects"
@@ -57,7 +58,7 @@ class Watch:
         objects."""
         self.works = False
         """Whether the kernel tells of changes; else every call of `changes` says `unknown`."""
-        self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = _libc.inotify_init1(_INIT_FLAGS)
         if self._fd < 0:
             self._give_up(ctypes.get_errno())
             return

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
+from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import (
@@ -120,11 +121,41 @@ class AgentCollector(Collector):
         yield store
         capacity = usage.capacity if usage.capacity is not None else usage.bytes_total + usage.disk_free
         yield GaugeMetricFamily("p2pdist_agent_store_capacity_bytes", "Bytes that the store may hold", value=capacity)
+        yield from self._rest()
         held = sum(
             blob.size for blob in self._agent.store.blobs() if blob.in_use or self._agent.store.pins.owners(blob.digest)
         )
         name = "p2pdist_agent_store_held_bytes"
         yield GaugeMetricFamily(name, "Bytes of blobs that may not go: pinned, shown or being pulled", value=held)
+
+    def _rest(self) -> Iterator[Metric]:
+        """What is read again of what is stored."""
+        scrub = self._agent.scrub
+        status = scrub.status()
+        yield CounterMetricFamily(
+            "p2pdist_agent_store_damaged",
+            "Stored things that had changed and were dropped",
+            value=sum(status.damaged.values()),
+        )
+        yield CounterMetricFamily(
+            "p2pdist_agent_scrub_checked", "Stored things that the scrub has read", value=scrub.checked
+        )
+        yield CounterMetricFamily(
+            "p2pdist_agent_scrub_bytes", "Bytes that the scrub has read", value=scrub.bytes_checked
+        )
+        yield CounterMetricFamily(
+            "p2pdist_agent_scrub_wrong", "Stored things that the scrub found wrong", value=scrub.wrong
+        )
+        yield GaugeMetricFamily(
+            "p2pdist_agent_scrub_running",
+            "Whether a round of the scrub is under way",
+            value=float(status.running),
+        )
+        yield GaugeMetricFamily(
+            "p2pdist_agent_scrub_ended_timestamp_seconds",
+            "When a round of the scrub ended last, in seconds since the epoch; 0 for never",
+            value=status.ended,
+        )
 
 
 def registry(agent: Agent) -> CollectorRegistry:
@@ -190,7 +221,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
 
 class AgentStatus(msgspec.Struct, frozen=True):
     """Answer to GET /v1/status. `unreachable` is why other hosts cannot reach the agent, empty when
-    they can; `leaving`: it is about to end."""
+    they can; `leaving`: it is about to end. `scrub` is the background reading of the store."""
 
     host: str
     address: str
@@ -200,6 +231,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     streams: int
     leaving: bool
     pulls: list[PullStatus]
+    scrub: ScrubStatus
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -517,6 +549,7 @@ async def _status(request: web.Request) -> web.Response:
             agent.uplink.streams,
             agent.drain.draining,
             agent.pulls.list(),
+            agent.scrub.status(),
         )
     )
 

@@ -249,6 +249,11 @@ class Pulls:
         """Status reports of all pulls."""
         return [pull.status() for pull in self._pulls.values()]
 
+    @property
+    def running(self) -> bool:
+        """Whether a pull brings something. From any thread."""
+        return any(pull.state == "running" for pull in list(self._pulls.values()))
+
     def parts(self) -> set[Digest]:
         """The blobs of packages that are being pulled."""
         return {digest for pull in self._pulls.values() if pull.seconds is None for digest in pull.parts}

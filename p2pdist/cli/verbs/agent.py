@@ -112,6 +112,14 @@ logger = logging.getLogger(__name__)
     help="Look for trackers and agents on this network, and be found by agents [default: if no --tracker is given].",
 )
 @click.option(
+    "--scrub-days",
+    default=7.0,
+    show_default=True,
+    type=Seconds(0.0, 3650.0, unit="days"),
+    metavar="DAYS",
+    help="Read everything in the store once in so many days, slowly, and fetch again what is wrong; 0 for never.",
+)
+@click.option(
     "--drain-seconds",
     default=5.0,
     show_default=True,
@@ -144,6 +152,7 @@ def command(
     network_id: str,
     discovery_interface: tuple[str, ...],
     discover: bool | None,
+    scrub_days: float,
     drain_seconds: float,
     name: str,
 ) -> None:
@@ -152,9 +161,7 @@ def command(
     \b
     Examples:
       p2pdist agent --store /var/lib/p2pdist
-      p2pdist agent --tracker http://tracker:7070 --listen 10.0.0.7:7071 --store /var/lib/p2pdist
-      p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --preseed-limit 200MB/s
-      p2pdist agent --tracker http://tracker:7070 --transport swarm --bt-listen 10.0.0.7:6881
+      p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
     from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
@@ -178,6 +185,7 @@ def command(
         tls=_tls_files(tls_cert, tls_key, tls_ca, tls_name),
         discovery=discovery_settings(address, network_id, discovery_interface) if discover else None,
         swarm=_swarm(transport, address, bt_listen, tls=tls_cert is not None),
+        scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
     )
     run(_serve(settings, address, socket.absolute(), partial(read_again, click.get_current_context(), "log_level")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -68,11 +69,30 @@ def _agent(socket: Path, tracker_url: str | None, *, as_json: bool) -> None:
     output.say(f"store    {store.get('path', '')}  {', '.join(counts)}")
     if (disk := store.get("disk", "ok")) != "ok":
         output.say(f"disk     {disk}; see dmesg")
+    if scrub := status.get("scrub"):
+        output.say(f"scrub    {_scrub_line(scrub)}")
     pulls = status.get("pulls") or []
     for pull in [each for each in pulls if each.get("state") in ("waiting", "running")] or pulls[-PULLS_SHOWN:]:
         output.say(f"pull     {_pull_line(pull)}")
     for mount in mounts:
         output.say(f"mount    {mount.path}  {mount.reference}  {mount.how}{', writable' if mount.writable else ''}")
+
+
+def _scrub_line(scrub: dict[str, Any]) -> str:
+    """What the background reading of the store does, and what was found to be wrong."""
+
+    def day(seconds: float) -> str:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+    read = f"{scrub['checked']} things, {output.amount(scrub['bytes_checked'])}, {scrub['wrong']} wrong"
+    if not scrub["period_s"]:
+        words = "switched off"
+    elif scrub["running"]:
+        words = f"{100 * scrub['share']:.0f} % since {day(scrub['began'])}: {read}"
+    else:
+        words = f"ended {day(scrub['ended'])}: {read}" if scrub["ended"] else "not yet"
+    damaged = ", ".join(f"{kind} {count}" for kind, count in sorted(scrub["damaged"].items()) if count)
+    return words + (f"; damaged since the agent was started: {damaged}" if damaged else "")
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -283,9 +283,13 @@ class Objects:
         try:
             os.link(source, target, dst_dir_fd=self._directory)
         except FileNotFoundError:
-            os.makedirs(self._paths.objects / name[:2], exist_ok=True)
-            self.named.made_directory(name[:2])
-            self._link_over(source, target)
+            try:
+                os.mkdir(name[:2], dir_fd=self._directory)
+            except FileExistsError:  # another thread was faster
+                self._link_over(source, target)
+            else:
+                self.named.made_directory(name[:2])
+                self._name(draft, content)
         except FileExistsError:  # another writer's, or a stray; what has just verified is as good or better
             self._link_over(source, target)
 

@@ -1,0 +1,212 @@
+"""The background reading of a store: it finds what changed on the disk, has it fetched again, and
+goes on after a restart where it was. Virtual time: `wait` says how long it would have waited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from test_alone import TAG, ended, pack_tree, pulled
+from test_many_blobs import push
+
+from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.scrub import NOTE, StoreScrub
+from p2pdist.model.messages import PullRequest
+from p2pdist.origin.layout import LocalLayout
+from p2pdist.store.store import BlobStore
+
+PIECE = 64 << 10
+WEEK = 7 * 86400.0
+
+
+class Clock:
+    """Time that passes by waiting alone. `busy` is how often the scrub is told that pulls run."""
+
+    def __init__(self) -> None:
+        self.now, self.waits, self.busy, self.ends_after = 1e9, list[float](), 0, 10**9
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        self.now += seconds
+        return len(self.waits) > self.ends_after
+
+    def is_busy(self) -> bool:
+        self.busy -= 1
+        return self.busy >= 0
+
+
+def scrub_of(agent: Agent, clock: Clock, period_s: float = WEEK) -> StoreScrub:
+    return StoreScrub(agent.store, agent.verification, clock.is_busy, period_s=period_s, clock=clock, wait=clock.wait)
+
+
+def turn_at_rest(path: Path) -> None:
+    """Turn one bit of a file, which also tells the kernel: see `forget`."""
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def forget(store: BlobStore) -> None:
+    """Have the store not know what the kernel said, as for a bit that the disk turned."""
+    integrity = store.integrity
+    integrity.survey(lambda: False)
+    integrity._written.clear()
+    integrity._changed.clear()
+    integrity._unseen.clear()
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> LocalLayout:
+    made = LocalLayout(tmp_path / "origin")
+    made.scratch()
+    return made
+
+
+@pytest.fixture
+async def agent(tmp_path: Path, origin: LocalLayout) -> AsyncIterator[Agent]:
+    async with AsyncExitStack() as stack:
+        settings = AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.0)
+        made = Agent(settings)
+        stack.push_async_callback(made.stop)
+        await made.start()
+        yield made
+
+
+def read_all(scrub: StoreScrub, until: Callable[[], bool]) -> list[str]:
+    """Step until a round has ended; what was wrong."""
+    wrong = []
+    for _ in range(2000):
+        wrong += scrub.step()
+        if until():
+            return wrong
+    raise AssertionError("no round ends")
+
+
+async def test_a_turned_bit_is_found_and_fetched_again(agent: Agent, origin: LocalLayout, tmp_path: Path) -> None:
+    """In a layer image and in an object."""
+    await push(origin, TAG, [os.urandom(5 * PIECE)])
+    package = (await pulled(agent, package=str(TAG))).package
+    assert package is not None
+    layer = package.manifest.layers[0].digest
+    path = agent.store.get(layer).path  # type: ignore[union-attr]
+    before = path.read_bytes()
+    turn_at_rest(path)
+    forget(agent.store)
+    clock = Clock()
+    scrub = scrub_of(agent, clock)
+    assert await asyncio.to_thread(read_all, scrub, lambda: bool(scrub.round.ended and scrub.round.checked)) == [layer]
+    assert scrub.round.wrong == scrub.wrong == 1
+    assert not agent.store.get(layer).complete  # type: ignore[union-attr]
+    assert await agent.verification.repair([layer]) == ([str(TAG)], [])
+    assert agent.store.get(layer).path.read_bytes() == before  # type: ignore[union-attr]
+    assert scrub.status().damaged == {"blob": 1} and scrub.status().ended > 0
+
+
+async def test_an_object_is_found_and_its_package_fetched_again(
+    agent: Agent,
+    origin: LocalLayout,
+    tmp_path: Path,
+) -> None:
+    await pack_tree(tmp_path, origin, [os.urandom(3000 + number) for number in range(6)])
+    assert (await pulled(agent, package=str(TAG))).error is None
+    content = sorted(agent.store.objects.contents())[2]
+    before = agent.store.objects.path(content).read_bytes()
+    turn_at_rest(agent.store.objects.path(content))
+    forget(agent.store)
+    scrub = scrub_of(agent, Clock())
+    wrong = await asyncio.to_thread(read_all, scrub, lambda: bool(scrub.round.ended and scrub.round.checked))
+    assert wrong == [content.hex()]
+    assert await agent.verification.repair(wrong) == ([str(TAG)], [])
+    assert agent.store.objects.path(content).read_bytes() == before
+
+
+async def test_what_was_evicted_is_not_fetched_for_what_is_damaged(
+    agent: Agent,
+    origin: LocalLayout,
+    tmp_path: Path,
+) -> None:
+    """A package that is incomplete for another reason is left alone."""
+    await push(origin, TAG, [os.urandom(5 * PIECE)])
+    package = (await pulled(agent, package=str(TAG))).package
+    assert package is not None
+    agent.store.remove(package.manifest.layers[0].digest)
+    assert await agent.verification.repair(["sha256:" + "0" * 64]) == ([], [])
+    assert agent.store.get(package.manifest.layers[0].digest) is None
+
+
+async def test_it_goes_on_after_a_restart_and_stands_still_while_pulls_run(
+    agent: Agent,
+    origin: LocalLayout,
+) -> None:
+    await push(origin, TAG, [os.urandom(5 * PIECE) for _ in range(3)])
+    assert (await pulled(agent, package=str(TAG))).error is None
+    clock = Clock()
+    first = scrub_of(agent, clock)
+    while not first.round.checked:
+        assert first.step() == []
+    began, checked = first.round.began, first.round.checked
+    clock.now += 31.0
+    clock.busy, waited = 5, len(clock.waits)
+    first.step()
+    assert clock.waits[waited : waited + 5] == [1.0] * 5
+    again = scrub_of(agent, clock)
+    assert again.round.began == began and again.round.checked > checked
+    read_all(again, lambda: bool(again.round.ended))
+    assert again.round.checked == len([blob for blob in agent.store.blobs() if blob.complete])
+    total = agent.store.usage().bytes_total
+    assert agent.store.note(NOTE) is not None and total > 0
+
+
+async def test_a_stop_in_the_middle_loses_the_part_alone(agent: Agent, origin: LocalLayout) -> None:
+    await push(origin, TAG, [os.urandom(80 * PIECE)])
+    assert (await pulled(agent, package=str(TAG))).error is None
+    clock = Clock()
+    scrub = scrub_of(agent, clock)
+    while clock.now < scrub.round.began + WEEK:
+        scrub.step()  # it waits for its first round
+    clock.ends_after = len(clock.waits) + 1
+    assert scrub.step() == []
+    assert not scrub.round.ended and not scrub.round.checked and not scrub.round.after
+    clock.ends_after = 10**9
+    read_all(scrub, lambda: bool(scrub.round.ended))
+    assert scrub.round.checked
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"began": "x"}', '{"began": 1e300}', '{"began": -5, "after": "zz"}'])
+async def test_a_damaged_note_begins_anew(agent: Agent, note: str) -> None:
+    agent.store.set_note(NOTE, note)
+    scrub = scrub_of(agent, Clock())
+    read_all(scrub, lambda: bool(scrub.round.ended and scrub.round.began > 0))
+
+
+async def test_the_agent_runs_it_and_ends_it(tmp_path: Path, origin: LocalLayout) -> None:
+    """What is wrong is whole again without a request; the end of the agent waits for no round."""
+    await push(origin, TAG, [os.urandom(5 * PIECE)])
+    settings = AgentSettings((), "h1", "127.0.0.1:1", tmp_path / "store", origin=origin.url, scrub_s=0.5)
+    agent = Agent(settings)
+    try:
+        await agent.start()
+        package = (await ended(agent.pulls.start(PullRequest(package=str(TAG))))).package
+        assert package is not None
+        layer = package.manifest.layers[0].digest
+        path = agent.store.get(layer).path  # type: ignore[union-attr]
+        before = path.read_bytes()
+        turn_at_rest(path)
+        async with asyncio.timeout(60):
+            while not agent.store.integrity.damaged["blob"]:
+                await asyncio.sleep(0.05)
+            while not agent.store.get(layer).complete:  # type: ignore[union-attr]
+                await asyncio.sleep(0.05)
+        assert path.read_bytes() == before
+    finally:
+        await agent.stop()

@@ -1,0 +1,249 @@
+"""What changed at rest is noticed before it is used, in an open store and after it was closed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_rig import fill, flip, sample
+from store_tree_rig import Publisher, check, noise, pull, text
+
+from p2pdist.store.store import BlobStore
+
+OpenStore = Callable[..., BlobStore]
+FILES = {b"d%d/f%d" % (number % 3, number): text(number, 300 + 40 * number) for number in range(20)}
+OTHER = {b"e%d" % number: noise(number, 400 + number) for number in range(10)}
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def grow(path: Path) -> None:
+    path.chmod(0o644)
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+def turn(path: Path) -> None:
+    flip(path, path.stat().st_size // 3)
+
+
+def swap(path: Path) -> None:
+    """Another file of the same length, as a restored backup may be."""
+    other = path.with_name("other")
+    other.write_bytes(bytes(path.stat().st_size))
+    other.rename(path)
+
+
+def link(path: Path) -> None:
+    size = path.stat().st_size
+    path.unlink()
+    elsewhere = path.parent.parent.parent / "elsewhere"
+    elsewhere.write_bytes(bytes(size))
+    path.symlink_to(elsewhere)
+
+
+DAMAGES = [cut, empty, grow, turn, swap, link, Path.unlink]
+Damage = Callable[[Path], object]
+
+
+def reopened(store: BlobStore, open_store: OpenStore, way: str, damage: Callable[[], object]) -> BlobStore:
+    """Do the damage while the store is open, or while it is closed."""
+    if way == "open":
+        damage()
+        return store
+    store.integrity.survey()
+    store.close()
+    damage()
+    return open_store(store.root)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("way", ["open", "closed"])
+def test_a_blob_that_changed_loses_what_is_wrong(
+    tmp_path: Path, open_store: OpenStore, way: str, damage: Damage
+) -> None:
+    """And is whole again with these pieces alone, of its own length, at its own path."""
+    found = sample(1, 5 * 65536 + 99)
+    store = open_store(tmp_path)
+    path = fill(store.begin(found.digest, found.pieces), found).path
+    store = reopened(store, open_store, way, lambda: damage(path))
+    here = store.get(found.digest)
+    dropped = store.integrity.look([found.digest])
+    if here is not None and here.complete and damage is not grow:  # else it was noticed at opening
+        assert dropped == [found.digest] and not here.complete and store.integrity.damaged["blob"] == 1
+    blob = fill(store.begin(found.digest, found.pieces), found)
+    assert blob.path.read_bytes() == found.data and not blob.path.is_symlink()
+    assert blob.verify() == [] and store.integrity.look([found.digest]) == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("way", ["open", "closed"])
+def test_an_object_that_changed_makes_its_trees_incomplete(
+    tmp_path: Path, open_store: OpenStore, way: str, damage: Damage
+) -> None:
+    """Trees without it stay as they are; a pull makes the tree whole again."""
+    publisher = Publisher()
+    packed, other = publisher.pack(FILES), Publisher().pack(OTHER)
+    store = open_store(tmp_path)
+    pull(store, packed)
+    pull(store, other)
+    assert store.integrity.look([packed.root, other.root]) == []
+    content = max(packed.contents, key=lambda name: len(packed.contents[name]))
+    path = store.objects.path(content)
+    store = reopened(store, open_store, way, lambda: damage(path))
+    assert store.integrity.look([other.root]) == []
+    assert store.integrity.look([packed.root]) == [content.hex()]
+    assert store.integrity.damaged["object"] == 1
+    assert not store.trees.complete(packed.root) and store.trees.complete(other.root)
+    pull(store, packed)
+    check(store, packed)
+    assert store.integrity.look([packed.root]) == []
+
+
+def test_what_nothing_uses_is_found_by_the_survey(tmp_path: Path, open_store: OpenStore) -> None:
+    """It goes over all objects once after the store was opened."""
+    packed = Publisher().pack(FILES)
+    store = open_store(tmp_path)
+    pull(store, packed)
+    store.integrity.survey()
+    store.close()
+    first, second = sorted(packed.contents)[:2]
+    cut(tmp_path / "objects" / first.hex("/", 31))
+    store = open_store(tmp_path)
+    turn(store.objects.path(second))
+    assert sorted(store.integrity.survey()) == [first.hex(), second.hex()]
+    assert store.integrity.survey() == []
+    assert not store.trees.complete(packed.root)
+
+
+def test_a_store_is_not_called_right_while_something_is_in_doubt(tmp_path: Path, open_store: OpenStore) -> None:
+    """A flip that nothing has looked at when the store closes, or its process is killed, is still
+    found later."""
+    packed = Publisher().pack(FILES)
+    store = open_store(tmp_path)
+    pull(store, packed)
+    store.integrity.survey()
+    content = sorted(packed.contents)[0]
+    turn(store.objects.path(content))
+    store.close()
+    store = open_store(tmp_path)
+    store.close()
+    store = open_store(tmp_path)
+    assert store.integrity.look([packed.root]) == [content.hex()]
+
+
+def test_what_did_not_change_is_not_read(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what was pulled just now, nor after the store was closed in order, is compared byte
+    by byte."""
+    packed = Publisher().pack(FILES)
+    found = sample(3, 5 * 65536)
+    store = open_store(tmp_path)
+    pull(store, packed)
+    fill(store.begin(found.digest, found.pieces), found)
+    read: list[object] = []
+    monkeypatch.setattr("p2pdist.store.integrity.file_hash", read.append)
+    monkeypatch.setattr("p2pdist.store.integrity.wrong_pieces_in_threads", lambda *words: read.append(words) or [])
+    # What was made within a tick of the clock before the store was closed is read again.
+    later = os.stat(tmp_path / "blobs/sha256").st_ctime + 3600
+    monkeypatch.setattr("time.time", lambda: later)
+    for _ in range(2):
+        assert store.integrity.look([packed.root, found.digest]) == []
+        store.integrity.survey()
+        store.close()
+        store = open_store(tmp_path)
+        store.integrity.survey()
+    assert store.integrity.look([packed.root, found.digest]) == []
+    assert read == []
+
+
+@pytest.mark.parametrize("damage", [cut, turn, grow])
+@pytest.mark.parametrize("way", ["open", "closed"])
+def test_an_image_of_metadata_that_was_written_to_is_removed(
+    tmp_path: Path, open_store: OpenStore, way: str, damage: Damage
+) -> None:
+    packed = Publisher().pack(FILES)
+    store = open_store(tmp_path)
+    pull(store, packed)
+    image = store.trees.images.path(packed.root)
+    draft = image.with_name("draft.partial")
+    draft.write_bytes(noise(1, 9000))
+    draft.rename(image)
+    store.integrity.look([packed.root])
+    assert image.exists(), "the agent has made it"
+    store = reopened(store, open_store, way, lambda: damage(image))
+    store.integrity.look([packed.root])
+    assert not image.exists() and store.integrity.damaged["image"] == 1
+
+
+def test_directories_of_objects_that_come_and_go_are_watched(tmp_path: Path, open_store: OpenStore) -> None:
+    """A directory that was moved away and back, or made by another process, hides nothing."""
+    packed = Publisher().pack(FILES)
+    store = open_store(tmp_path)
+    pull(store, packed)
+    store.integrity.survey()
+    content = sorted(packed.contents)[0]
+    directory = store.objects.path(content).parent
+    away = tmp_path / "away"
+    directory.rename(away)
+    away.rename(directory)
+    assert store.integrity.look([packed.root]) == []
+    turn(store.objects.path(content))
+    assert store.integrity.look([packed.root]) == [content.hex()]
+
+
+def test_a_kernel_that_cannot_watch_costs_a_look_at_each_file(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where fs.inotify.max_user_instances is reached."""
+    monkeypatch.setattr("p2pdist.store.watch._INIT_FLAGS", -1)
+    packed = Publisher().pack(FILES)
+    store = open_store(tmp_path)
+    assert "fs.inotify" in caplog.text
+    pull(store, packed)
+    assert store.integrity.look([packed.root]) == []
+    content = sorted(packed.contents)[0]
+    cut(store.objects.path(content))
+    assert store.integrity.look([packed.root]) == [content.hex()]
+
+
+def test_events_that_the_kernel_dropped_are_made_up_for(tmp_path: Path, open_store: OpenStore) -> None:
+    """More changes than its queue holds: two files written to in turn, so that events are not
+    merged."""
+    packed = Publisher().pack(FILES)
+    store = open_store(tmp_path)
+    pull(store, packed)
+    store.integrity.survey()
+    first, second, third = sorted(packed.contents)[:3]
+    queue = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    handles = [os.open(store.objects.path(name), os.O_RDONLY) for name in (first, second)]
+    sizes = [os.fstat(handle).st_size for handle in handles]
+    for number in range(queue + 10):
+        os.truncate(store.objects.path((first, second)[number % 2]), sizes[number % 2])
+    for handle in handles:
+        os.close(handle)
+    cut(store.objects.path(third))
+    assert store.integrity.look([packed.root]) == [third.hex()]
+
+
+def test_a_packed_tree_is_what_it_was(tmp_path: Path, open_store: OpenStore) -> None:
+    """Nothing is dropped of stores that nothing happened to, however often they are opened."""
+    packed, found = Publisher().pack(FILES), sample(1, 5 * 65536 + 99)
+    store = open_store(tmp_path)
+    fill(store.begin(found.digest, found.pieces), found)
+    pull(store, packed)
+    for _ in range(3):
+        assert store.integrity.look([packed.root, found.digest]) == [] and store.integrity.survey() == []
+        store.close()
+        store = open_store(tmp_path)
+    check(store, packed)
+    assert not +store.integrity.damaged
