@@ -31,6 +31,9 @@ NOTE = "scrub"
 """The note of the index in which the last round is."""
 
 SAVE_S = 30.0
+LOOK_S = 60.0
+"""How often it is written down that all is right: what changes later is read again after a kill."""
+
 RETRY_S = 300.0
 """After the disk or the index failed."""
 
@@ -141,7 +144,7 @@ class StoreScrub:
             found = self._scrub.next(parts, now=self._clock())
             if isinstance(found, Rest):
                 self._save()
-                self._wait(found.seconds if self._scrub.running else min(found.seconds, RETRY_S))
+                self._wait(min(found.seconds, LOOK_S))
                 return []
             behind = sum(part.key < found.part.key for part in parts)
             self._share = behind / len(parts)

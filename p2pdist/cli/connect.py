@@ -14,7 +14,16 @@ import click
 import msgspec
 
 from p2pdist.cli import output
-from p2pdist.model.errors import UNDECODABLE, Conflict, NotFound, P2PDistError, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import (
+    UNDECODABLE,
+    Conflict,
+    NotFound,
+    P2PDistError,
+    Refused,
+    Unavailable,
+    UsageError,
+    from_problem,
+)
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import MountStatus, Priority, PullRequest, PullStatus
 from p2pdist.model.request_id import HEADER
@@ -46,8 +55,26 @@ def socket_option(function: Function) -> Function:
         type=click.Path(path_type=Path, readable=False),
         default=Path("/run/p2pdist/agent.sock"),
         show_default=True,
+        callback=_own_socket,
         help="The agent's socket. Also from P2PDIST_SOCKET.",
     )(function)
+
+
+def _own_socket(ctx: click.Context, param: click.Parameter, socket: Path) -> Path:
+    """Root runs what an agent shows. A socket that its environment names, which may be that of
+    another user (sudo -E), must lie where no other user can put another one in its place. Raises
+    Refused."""
+    source = ctx.get_parameter_source(param.name or "")
+    named = source in (click.core.ParameterSource.ENVIRONMENT, click.core.ParameterSource.DEFAULT_MAP)
+    if os.geteuid() == 0 and named and os.path.lexists(socket):
+        from p2pdist.mount.scratch import is_safe
+
+        if not is_safe(socket.absolute().parent):
+            raise Refused(
+                f"another user can change the socket {socket}, which the environment or a file names",
+                remedy=f"Give --socket {socket} to use it all the same",
+            )
+    return socket
 
 
 def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:

@@ -26,8 +26,8 @@ from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 from p2pdist.package.repository.push import push_blob
 from p2pdist.store.store import BlobStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.root]
-TRIALS = int(os.environ.get("T", 50))
+pytestmark = [pytest.mark.long, pytest.mark.root]
+TRIALS = 50
 TREE, IMAGE = parse_reference("tree:v1"), parse_reference("image:v1")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from p2pdist.cli.connect import default_layout
+from p2pdist.cli.main import main as entry
 from p2pdist.model.errors import Refused
 from p2pdist.mount.scratch import is_safe, scratch_directory
 
@@ -78,3 +81,19 @@ def test_root_leaves_the_layout_of_another_user_alone(
     assert default_layout().is_relative_to(own)
     monkeypatch.setenv(variable, str(theirs))
     assert not default_layout().is_relative_to(theirs)
+
+
+@pytest.mark.root
+def test_root_asks_no_agent_of_another_user_that_its_environment_names(tmp_path: Path) -> None:
+    """It would run what that agent shows. On the command line root may name any socket."""
+    theirs = made(tmp_path / "theirs", OTHER, 0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(theirs / "agent.sock"))
+        named = {"P2PDIST_SOCKET": str(theirs / "agent.sock")}
+        refused = CliRunner().invoke(entry, ["ls"], env=named)
+        assert refused.exit_code == Refused.exit_code and "another user can change the socket" in refused.output
+        given = CliRunner().invoke(entry, ["ls", "--socket", named["P2PDIST_SOCKET"]])
+        assert "another user" not in given.output
+        theirs.chmod(0o755)
+        os.chown(theirs, 0, 0)
+        assert "another user" not in CliRunner().invoke(entry, ["ls"], env=named).output
