@@ -128,8 +128,8 @@ class PackageMounts:
     def _hold_again(self, digest: Digest) -> Callable[[], None]:
         """Hold the layers of a view that an earlier agent mounted: its programs read on, and the
         kernel opens objects late."""
-        data = self._store.read_document(digest)
-        try:
+        try:  # the record may be damaged
+            data = self._store.read_document(digest)
             if data is None:
                 raise NotFound(f"the manifest {digest} is not in the store")
             return self._hold(decode_manifest(data))

@@ -210,7 +210,10 @@ class StoreScrub:
 
     def _save(self) -> None:
         self._saved_at = self._clock()
-        self._store.set_note(NOTE, msgspec.json.encode(self._scrub.round).decode())
+        try:
+            self._store.set_note(NOTE, msgspec.json.encode(self._scrub.round).decode())
+        except P2PDistError as error:  # such as a full disk: some is read twice after a restart
+            logger.info("where the scrub is could not be written down: %s", error)
 
 
 def _round(text: str | None) -> Round | None:

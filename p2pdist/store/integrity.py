@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Literal
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.store.blobs.audit import sha256_of, wrong_pieces_in_threads
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import failures
@@ -84,8 +84,9 @@ class Integrity:
                 self._written.add(blob.digest)
         for record in trees.records:
             image = paths.image(record.root)
-            if self._is_later(_looked_at(image)):
-                self._remove_image(image)
+            if self._is_later(_looked_at(image)):  # perhaps it was made just before a kill
+                with failures(image):
+                    image.unlink(missing_ok=True)
         objects.named.made_directory, objects.before_count = self._watch_directory, self._drain
 
     def close(self) -> None:
@@ -139,14 +140,18 @@ class Integrity:
 
     def mark(self, *, after_s: float = 0.0) -> None:
         """Write down that all is right until now, if there is no doubt about anything, and nothing
-        was written down for `after_s` seconds."""
+        was written down for `after_s` seconds. Where the disk is full, more
+        is read again after the next opening."""
         now = time.time() - SLACK_S
         self._drain()
         if abs(now - self._since) < after_s:
             return
         if self._watch.works and not (self._written or self._changed or self._unseen):
-            self._index.set_note(MARK, repr(now))
-            self._since = now
+            try:
+                self._index.set_note(MARK, repr(now))
+                self._since = now
+            except P2PDistError as error:  # such as a full disk
+                logger.info("until when the store was right could not be written down: %s", error)
 
     # -- inner workings
 
@@ -165,14 +170,11 @@ class Integrity:
                 self._unseen.update(set(self._objects.contents()))
         for root in changes.images:
             if root in self._trees.records:
-                self._remove_image(self._paths.image(root))
-
-    def _remove_image(self, image: Path) -> None:
-        """Remove a metadata image that was written to; the next mount makes it again."""
-        logger.error("the image %s was written to and is made again", image)
-        self.damaged["image"] += 1
-        with failures(image):
-            image.unlink(missing_ok=True)
+                image = self._paths.image(root)
+                logger.error("the image %s was written to and is made again", image)
+                self.damaged["image"] += 1
+                with failures(image):
+                    image.unlink(missing_ok=True)
 
     def _is_later(self, found: os.stat_result | None) -> bool:
         return found is not None and found.st_ctime > self._since
@@ -186,9 +188,14 @@ class Integrity:
                 changed = content in self._changed
                 self._changed.discard(content)  # a change from now on counts anew
             if not self._is_object(content, changed=changed):
+                try:
+                    self._trees.drop_object(content)
+                except BaseException:  # on a full disk nothing can be written down
+                    with self._lock:
+                        self._changed.add(content)
+                    raise
                 logger.error("the object %s is damaged and is removed", content.hex())
                 self.damaged["object"] += 1
-                self._trees.drop_object(content)
                 dropped.append(content)
             with self._lock:
                 self._unseen.discard(content)

