@@ -93,7 +93,7 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
-    told: dict[str, None] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
     """Parents and alternates that the host was told of, the latest TOLD_MAX. `tell`."""
     superpeers: tuple[Source, ...] = ()
     """The superpeers that the host was told of in its session. `set_superpeers`."""
@@ -201,11 +201,7 @@ class Member:
 
     def tell(self, *sources: str) -> None:
         """The host is told of these parents and alternates."""
-        for source in sources:
-            self.told.pop(source, None)
-            self.told[source] = None
-        while len(self.told) > TOLD_MAX:
-            del self.told[next(iter(self.told))]
+        self.told = (*sources, *(source for source in self.told if source not in sources))[:TOLD_MAX]
 
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""

@@ -82,7 +82,7 @@ class Claims:
         for stripe, parent in enumerate(member.parents):
             if counts[stripe] <= member.counts[stripe]:
                 continue
-            if parent and _untouched(member, stripe):
+            if parent and member.moved_at[stripe] == member.attached_at[stripe]:  # its first piece from there
                 self.hosts[parent].vouch(self.hosts[member.host].voter, now=now)
             if judge and parent is None and member.host not in swarm.swarming:
                 self.joined(self.hosts[member.host], swarm, now=now)
