@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from torrent_rig import TorrentSite
+from yarl import URL
 
 from p2pdist.credentials.authority import TRACKER_DNS, encode_key, make_key, make_request, pinned
 from p2pdist.credentials.join import JoinToken
@@ -197,7 +198,7 @@ class Session:
                 pass
 
 
-async def ask(http: aiohttp.ClientSession, method: str, path: str, body: Any = None, **more: Any) -> bytes:
+async def ask(http: aiohttp.ClientSession, method: str, path: str | URL, body: Any = None, **more: Any) -> bytes:
     """The body of an answer. Raises the failure that the tracker reports."""
     data = msgspec.json.encode(body) if body is not None else None
     async with http.request(method, path, data=data, server_hostname=TRACKER_DNS, **more) as answer:

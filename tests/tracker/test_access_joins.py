@@ -207,7 +207,7 @@ async def test_a_join_token_that_is_gone_from_the_file_takes_its_hosts_along(sit
     await session.hear(Reject)
     await session.ended()
     with pytest.raises(NotFound):
-        site.control.directory._read(site.path.parent / "join-c.token")
+        site.control.directory._files.read(site.path.parent / "join-c.token")
     assert site.join_token("b").id == "b"
 
 

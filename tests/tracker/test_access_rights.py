@@ -3,6 +3,7 @@ follows from the right that each route names."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import aiohttp
 import msgspec
 import pytest
 from access_rig import ACCESS, SIZE, AccessSite, Agent, Session, access_site, ask
+from yarl import URL
 
 from p2pdist.credentials.authority import TRACKER_DNS
 from p2pdist.model.access import decode_ticket
@@ -297,6 +299,15 @@ async def test_bittorrent_is_for_public_packages(site: AccessSite) -> None:
     peer = "info_hash=" + "%01" * 20 + "&peer_id=" + "%02" * 20 + "&port=1&left=1"
     for kind, digest in (("blob", site.layers["team-a/x:v1"]), ("package", site.manifests["team-a/x:v1"])):
         assert b"failure reason" in await ask(http, "GET", f"/announce?{peer}&{kind}={digest}")
+    public = site.layers["public/z:v1"]
+    assert b"another torrent" in await ask(http, "GET", f"/announce?{peer}&blob={public}")
+    link = msgspec.json.decode(await ask(http, "GET", f"/v1/blobs/{public}/torrent?format=magnet"))
+    own = "%".join(["", *(link["info_hash_v1"][at : at + 2] for at in range(0, 40, 2))])
+    announced = f"/announce?{peer.replace('%01' * 20, own)}&blob={public}"
+    assert b"interval" in await ask(http, "GET", URL(announced, encoded=True))
+    site.path.write_text(site.path.read_text().replace('public = ["public/*"]', "public = []"))
+    while b"interval" in await ask(http, "GET", URL(announced, encoded=True)):
+        await asyncio.sleep(0.05)
 
 
 async def test_an_agent_asks_whether_it_is_reached_itself_alone(site: AccessSite) -> None:

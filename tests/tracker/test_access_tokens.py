@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -153,6 +154,15 @@ async def test_a_revoked_token_ends_and_others_of_its_name_go_on(site: AccessSit
     else:
         raise AssertionError("the token is good")
     assert await ask(await site.stranger(second), "GET", "/v1/hosts") == b"[]"
+
+
+async def test_what_is_watched_ends_with_the_token(site: AccessSite) -> None:
+    http = await site.stranger(site.token("ops"))
+    async with http.get("/v1/events", server_hostname=TRACKER_DNS) as events:
+        await events.content.readuntil(b"\n\n")
+        site.control.directory.set_revoked([f"token:{site.control.directory.tokens()[0].id}"])
+        async with asyncio.timeout(30):
+            await events.content.read()
 
 
 async def test_a_huge_header_is_the_clients_fault(site: AccessSite) -> None:

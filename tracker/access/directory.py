@@ -89,6 +89,70 @@ class AccessState:
         return certificate + self.introduction
 
 
+class _Files:
+    """Reads and writes files of one directory. Raises P2PDistError."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def text(self, path: Path) -> str:
+        """A file of text."""
+        return self.read(path).decode(errors="replace")
+
+    def read(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+        """A file as a whole; warns of a secret that others may read."""
+        with self.failures(path), path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+            mode = os.fstat(file.fileno()).st_mode
+        if len(data) > bytes_max:
+            raise UsageError(f"{path} has more than {bytes_max} bytes")
+        if mode & 0o077 and path.name.startswith(SECRET_FILES):
+            logger.warning("%s may be read by others than its owner: chmod 600 it", path)
+        return data
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Replace a file as a whole, mode 0600."""
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with self.failures(path):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self.opened(draft, os.O_TRUNC) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+
+    def opened(self, path: Path, flags: int) -> BinaryIO:
+        """A file for writing, mode 0600. What root makes belongs to the owner of the directory: the
+        tracker must read it."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flags, 0o600)
+        if os.geteuid() == 0:
+            owner = self.directory.stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        return open(descriptor, "wb")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time makes files."""
+        with self.failures(self.directory):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def failures(self, path: Path) -> Iterator[None]:
+        """What the system says of `path`, as failures that users understand."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no file {path}", remedy="Start the tracker with --access to make it") from error
+        except OSError as error:
+            raise foreseen(error, str(path)) or P2PDistError(f"{path} cannot be used: {error.strerror}") from error
+
+
 class AccessDirectory:
     """The access file at `path`, and what lies beside it. Methods wait for the disk, and raise
     P2PDistError for files that cannot be used."""
@@ -96,11 +160,12 @@ class AccessDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.directory = self.path.parent
+        self._files = _Files(self.directory)
 
     def prepare(self, *, now: float) -> list[Path]:
         """Make what is missing; returns the join tokens that were made."""
         if self._missing():
-            with self._locked():
+            with self._files.locked():
                 return self._make(now)
         return []
 
@@ -108,7 +173,7 @@ class AccessDirectory:
         """Read everything. `now`: seconds since the epoch."""
         rules = self._rules()
         authorities = [self._authority(path, rules.fleet) for path in _trusted(self._named(_AUTHORITY), now)]
-        signing = [SigningKey.load(self._read(path)) for path in _trusted(self._named(_SIGNING), now)]
+        signing = [SigningKey.load(self._files.read(path)) for path in _trusted(self._named(_SIGNING), now)]
         if not authorities or not signing:
             raise UsageError(
                 f"{self.directory} lacks an authority or a signing key",
@@ -144,15 +209,15 @@ class AccessDirectory:
     def rotate(self, *, now: float) -> list[str]:
         """Make a new authority and signing key, and remove the ones that are trusted no longer;
         returns the names of the files that were removed."""
-        with self._locked():
+        with self._files.locked():
             self.load(now=now)
             rules = self._rules()
             newest = self._new_authority(rules.fleet, now)
             self._new_signing_key(now)
             for name in rules.joins:
                 with contextlib.suppress(NotFound):
-                    token = replace(JoinToken.parse(self._text(self.join_token(name))), pin=newest.fingerprint)
-                    self._write(self.join_token(name), f"{token}\n".encode())
+                    token = replace(JoinToken.parse(self._files.text(self.join_token(name))), pin=newest.fingerprint)
+                    self._files.write(self.join_token(name), f"{token}\n".encode())
             removed = []
             for kind in (_AUTHORITY, _SIGNING):
                 named = self._named(kind)
@@ -165,7 +230,7 @@ class AccessDirectory:
     def revoked(self) -> list[str]:
         """What `revoke` wrote."""
         try:
-            lines = self._text(self.directory / REVOKED_FILE).splitlines()
+            lines = self._files.text(self.directory / REVOKED_FILE).splitlines()
         except NotFound:
             return []
         return [check_revoked(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
@@ -173,14 +238,14 @@ class AccessDirectory:
     def set_revoked(self, entries: Iterable[str]) -> None:
         """These are revoked from now on, beside those in the access file."""
         text = "".join(f"{check_revoked(entry)}\n" for entry in dict.fromkeys(entries))
-        with self._locked():
-            self._write(self.directory / REVOKED_FILE, text.encode())
+        with self._files.locked():
+            self._files.write(self.directory / REVOKED_FILE, text.encode())
 
     def tokens(self) -> list[TokenRecord]:
         """The tokens that were made, the oldest first."""
         path = self.directory / TOKENS_FILE
         try:
-            data = self._read(path, TOKENS_BYTES_MAX)
+            data = self._files.read(path, TOKENS_BYTES_MAX)
         except NotFound:
             return []
         try:
@@ -191,7 +256,7 @@ class AccessDirectory:
     def note_token(self, record: TokenRecord) -> None:
         """Keep what is known of a new token."""
         path = self.directory / TOKENS_FILE
-        with self._locked(), self._failures(path), self._opened(path, os.O_APPEND) as file:
+        with self._files.locked(), self._files.failures(path), self._files.opened(path, os.O_APPEND) as file:
             file.write(msgspec.json.encode(record) + b"\n")
 
     # -- making
@@ -206,7 +271,7 @@ class AccessDirectory:
 
     def _make(self, now: float) -> list[Path]:
         if not self.path.exists():
-            self._write(self.path, TEMPLATE.encode())
+            self._files.write(self.path, TEMPLATE.encode())
         rules = self._rules()
         if not self._named(_AUTHORITY):
             self._new_authority(rules.fleet, now)
@@ -217,7 +282,7 @@ class AccessDirectory:
         made = []
         for name, rule in rules.joins.items():
             if self._lacks_token(name, rule):
-                self._write(self.join_token(name), f"{JoinToken.create(pin, name)}\n".encode())
+                self._files.write(self.join_token(name), f"{JoinToken.create(pin, name)}\n".encode())
                 made.append(self.join_token(name))
         return made
 
@@ -226,8 +291,8 @@ class AccessDirectory:
         while (path := self.directory / f"authority-{_stamp(at)}.pem").exists():
             at += 1.0
         authority = Authority.create(fleet, now=now)
-        self._write(path.with_suffix(".key"), encode_key(authority.key))
-        self._write(path, authority.pem)
+        self._files.write(path.with_suffix(".key"), encode_key(authority.key))
+        self._files.write(path, authority.pem)
         return authority
 
     def _new_signing_key(self, now: float) -> None:
@@ -235,17 +300,17 @@ class AccessDirectory:
         while _seconds(_stamp(at)) in taken:
             at += 1.0
         key = SigningKey.create()
-        self._write(self.directory / f"signing-{_stamp(at)}-{key.name}.pem", key.pem)
+        self._files.write(self.directory / f"signing-{_stamp(at)}-{key.name}.pem", key.pem)
 
     # -- files
 
     def _rules(self) -> AccessRules:
-        return read_rules(self._read(self.path), str(self.path))
+        return read_rules(self._files.read(self.path), str(self.path))
 
     def _with_secret(self, name: str, rule: JoinRule) -> JoinRule:
         if rule.secret_sha256:
             return rule
-        token = JoinToken.parse(self._text(self.join_token(name)))
+        token = JoinToken.parse(self._files.text(self.join_token(name)))
         if token.id != name:
             raise UsageError(f"{self.join_token(name)} holds the join token {token.id!r}")
         return replace(rule, secret_sha256=token.secret_sha256)
@@ -254,7 +319,7 @@ class AccessDirectory:
         """The authorities in a file. Raises UsageError, also for one with the name of the fleet's
         own: what that one issues would be taken for the fleet's."""
         path = self.directory / name
-        data = self._read(path)
+        data = self._files.read(path)
         try:
             plain = b"".join(split_pem(data))
         except Refused as error:
@@ -264,68 +329,14 @@ class AccessDirectory:
         return plain
 
     def _authority(self, path: Path, fleet: str) -> Authority:
-        return Authority.load(fleet, self._read(path), self._read(path.with_suffix(".key")))
+        return Authority.load(fleet, self._files.read(path), self._files.read(path.with_suffix(".key")))
 
     def _named(self, pattern: re.Pattern[str]) -> dict[float, Path]:
         """The files whose names match, by the time in them."""
-        with self._failures(self.directory):
+        with self._files.failures(self.directory):
             names = os.listdir(self.directory) if self.directory.exists() else []
         matches = (match for match in map(pattern.match, names) if match is not None)
         return {_seconds(match[1]): self.directory / match[0] for match in matches}
-
-    def _text(self, path: Path) -> str:
-        return self._read(path).decode(errors="replace")
-
-    def _read(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
-        with self._failures(path), path.open("rb") as file:
-            data = file.read(bytes_max + 1)
-            mode = os.fstat(file.fileno()).st_mode
-        if len(data) > bytes_max:
-            raise UsageError(f"{path} has more than {bytes_max} bytes")
-        if mode & 0o077 and path != self.path and path.name.startswith(SECRET_FILES):
-            logger.warning("%s may be read by others than its owner: chmod 600 it", path)
-        return data
-
-    def _write(self, path: Path, data: bytes) -> None:
-        """Replace a file as a whole, mode 0600."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with self._failures(path):
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._opened(draft, os.O_TRUNC) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-
-    def _opened(self, path: Path, flags: int) -> BinaryIO:
-        """A file for writing, mode 0600. What root makes belongs to the owner of the directory: the
-        tracker must read it."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flags, 0o600)
-        if os.geteuid() == 0:
-            owner = self.directory.stat()
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
-        return open(descriptor, "wb")
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One process at a time makes files."""
-        with self._failures(self.directory):
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.directory, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
-    @contextlib.contextmanager
-    def _failures(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise NotFound(f"there is no file {path}", remedy="Start the tracker with --access to make it") from error
-        except OSError as error:
-            raise foreseen(error, str(path)) or P2PDistError(f"{path} cannot be used: {error.strerror}") from error
 
 
 def _stamp(at: float) -> str:

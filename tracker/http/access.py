@@ -41,6 +41,20 @@ def guard_of(control: AccessControl) -> Middleware:
     return guard(identify, refused)
 
 
+async def still_allowed(request: web.Request) -> bool:
+    """Whether a request whose answer takes long would be served if it came now: its token may have
+    expired, or been revoked."""
+    access, route = request.app[SERVICE].access, route_of(request)
+    if access is None or route is None or route.right is None:
+        return access is None
+    try:
+        identity = await access.control.identities.of(peer_of(request), request.headers.get("Authorization", ""))
+        identity.require(route.right, route.also)
+    except P2PDistError:
+        return False
+    return True
+
+
 def note_refusal(request: web.Request, error: P2PDistError, right: Right | None = None) -> None:
     """Write to the audit that a request, or a session, was refused."""
     access = request.app[SERVICE].access

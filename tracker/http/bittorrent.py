@@ -169,7 +169,7 @@ async def announce(request: web.Request) -> web.Response:
         fields = parse_query(request.rel_url.raw_query_string)
         event = announce_of(fields, remote_ip(request))
         if event.info_hash not in service.announces or service.access is not None:
-            await _register(service, fields)
+            await _register(service, fields, event.info_hash)
         compact, ids = _one(fields, "compact", b"1") != b"0", _one(fields, "no_peer_id", b"0") != b"1"
         answer = service.announces.announce(event, now=time.monotonic(), chance=getrandbits(64))
     except P2PDistError as error:
@@ -198,7 +198,7 @@ async def scrape(request: web.Request) -> web.Response:
     return _bencoded({b"files": files})
 
 
-async def _register(service: Service, fields: Fields) -> None:
+async def _register(service: Service, fields: Fields, info_hash: bytes) -> None:
     """Learn from an announce, after a restart, what its torrent is about; while access is on at
     each, as a package may be public no longer."""
     if service.access is not None and not (_one(fields, "blob") or _one(fields, "package")):
@@ -206,7 +206,10 @@ async def _register(service: Service, fields: Fields) -> None:
     for name, register in (("blob", register_blob), ("package", register_package)):
         named = _one(fields, name)
         if named:
-            await register(service, parse_digest(named.decode(errors="replace")))
+            torrent = await register(service, parse_digest(named.decode(errors="replace")))
+            known = (torrent.info_hash_v1, torrent.info_hash_v2[:20], torrent.v1_only().info_hash_v1)
+            if service.access is not None and info_hash not in known:
+                raise NotFound("the announce names the subject of another torrent")
 
 
 def parse_query(raw: str) -> Fields:

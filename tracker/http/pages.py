@@ -27,6 +27,7 @@ from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.views.tree_view import TreeView
 from tracker.core.views.view import Change, View
+from tracker.http.access import still_allowed
 from tracker.http.keys import SERVICE
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
@@ -169,12 +170,13 @@ async def events(request: web.Request) -> web.StreamResponse:
         await response.prepare(request)
         shown = b""
         names = identity_of(request).reads_everything  # of packages, in the list of preseeds
-        while True:
+        while await still_allowed(request):
             news = b"event: preseeds\ndata: %b\n\n" % watch.preseeds if names and watch.preseeds != shown else b""
             shown = watch.preseeds
             async with asyncio.timeout(WRITE_S_MAX):
                 await response.write(b"event: change\ndata: %b\n\n" % document + news)
             document = await anext(changes)
+        return response
     except (StopAsyncIteration, TimeoutError, ConnectionError):
         return response
     finally:
