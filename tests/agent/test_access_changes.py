@@ -22,6 +22,7 @@ from p2pdist.model.access import SKEW_S, TICKET_ALONE_S, TICKET_HEADER
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Refused
 from p2pdist.model.messages import Complaint
+from p2pdist.model.plan import Plan, StripePlan
 
 DATA = os.urandom(4 << 20)
 SLOW_BYTES_S = 200_000.0
@@ -187,9 +188,21 @@ async def test_a_start_that_joins_a_preseed_opens_its_streams_again_with_the_bet
     await until(lambda: seed.agent.uplink.sent_bytes_total > 0, "sending")
     core = seed.agent.uplink._core
     kinds = {id(core._queue.queue(kind)): kind for kind in ("start", "preseed")}
-    assert {kinds[id(flow.queue)] for flow in core._flows.values()} == {"preseed"}
+
+    def kinds_now() -> set[str]:
+        return {kinds[id(flow.queue)] for flow in core._flows.values()}
+
+    assert kinds_now() == {"preseed"}
+    before = set(core._flows)
+    site.tracker.planning = False
     child.agent.pulls.start(PullRequest(blob=digest))
-    await until(lambda: {kinds[id(flow.queue)] for flow in core._flows.values()} == {"start"}, "a start's stream")
+    await until(lambda: core._flows and not before & set(core._flows), "streams opened again")
+    assert kinds_now() == {"preseed"}, "by the ticket that the child has"
+    site.tracker.planning = True
+    stripes = next(len(held.counts) for host, held in site.tracker.holdings if host == "h1")
+    plan = Plan(digest, tuple(StripePlan(number, seed.source) for number in range(stripes)))
+    await site.tracker.assign("h1", plan, site.tracker.sign(digest, "h1", "start"))
+    await until(lambda: kinds_now() == {"start"}, "a start's stream")
 
 
 def test_when_another_ticket_is_due() -> None:

@@ -17,10 +17,13 @@ from joined_rig import AccessSite, Running, push_package, until
 
 from p2pdist.agent.access.local import LocalCallers, subjects
 from p2pdist.agent.caller import Caller
-from p2pdist.agent.mounts import check_below
+from p2pdist.agent.mounts import Mounts, check_below
 from p2pdist.model.access import LocalRules, Patterns
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Refused
+from p2pdist.model.manifest import Config
+from p2pdist.model.messages import MountRequest
+from p2pdist.mount.layers import SquashfsLayer
 
 USER, GROUP = 65534, 4242
 MINE, THEIRS = b"mine" * 30_000, b"theirs" * 30_000
@@ -148,6 +151,34 @@ async def test_views_of_users_are_below_the_mount_roots(local: LocalSite) -> Non
             status, answer = await local.ask(USER, "POST", "/v1/mounts", {"package": "team-a/x:v1", "path": str(path)})
             assert status == 403 and "below" in answer["remedy"], (path, answer)
         assert list(outside.iterdir()) == []
+
+
+@pytest.mark.root
+async def test_a_directory_that_was_moved_out_of_the_roots_is_not_covered(tmp_path: Path) -> None:
+    """The path is compared again once the directory is open: before that it may have become
+    another."""
+    with tempfile.TemporaryDirectory() as made:
+        inside, outside = Path(made) / "inside", Path(made) / "outside"
+        Path(made).chmod(0o755)
+        for directory in (inside, outside):
+            directory.mkdir()
+            os.chown(directory, USER, GROUP)
+        mounts = Mounts(tmp_path / "mounts")
+        try:
+            with pytest.raises(Refused, match="not shown at"):
+                await mounts.mount(
+                    "team-a/x:v1",
+                    Digest("sha256:" + "ab" * 32),
+                    [SquashfsLayer(tmp_path / "absent")],
+                    Config(),
+                    MountRequest("team-a/x:v1", str(outside / "view")),
+                    lambda: lambda: None,
+                    Caller(USER, GROUP),
+                    roots=(str(inside),),
+                )
+            assert list(outside.iterdir()) == [], "what was made for the view is removed"
+        finally:
+            await mounts.close()
 
 
 def test_below_means_below(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ another one."""
 
 from __future__ import annotations
 
+import re
 import ssl
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ from p2pdist.transfer.names import NAMES, Resolver
 ANSWER_BYTES_MAX = 1 << 18
 REQUEST_S_MAX = 20.0
 CONNECT_S_MAX = 5.0
+
+_CONTEXT = re.compile(r" ssl:(?:<[^>]*>|default|True|False)")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -80,13 +83,18 @@ async def _exchange(
             remedy="Check --tracker; another fleet's tracker, or another program, may answer there",
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = str(error).replace(url, redacted(url)) or type(error).__name__
+        reason = in_words(error).replace(url, redacted(url))
         raise Unavailable(f"the tracker {redacted(url)} does not answer: {reason}") from error
     if len(data) > ANSWER_BYTES_MAX:
         raise Corrupt(f"the tracker {redacted(url)} answers more than {ANSWER_BYTES_MAX} bytes")
     if answer.status != 200:
         raise _problem(data, f"the tracker {redacted(url)} answered {answer.status}")
     return data, own_end
+
+
+def in_words(error: BaseException) -> str:
+    """Why a connection failed; aiohttp's text without what it says of Python's objects."""
+    return _CONTEXT.sub("", str(error)) or type(error).__name__
 
 
 def _own_end(answer: aiohttp.ClientResponse) -> str:

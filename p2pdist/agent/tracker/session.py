@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from p2pdist.agent.access.exchange import in_words
 from p2pdist.agent.tracker.address import address_for_others
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
@@ -304,7 +305,7 @@ class TrackerSession:
                 logger.info("the tracker %s answers", self.url)
                 await self._connection.run()
         except (P2PDistError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._note_problem(str(error) or type(error).__name__)
+            self._note_problem(in_words(error))
         except Exception as error:
             # Whatever a tracker sends, the next try may find a better one; without this loop the
             # host would be alone for good.
@@ -415,7 +416,7 @@ class TrackerSession:
             ) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error).replace(self._url, self.url) or type(error).__name__
+            reason = in_words(error).replace(self._url, self.url)
             raise Unavailable(f"the tracker {self.url} does not answer: {reason}") from error
         if answer.status not in (200, 304):
             raise _problem(body, f"the tracker {self.url} answered {answer.status}")
