@@ -67,7 +67,7 @@ PATH = re.compile(r"`([\w./-]+\.(?:py|sh|js|toml|yml))`")
 PLACES = ("", "p2pdist", "p2pdist/package", "p2pdist/transfer/stream", "tracker", "tracker/core", "bench")
 """Where a path that a document names may begin."""
 
-OF_USERS = ("p2pdist.toml", "access.toml")
+OF_USERS = ("p2pdist.toml", "access.toml", "access/access.toml")
 """Files of users, which documents name and the project does not have."""
 
 
