@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 from stream_rig import PIECE, RawPeer, Receiver, SampleBlob
 
-from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unauthenticated, Unavailable
 from p2pdist.model.messages import STREAM_END
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.p2pdist.stream\r\nConnection: close\r\n\r\n"
@@ -207,7 +207,8 @@ async def test_an_answer_in_crumbs_loses_no_byte(receiver: Receiver, blob: Sampl
     [
         (NotFound("blob sha256:0 is not here"), "missing", NotFound),
         (Unavailable("all seats are taken"), "busy", Unavailable),
-        (Refused("not for you"), "refused", Refused),
+        (Refused("not for you"), "denied", Refused),
+        (Unauthenticated("not without a certificate"), "denied", Refused),
         (P2PDistError("out of luck"), "refused", P2PDistError),
     ],
 )
