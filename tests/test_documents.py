@@ -19,6 +19,7 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md", "deploy/kubernetes/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
+INLINE = re.compile(r"`(p2pdist [^`]+)`")
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 METRIC = re.compile(r"\bp2pdist_(?:agent|tracker)_[a-z_]+")
 DEFINED = re.compile(r'"(p2pdist_(?:agent|tracker)_[a-z_]+)"')
@@ -46,7 +47,7 @@ def unknown(words: list[str]) -> list[str]:
         command, rest = command.commands.get(rest[0]), rest[1:]
     if command is None:
         return [" ".join(words)]
-    known = {flag for option in command.params if isinstance(option, click.Option) for flag in option.opts}
+    known = {flag for option in command.params if isinstance(option, click.Option) for flag in option.opts} | {"--help"}
     return [word for word in rest if word.startswith("-") and word.partition("=")[0] not in known]
 
 
@@ -55,6 +56,14 @@ def test_every_command_in_a_document_exists(document: Path) -> None:
     """With the options that it is shown with."""
     wrong = [(words, unknown(words)) for words in commands(document.read_text())]
     assert [found for found in wrong if found[1]] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_within_a_sentence_exists(document: Path) -> None:
+    """With its options, also where a line ends within it."""
+    prose = FENCED.sub("", document.read_text())
+    named = [" ".join(text.split()).split(" -- ")[0].split()[1:] for text in INLINE.findall(prose)]
+    assert [found for found in ((words, unknown(words)) for words in named) if found[1]] == []
 
 
 def test_a_wrong_command_is_noticed() -> None:
@@ -79,7 +88,7 @@ def lost(text: str) -> list[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_file_in_a_document_exists(document: Path) -> None:
     """A module that moves takes its name in the documents along."""
-    assert [path for path in lost(document.read_text()) if path not in OF_USERS] == []
+    assert [path for path in lost(document.read_text()) if path.rpartition("/")[2] not in OF_USERS] == []
     assert lost("`core/there_is_none.py` and `core/uplink.py`") == ["core/there_is_none.py"]
 
 
