@@ -62,12 +62,12 @@ def versions() -> list[Finding]:
     missing = []
     for line in importlib.metadata.requires("p2pdist") or ():
         name, _, condition = line.partition(";")
-        found = re.match(r"[A-Za-z0-9._-]+", name.strip())
-        if found and "extra" not in condition:
+        requirement = re.match(r"[A-Za-z0-9._-]+", name.strip())
+        if requirement and "extra" not in condition:
             try:
-                importlib.metadata.version(found.group())
+                importlib.metadata.version(requirement.group())
             except importlib.metadata.PackageNotFoundError:
-                missing.append(found.group())
+                missing.append(requirement.group())
     detail = f"p2pdist {importlib.metadata.version('p2pdist')}, Python {platform.python_version()}, Linux {platform.release()}"
     if missing:
         return [
@@ -83,7 +83,7 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
     from p2pdist.cli.tracker_access import TrackerAccess
     from p2pdist.model.url import redacted
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     access = TrackerAccess.current()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as http:
         for url in urls:
@@ -95,14 +95,14 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
                     body = await answer.content.read(1 << 16)
                     answered = time.time()
                 if answer.status != 200 or b'"sessions"' not in body:
-                    found.append(_tracker_failed(shown, f"answers HTTP {answer.status}, not as a tracker does"))
+                    findings.append(_tracker_failed(shown, f"answers HTTP {answer.status}, not as a tracker does"))
                     continue
-                found.append(Finding("tracker", "ok", f"{shown} answers in {(answered - asked) * 1000:.0f} ms"))
-                found.append(_clock(shown, answer.headers.get("Date", ""), asked, answered))
+                findings.append(Finding("tracker", "ok", f"{shown} answers in {(answered - asked) * 1000:.0f} ms"))
+                findings.append(_clock(shown, answer.headers.get("Date", ""), asked, answered))
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, P2PDistError) as error:
                 why = f"does not answer: {error or type(error).__name__}"
-                found.append(_tracker_failed(shown, why, access.remedy(url, error)))
-    return found
+                findings.append(_tracker_failed(shown, why, access.remedy(url, error)))
+    return findings
 
 
 def _tracker_failed(url: str, why: str, remedy: str = "Start it, or name it with --tracker") -> Finding:
@@ -148,8 +148,8 @@ async def port(address: tuple[str, int]) -> list[Finding]:
                 http.get(f"{scheme}://{address_text(local, number)}/healthz", ssl=False) as answer,
             ):
                 if b'"disk"' in await answer.content.read(1 << 16):
-                    found = Finding("port", "ok", f"an agent answers at {where}")
-                    return [found, _bittorrent_port(host, number + 1, agent=True)]
+                    finding = Finding("port", "ok", f"an agent answers at {where}")
+                    return [finding, _bittorrent_port(host, number + 1, agent=True)]
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             continue
     remedy = "Stop what listens there (ss -ltnp says what), or choose another address with --listen"
@@ -236,13 +236,13 @@ async def reachability(path: Path, urls: Sequence[str]) -> list[Finding]:
                     body = await answer.content.read(1 << 16)
                 if answer.status != 200:
                     continue
-                found = msgspec.json.decode(body, type=Reachability)
+                reached = msgspec.json.decode(body, type=Reachability)
             except (aiohttp.ClientError, TimeoutError, OSError, P2PDistError, *UNDECODABLE):
                 continue  # trackers() says so
-            if found.problem:
-                why = f"others cannot reach {host} at {found.address}: {found.problem}{found.hint}. They read storage instead"
+            if reached.problem:
+                why = f"others cannot reach {host} at {reached.address}: {reached.problem}{reached.hint}. They read storage instead"
                 return [Finding("reachability", "failed", why, REMEDY)]
-            return [Finding("reachability", "ok", f"{redacted(url)} reaches {host} at {found.address}")]
+            return [Finding("reachability", "ok", f"{redacted(url)} reaches {host} at {reached.address}")]
     return []
 
 
@@ -298,10 +298,10 @@ def store(directory: Path) -> list[Finding]:
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
-        found = os.statvfs(place)
-        free = found.f_bavail * found.f_frsize
+        volume = os.statvfs(place)
+        free = volume.f_bavail * volume.f_frsize
         space = _space(directory, free)
-        files = _inodes(directory, found)
+        files = _inodes(directory, volume)
         if space.state == "failed" or (files and files[0].state == "failed"):
             return [space, *files]
         return [space, *files, _disk(place)]
@@ -366,11 +366,11 @@ def mounts(directory: Path) -> list[Finding]:
     from p2pdist.mount.squashfs import missing
 
     root = os.geteuid() == 0
-    found = []
+    findings = []
     if root:
-        found.append(Finding("root", "ok", "packages can be mounted for all users"))
+        findings.append(Finding("root", "ok", "packages can be mounted for all users"))
     else:
-        found.append(
+        findings.append(
             Finding("root", "warning", "not root", "Let the agent run as root to mount packages for all users")
         )
     for way, needs, remedy in (
@@ -381,16 +381,16 @@ def mounts(directory: Path) -> list[Finding]:
     ):
         why = _probe(way, directory) if root else "takes root"
         state: State = "warning" if why else "ok"
-        found.append(Finding(way, state, why or f"{needs} can be mounted", remedy if why else ""))
+        findings.append(Finding(way, state, why or f"{needs} can be mounted", remedy if why else ""))
     if why := _probe("reflink", directory):
-        mounted = found[-1].state == "ok"
+        mounted = findings[-1].state == "ok"
         detail = f"none here ({why}): trees are copied where they are not mounted"
         remedy = "" if mounted else "Give --store on Btrfs or XFS"
-        found.append(Finding("reflink", "ok" if mounted else "warning", detail, remedy))
+        findings.append(Finding("reflink", "ok" if mounted else "warning", detail, remedy))
     else:
-        found.append(Finding("reflink", "ok", "files of trees can share blocks with the store"))
+        findings.append(Finding("reflink", "ok", "files of trees can share blocks with the store"))
     why = "" if "squashfs" in _filesystems() or shutil.which("modprobe") else "this kernel knows no squashfs"
-    found.append(
+    findings.append(
         Finding(
             "squashfs",
             "warning" if why else "ok",
@@ -400,15 +400,15 @@ def mounts(directory: Path) -> list[Finding]:
     )
     why = missing()
     remedy = "Install squashfuse and fuse3, and let this user open /dev/fuse"
-    found.append(
+    findings.append(
         Finding(
             "squashfuse", "warning" if why else "ok", why or "images can be read without root", remedy if why else ""
         )
     )
     why = _probe("userns", directory)
     remedy = "Allow them: sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces"
-    found.append(Finding("user namespaces", "warning" if why else "ok", why or "can be made", remedy if why else ""))
-    return found
+    findings.append(Finding("user namespaces", "warning" if why else "ok", why or "can be made", remedy if why else ""))
+    return findings
 
 
 def _filesystems() -> set[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -36,9 +37,10 @@ def blocks() -> list[tuple[str, str]]:
     return FENCED.findall((ROOT / "README.md").read_text())
 
 
-def commands() -> list[str]:
-    """Every p2pdist command of the README, in its order, without comments."""
-    text = "\n".join(text for _language, text in blocks())
+def commands(*, access: bool) -> list[str]:
+    """Every p2pdist command of the README, in its order, without comments: of the block about
+    access control, or of all others."""
+    text = "\n".join(text for _language, text in blocks() if ("--access" in text) == access)
     lines = text.replace("\\\n", " ").splitlines()
     return [line.partition(" # ")[0].rstrip() for line in lines if line.startswith("p2pdist ")]
 
@@ -56,6 +58,8 @@ class Machine:
             "0.0.0.0:7071": f"127.0.0.1:{agent_port}",
             "/var/lib/p2pdist": f"{directory}/store",
             "/srv/trainer": f"{directory}/shown",
+            "/etc/p2pdist": f"{directory}/etc",
+            "https://tracker:7070": f"https://127.0.0.1:{port}",
             "--count 200": "--count 1",
             "--count 64": "--count 1",
             "trainer 64": "trainer 1",
@@ -86,7 +90,7 @@ class Machine:
                 stdin=subprocess.DEVNULL,
             )
         self.running.append(process)
-        address = re.findall(r"--listen (\S+)", self.here(command))[-1]
+        address = re.findall(r"--(?:probe-)?listen (\S+)", self.here(command))[-1]
         wait_for(f"http://{address}/readyz", process, log)
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -138,7 +142,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 def test_every_command_of_the_readme_works(machine: Machine) -> None:
     """In the order of the README; the trainer says that it got its argument and its base."""
     ended = {}
-    for command in commands():
+    for command in commands(access=False):
         if command.startswith(AT_WORK):
             machine.start(command)
             if command.startswith("p2pdist agent "):  # a ranking by roles needs a host for each
@@ -159,6 +163,28 @@ def test_every_command_of_the_readme_works(machine: Machine) -> None:
     assert not wrong, json.dumps(wrong, indent=1)
     assert ended["p2pdist run team/trainer:v3 -- --epochs 3"].stdout == "epochs 3 dep 3\n"
     assert len(ended) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_commands_of_access_control_work(machine: Machine) -> None:
+    """With a copy of the join token that the tracker makes, and a package to order."""
+    (machine.directory / "etc").mkdir()
+    for command in ("pack app -t team/trainer:v3", "push team/trainer:v3 --origin s3://packages/prod"):
+        assert machine.run(f"p2pdist {command}").returncode == 0
+    wrong = {}
+    for command in commands(access=True):
+        if command.startswith("p2pdist tracker "):
+            machine.start(f"{command} --listen 0.0.0.0:7070 --probe-listen 127.0.0.1:{free_port()}")
+            shutil.copy(machine.directory / "etc" / "join-default.token", machine.directory / "etc" / "join.token")
+        elif command.startswith("p2pdist agent "):
+            probe = f"--probe-listen 127.0.0.1:{free_port()}"
+            machine.start(f"{command} --listen 0.0.0.0:7071 --store /var/lib/p2pdist {probe}")
+        else:
+            done = machine.run(command)
+            if done.returncode != 0:
+                wrong[command] = done.stderr
+    assert not wrong, json.dumps(wrong, indent=1)
 
 
 def test_the_other_blocks_hold() -> None:

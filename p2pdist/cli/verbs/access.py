@@ -71,7 +71,7 @@ def show(access: Path, as_json: bool) -> None:
     directory = _directory(access)
     state = directory.load(now=time.time())
     rules = state.rules
-    found = {
+    document = {
         "fleet": rules.fleet,
         "authorities": [authority.fingerprint for authority in state.authorities],
         "signing_keys": [key.name for key in state.signing],
@@ -81,10 +81,10 @@ def show(access: Path, as_json: bool) -> None:
         "revoked": sorted(rules.revoked),
     }
     if as_json:
-        output.print_json(found)
+        output.print_json(document)
         return
     output.say(f"fleet        {rules.fleet}")
-    for name, values in found.items():
+    for name, values in document.items():
         rows = [f"{key}  {_text(value)}" for key, value in values.items()] if isinstance(values, dict) else values
         for number, row in enumerate(rows if name != "fleet" else ()):
             output.say(f"{name.replace('_', ' ') if not number else '':<13}{row}")
