@@ -171,16 +171,20 @@ def test_what_is_no_role(text: str) -> None:
 def test_the_scripts_to_install_start_what_there_is(name: str) -> None:
     """They call what the units call, and the agent where the unit has it; their options exist;
     slurm.conf names both, and leaves the prolog more time than it takes."""
-    first, comment, tracker, line = (DEPLOY / f"{name}.sh").read_text().splitlines()
+    first, *settings_of_host, line = (DEPLOY / f"{name}.sh").read_text().splitlines()
+    tracker, token = (text for text in settings_of_host if not text.startswith("#"))
     unit = (DEPLOY.parent / "systemd/p2pdist-agent.service").read_text()
     program = re.findall(r"^ExecStart=(\S+) agent$", unit, re.MULTILINE)
-    assert comment[0] == "#" and tracker == "export P2PDIST_TRACKER=http://tracker.example.org:7070"
+    assert tracker == "export P2PDIST_TRACKER=https://tracker.example.org:7070"
+    assert token == "export P2PDIST_TOKEN_FILE=/etc/p2pdist/slurm.token"
     assert tracker.partition("=")[2] in (DEPLOY.parent / "systemd/agent.env.example").read_text()
     words = shlex.split(line.partition(" 2>>")[0])
     group = main.get_command(click.Context(main), "slurm")
     assert (first, words[:4]) == ("#!/bin/sh", ["exec", *program, "slurm", name])
     assert isinstance(group, click.Group)
-    options = group.commands[name].make_context(name, words[4:]).params
+    verb = group.commands[name]
+    assert any("P2PDIST_TOKEN_FILE" in (option.envvar or ()) for option in verb.params if option.name == "token_file")
+    options = verb.make_context(name, words[4:]).params
     settings = dict(
         line.split("=", 1)
         for line in (DEPLOY / "slurm.conf").read_text().splitlines()
