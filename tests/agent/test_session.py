@@ -294,3 +294,28 @@ async def test_an_agent_that_listens_on_all_addresses_gives_the_one_of_its_sessi
     address = msgspec.json.decode(hellos[-1])["address"]
     name, _, port = address.rpartition(":")
     assert port == "7999" and ipaddress.ip_address(name) and host.session.address == address
+
+
+@pytest.mark.parametrize(("status", "told"), [(403, "revoked"), (401, "revoked"), (502, "502")])
+async def test_a_tracker_that_opens_no_session_is_told_in_words(status: int, told: str) -> None:
+    """Not as the library shows its objects."""
+
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    app = web.Application()
+    app.router.add_get("/v1/session", refuse)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host = Host(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    running = asyncio.create_task(host.session.run(host.handlers))
+    try:
+        async with asyncio.timeout(30):
+            while not host.session.problem:
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await runner.cleanup()
+    problem = host.session.problem
+    assert told in problem and str(status) in problem and "url=" not in problem

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import aiohttp
@@ -94,6 +95,10 @@ async def _exchange(
 
 def in_words(error: BaseException) -> str:
     """Why a connection failed; aiohttp's text without what it says of Python's objects."""
+    if isinstance(error, aiohttp.WSServerHandshakeError):
+        refused = error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        why = ": this host, or the join token with which it came, may be revoked" if refused else ""
+        return f"it answers {error.status} to a session{why}"
     return _CONTEXT.sub("", str(error)) or type(error).__name__
 
 
