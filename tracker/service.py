@@ -316,7 +316,7 @@ class Service:
                 case Send(_, message):
                     planned = planned or isinstance(message, Assign)
                     if isinstance(message, Welcome):
-                        message = msgspec.structs.replace(message, time=time.time())
+                        message = msgspec.structs.replace(message, time=round(time.time(), 3))
                     elif self.access is not None and isinstance(message, Assign):
                         message = self.access.with_ticket(command.session, self._names[command.session], message)
                     outbox.put(message)
