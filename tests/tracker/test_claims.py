@@ -144,9 +144,19 @@ def test_pieces_that_come_from_nowhere_are_a_claim() -> None:
     assert "s0" in control.fleet.swarms[BLOB].claims
 
 
-def test_what_hosts_say_to_a_new_tracker_is_no_claim() -> None:
+def test_a_new_tracker_sets_no_deadline_and_hears_complaints() -> None:
+    """All hosts come again at once, and are late; a child that complains knows more."""
     control = Control(started_at=0.0)
-    control.join("s0", ALL)
+    for number in range(4):
+        control.join(f"s{number}", ALL)
+    control.join("h1")
+    control.run(2 * FIRST_PIECE_S + 1.0)
+    members = control.fleet.swarms[BLOB].members
+    parent = control.parent("h1")
+    assert parent and not any(member.doubted_until for member in members.values())
+    for _ in range(2):
+        control.complain("h1", control.parent("h1") or "", "stalled")
+        control.run(1.0)
+    assert all(members[f"s{number}"].doubted_until for number in range(4))
     control.run(GRACE_S)
-    control.join("s1", ALL)
-    assert list(control.fleet.swarms[BLOB].claims) == ["s1"]
+    assert control.parent("h1") == ""

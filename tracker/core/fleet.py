@@ -239,8 +239,7 @@ class Fleet:
             member = self.membership.join(host, swarm, counts, now=now)
             if any(counts):
                 swarm.passes.set_under_way()
-                if now - self.started_at >= GRACE_S:
-                    self._claims.joined(host, swarm, now=now)
+                self._claims.joined(host, swarm, timed=now - self.started_at >= GRACE_S, now=now)
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             swarm.set_location(host.name, host.zone, host.rack)

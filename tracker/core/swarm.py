@@ -175,9 +175,9 @@ class Swarm:
     """Receivers for which a job's start waits. `set_priority`."""
     swarming: dict[str, None] = field(default_factory=dict)
     """Receivers that receive by BitTorrent. `set_transport`."""
-    claims: dict[str, None] = field(default_factory=dict)
-    """Members that say they have pieces which no host has seen (repair/claims.py). Claims,
-    `remove`."""
+    claims: dict[str, bool] = field(default_factory=dict)
+    """Members that say they have pieces which no host has seen, and whether their first children
+    have a deadline (repair/claims.py). Claims, `remove`."""
     tree_seeds: dict[str, None] = field(default_factory=dict)
     """Seeds that did not become so by BitTorrent, as far as is known. `add`, `advance`."""
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))

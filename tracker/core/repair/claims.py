@@ -8,7 +8,8 @@ spares the origin for no host. Where DOUBTS_MAX claims in one swarm turned out l
 there are doubted as well, for DISBELIEF_S: it is better to read the origin, or to ask hosts that
 have proved something, than to try one silent host after the other.
 
-What hosts say while the tracker has just started is no claim: they all come again at once.
+While the tracker has just started all hosts come again at once, and are late: then no deadline is
+set, and a host is doubted only when a child complains of it.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ class Claims:
     _ends: list[tuple[float, Digest, str]] = field(default_factory=list)
     """Heap of doubts by their end: key of the swarm, host. `_doubt`, `look`."""
 
-    def joined(self, host: Host, swarm: Swarm, *, now: float) -> None:
-        """A host says that it has pieces which it did not get from a parent here."""
+    def joined(self, host: Host, swarm: Swarm, *, timed: bool, now: float) -> None:
+        """A host says that it has pieces which it did not get from a parent here. `timed`: its
+        first child has a deadline."""
         if host.proved:
             return
         member = swarm.members[host.name]
-        swarm.claims[host.name] = None
+        swarm.claims[host.name] = timed
         if host.doubted_until > now:
             self._doubt(swarm, member, host.doubted_until)
 
@@ -70,7 +72,7 @@ class Claims:
             return
         for child, stripe in swarm.edges.changed:
             parent = swarm.members[child].parents[stripe]
-            if parent in swarm.claims:
+            if parent and swarm.claims.get(parent):
                 served = sum(map(len, swarm.members[parent].children))
                 wait_s = FIRST_PIECE_S + interval_s + served * swarm.layout.piece_size / SLOW_BYTES_S
                 heapq.heappush(self._watched, (now + wait_s, swarm.key, child, stripe, parent))
@@ -85,7 +87,7 @@ class Claims:
             if parent and member.moved_at[stripe] == member.attached_at[stripe]:  # its first piece from there
                 self.hosts[parent].vouch(self.hosts[member.host].voter, now=now)
             if judge and parent is None and member.host not in swarm.swarming:
-                self.joined(self.hosts[member.host], swarm, now=now)
+                self.joined(self.hosts[member.host], swarm, timed=True, now=now)
             elif parent in swarm.claims:
                 self._prove(self.hosts[parent], now)
 
