@@ -16,7 +16,6 @@ from aiohttp import web
 from p2pdist.agent.access.peers import Ends
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
-from p2pdist.credentials.authority import join_in
 from p2pdist.model.access import ANONYMOUS, OPEN, TICKET_HEADER, Identity
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, UsageError
@@ -38,7 +37,7 @@ def remote_identities(agent: Agent) -> Identify:
             return OPEN
         certificate = peer_of(request)
         if host := peers.host_in(certificate):
-            join = join_in(certificate)
+            join = peers.join_in(certificate)
             peers.require(host, join)
             return Identity("agent", host, frozenset({"open", "agent"}), credential=f"join:{join}")
         given = request.headers.get("Authorization", "")
@@ -82,8 +81,12 @@ def host_of(request: web.Request) -> str:
 def serving(agent: Agent, request: web.Request, served: Ends) -> AbstractContextManager[None]:
     """Within it something is sent to the sender of a request over TCP, and ends when that host is
     revoked."""
-    join = identity_of(request).credential.removeprefix("join:")
-    return agent.access.peers.serving(host_of(request), join, served)
+    return agent.access.peers.serving(host_of(request), _join_of(request), served)
+
+
+def _join_of(request: web.Request) -> str:
+    """The id of the join token in the certificate of the agent that sent a request."""
+    return identity_of(request).credential.removeprefix("join:")
 
 
 def require_agent(request: web.Request) -> None:
@@ -97,7 +100,8 @@ def require_agent(request: web.Request) -> None:
 
 def admit(agent: Agent, request: web.Request, blob: Digest, asked: Priority) -> Priority:
     """The priority at which the sender of a request over TCP may receive a blob. Raises Refused."""
-    return agent.access.admit(blob, request.headers.get(TICKET_HEADER, ""), host_of(request), asked)
+    ticket, host = request.headers.get(TICKET_HEADER, ""), host_of(request)
+    return agent.access.admit(blob, ticket, host, asked, join=_join_of(request) if host else None)
 
 
 def require_blob(agent: Agent, request: web.Request, blob: Digest) -> None:
