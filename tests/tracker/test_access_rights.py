@@ -12,13 +12,27 @@ import aiohttp
 import msgspec
 import pytest
 from access_rig import ACCESS, SIZE, AccessSite, Agent, Session, access_site, ask
+from aiohttp import web
 from yarl import URL
 
 from p2pdist.credentials.authority import TRACKER_DNS
 from p2pdist.model.access import decode_ticket
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, NotFound, Refused
-from p2pdist.model.messages import Advance, Assign, Holding, Holdings, Reject, Report, Selected, Welcome
+from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
+    Advance,
+    Assign,
+    Hello,
+    Holding,
+    Holdings,
+    Reject,
+    Report,
+    Selected,
+    Welcome,
+    encode,
+    instance_proof,
+)
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
@@ -242,6 +256,39 @@ async def test_a_whole_blob_of_no_known_package_is_served_and_not_received(site:
     assert (await seed.hear(Assign)).ticket
 
 
+async def test_a_host_that_is_revoked_while_its_name_is_disputed_gets_no_session(
+    site: AccessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.names.ANSWER_S", 20.0)
+    agent, changed = await site.join("h1"), asyncio.Event()
+    site.control.changed.append(changed.set)
+
+    async def prove(request: web.Request) -> web.Response:
+        """The host's new agent, which answers when the host has been revoked."""
+        await asyncio.to_thread(site.control.directory.set_revoked, ["host:h1"])
+        site.control.reload()
+        await changed.wait()
+        proof = instance_proof("new", "h1", request.query["nonce"])
+        return web.json_response({"status": "ok", "host": "h1", "disk": "", "proof": proof})
+
+    app = web.Application()
+    app.router.add_get("/healthz", prove)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address = f"127.0.0.1:{runner.addresses[0][1]}"
+        first = await agent.session(address="127.0.0.1:9")
+        await first.hear(Welcome)
+        socket = await agent.http.ws_connect("/v1/session", server_hostname=TRACKER_DNS)
+        await socket.send_str(encode(Hello(PROTOCOL_VERSION, "h1", address, "z1", instance="new")).decode())
+        assert (await Session(socket).hear(Reject)).problem["status"] == 403
+        await Session(socket).ended()
+        await first.ended()
+    finally:
+        await runner.cleanup()
+
+
 async def test_a_repeated_holding_gets_a_fresh_ticket(site: AccessSite, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, blob = await site.join("h1"), site.layers["team-a/x:v1"]
     session = await session_of(agent)
@@ -323,6 +370,8 @@ async def test_watchers_and_strangers_are_told_no_names_that_they_may_not_read(t
             assert (b"team-b" in text) == told and b"event: change" in text
             listed = msgspec.json.decode(await ask(http, "GET", "/v1/preseeds"))
             assert [summary["id"] for summary in listed] == (["job-1"] if told else [])
+            for path in ("/healthz", "/v1/policies"):
+                assert (b"team-b" in await ask(http, "GET", path)) == told
         assert b"team-b" not in await ask(await site.stranger(), "GET", "/healthz")
         assert b"team-b" in await ask(ops, "GET", "/healthz")
 

@@ -93,6 +93,12 @@ class Peers:
         return self._required or self.access is not None
 
     @property
+    def ruled(self) -> bool:
+        """Whether it is known what processes of this host may read: a host that has joined hears of
+        rules from its tracker, and keeps them."""
+        return self.access is not None or not self._required
+
+    @property
     def revoked_here(self) -> bool:
         """Whether this host is revoked: it serves and fetches nothing more."""
         return self.is_revoked(self._host, self._join)

@@ -18,7 +18,7 @@ from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
 from p2pdist.model.access import ANONYMOUS, OPEN, TICKET_HEADER, Identity
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import NotFound, Refused, Unauthenticated, UsageError
+from p2pdist.model.errors import NotFound, Refused, Unauthenticated, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import Priority
 from p2pdist.transfer.guard import Identify, identity_of, peer_of
@@ -55,6 +55,11 @@ def local_identities(agent: Agent) -> Identify:
         caller, route = caller_of(request), route_of(request)
         if route is not None and route.right == "local-admin":
             caller.require_trusted(f"request {request.path}")
+        if route is not None and route.right == "local" and not (agent.access.peers.ruled or caller.trusted):
+            raise Unavailable(
+                f"what user {caller.uid} may read is not known before a tracker has answered",
+                remedy="Ask again when the agent's log says that a tracker answers",
+            )
         return await agent.access.callers.identity(caller, agent.access.peers.local)
 
     return identify
