@@ -256,8 +256,8 @@ def pinned(certificates: bytes, pin: str) -> bytes:
         if fingerprint(certificate) == pin:
             return certificate
     raise Refused(
-        "the tracker's authority is not the one that the join token pins",
-        remedy="Check --tracker, or fetch a new token: the tracker's log says where it stands",
+        "the tracker's authority is not the one that the token pins",
+        remedy="Check --tracker, or fetch the token again, from where the tracker's log says that it is",
     )
 
 
