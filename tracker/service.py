@@ -241,11 +241,10 @@ class Service:
             return
         refused = self.access.refused()
         for number, outbox in self._outboxes.items():
+            outbox.put(self.access.control.message)  # a host that is revoked stops to serve when it hears of it
             if (error := refused.get(number)) is not None:
                 outbox.put(Reject(error.problem()))
                 outbox.put(None)
-            else:
-                outbox.put(self.access.control.message)
 
     def _host_of(self, session: int) -> str | None:
         """The host whose session this is, unless it was not taken in or has another one by now."""

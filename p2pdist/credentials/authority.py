@@ -91,9 +91,10 @@ def join_in(peer: Mapping[str, Any] | None) -> str:
 
 
 def issued_by_fleet(peer: Mapping[str, Any] | None, fleet: str) -> bool:
-    """Whether the issuer of a verified certificate has the name of the fleet's authorities."""
+    """Whether the issuer of a verified certificate has the name of the fleet's authorities, and
+    nothing beside it."""
     issuer = (peer or {}).get("issuer", ())
-    return (("commonName", _authority_name(fleet)),) in issuer
+    return bool(issuer == ((("commonName", _authority_name(fleet)),),))
 
 
 def names_authority(certificates: bytes, fleet: str) -> bool:
@@ -255,8 +256,8 @@ def pinned(certificates: bytes, pin: str) -> bytes:
         if fingerprint(certificate) == pin:
             return certificate
     raise Refused(
-        "the tracker's authority is not the one that the join token pins",
-        remedy="Check --tracker, or fetch a new token: the tracker's log says where it stands",
+        "the tracker's authority is not the one that the token pins",
+        remedy="Check --tracker, or fetch the token again, from where the tracker's log says that it is",
     )
 
 

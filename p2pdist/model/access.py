@@ -263,14 +263,24 @@ class LocalRules:
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
-    """The tracker lets `receiver` ("*": any agent of the fleet) receive `blob` until `until`,
-    seconds since the epoch. `key` names the tracker's signing key."""
+    """The tracker lets `receiver` receive `blob` until `until`, seconds since the epoch. `receiver`
+    is `joined_with` of a join token for all hosts that came with it, a host, or "*" for any agent
+    of the fleet. `key` names the tracker's signing key."""
 
     key: Annotated[str, Meta(max_length=64)]
     blob: WireDigest
     receiver: Annotated[str, Meta(max_length=255)]
     priority: Literal["start", "preseed"]
     until: float
+
+
+_JOINED = "join:"
+
+
+def joined_with(join: str) -> str:
+    """The receiver in tickets for all hosts that came with the join token of this id; "": that have
+    a certificate of another authority."""
+    return f"{_JOINED}{join}"
 
 
 Sign = Callable[[bytes], bytes]
@@ -318,12 +328,16 @@ def peek_priority(text: str) -> Literal["start", "preseed"]:
         return "start"
 
 
-def check_ticket(ticket: Ticket, *, blob: str, receiver: str, alone: bool, now: Now) -> None:
+def check_ticket(ticket: Ticket, *, blob: str, receiver: str, join: str | None = None, alone: bool, now: Now) -> None:
     """Raises Refused unless the ticket lets `receiver`, the host in the peer's certificate, receive
-    `blob` now. `alone`: no tracker answers this host, so that nobody could have renewed it."""
+    `blob` now. `join` is the id of the join token in that certificate, "" where another authority
+    issued it; None: not known. `alone`: no tracker answers this host, so that nobody could have
+    renewed it."""
     if ticket.blob != blob:
         raise Refused("the ticket is for another blob")
-    if ticket.receiver not in ("*", receiver):
+    by_join = join is not None and ticket.receiver == joined_with(join)
+    by_name = ticket.receiver == receiver and not receiver.startswith(_JOINED)
+    if ticket.receiver != "*" and not by_join and not by_name:
         raise Refused(f"the ticket is for another host than {receiver[:100]}")
     if now > ticket.until + SKEW_S + (TICKET_ALONE_S if alone else 0.0):
         raise Refused("the ticket has expired", remedy="Ask the tracker for another")

@@ -313,12 +313,15 @@ class Running:
         return Source(self.settings.host, self.settings.address)
 
 
-def certificate_of(tracker: AccessTracker, directory: Path, host: str, authority: Authority | None = None) -> Tls:
-    """The contexts of a host with a certificate of the fleet, or of another authority."""
+def certificate_of(
+    tracker: AccessTracker, directory: Path, host: str, authority: Authority | None = None, *, join: str = ""
+) -> Tls:
+    """The contexts of a host with a certificate of the fleet, or of another authority, that names a
+    join token."""
     directory.mkdir(parents=True, exist_ok=True)
     issuer, key = authority or tracker.authorities[-1], make_key()
     file, trusted = directory / f"{host}.pem", directory / f"{host}-authorities.pem"
-    file.write_bytes(encode_key(key) + issuer.issue(make_request(key), "agent", host, now=time.time()))
+    file.write_bytes(encode_key(key) + issuer.issue(make_request(key), "agent", host, now=time.time(), join=join))
     trusted.write_bytes(b"".join(each.pem for each in tracker.authorities))
     return Tls(TlsFiles(file, file, trusted))
 

@@ -25,7 +25,7 @@ from p2pdist.credentials.authority import Authority, agent_dns, expires_at
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import create_token
-from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S
+from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S, Ticket, encode_ticket, joined_with
 from p2pdist.model.errors import Refused, UsageError
 from p2pdist.model.messages import Access
 from p2pdist.transfer.tls import Tls, TlsFiles
@@ -267,6 +267,36 @@ async def test_over_tcp_what_is_not_public_looks_as_if_it_were_not_here(site: Ac
     await until(lambda: seed.agent.access.is_public(digest))
     async with ClientSession(connector=TCPConnector(ssl=anonymous)) as http:
         assert [await get(http, path) for path in (blob, holding)] == [200, 200]
+
+
+@pytest.mark.parametrize("join", ["default", "a", "elsewhere"])
+async def test_a_ticket_counts_for_the_join_token_in_the_certificate(
+    site: AccessSite, tmp_path: Path, join: str
+) -> None:
+    """What a host learns from the tickets of others is of no use to one that may read less; another
+    authority may write what it likes where the fleet's names the join token."""
+    seed, digest = await site.seeded(DATA)
+    signing = site.tracker.signing[-1]
+    ticket = encode_ticket(
+        Ticket(signing.name, digest, joined_with("default"), "start", time.time() + TICKET_S), signing.sign
+    )
+    other = Authority.create("elsewhere", now=time.time())
+    site.tracker.others = other.pem.decode()
+    await site.tracker.push_access()
+    trusted = seed.settings.store / "identity" / "authorities.pem"
+    await until(lambda: trusted.read_bytes().count(b"BEGIN") == 2)
+    outside = join == "elsewhere"
+    tls = certificate_of(
+        site.tracker, tmp_path / "h1", "h1", other if outside else None, join="default" if outside else join
+    )
+    fetched = f"https://{seed.settings.address}/v1/blobs/{digest}"
+
+    async def served() -> bool:
+        shown = {TICKET_HEADER: ticket}
+        async with client(tls) as http, http.get(fetched, headers=shown, server_hostname=agent_dns("h0")) as answer:
+            return answer.status == 200
+
+    assert await served() == (join == "default")
 
 
 async def test_a_ticket_caps_the_priority(site: AccessSite) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from joined_rig import AccessSite, Running, push_package, until
 
 from p2pdist.agent.access.local import LocalCallers, subjects
+from p2pdist.agent.access.peers import Peers
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.mounts import Mounts, check_below
 from p2pdist.model.access import LocalRules, Patterns
@@ -71,6 +73,24 @@ async def local(tmp_path: Path) -> AsyncIterator[LocalSite]:
         for name in manifests:
             await running.agent.pulls.package(f"{name}:v1")
         yield LocalSite(site, running, manifests)
+
+
+@pytest.mark.root
+async def test_before_the_rules_are_known_users_have_nothing(local: LocalSite) -> None:
+    """An agent whose kept rules are damaged or gone, and whose trackers are away, knows none."""
+    peers, path = local.running.agent.access.peers, f"/v1/blobs/{digest_of(THEIRS)}"
+    kept = local.running.settings.store / "identity" / "access.json"
+    await until(kept.exists)
+    for damage in (kept.unlink, lambda: kept.write_bytes(b"{")):
+        damage()
+        fresh = Peers(kept.parent, "h0", required=True, secured=True, clock=time.time, alone=lambda: True)
+        local.running.agent.access.peers = fresh
+        for method, where in (("GET", path), ("GET", "/v1/packages"), ("GET", "/v1/status"), ("POST", "/v1/collect")):
+            assert (await local.ask(USER, method, where))[0] == 503, where
+        assert (await local.ask(USER, "GET", "/healthz"))[0] == 200
+        assert await local.ask(0, "GET", path) == (200, THEIRS)
+    local.running.agent.access.peers = peers
+    assert (await local.ask(USER, "GET", path))[0] == 404
 
 
 @pytest.mark.root

@@ -15,6 +15,7 @@ from p2pdist.credentials.authority import (
     agent_dns,
     encode_key,
     expires_at,
+    issued_by_fleet,
     make_key,
     make_request,
     name_in,
@@ -174,3 +175,12 @@ def test_other_text_is_no_join_token(text):
     with pytest.raises(UsageError) as failure:
         JoinToken.parse(text)
     assert len(text) < 8 or text not in str(failure.value)
+
+
+def test_the_name_of_an_authority_with_more_beside_it_is_not_the_fleets():
+    """Whoever runs another authority that agents may come from chooses its name."""
+    own = (("commonName", "p2pdist prod"),)
+    assert issued_by_fleet({"issuer": (own,)}, "prod")
+    for issuer in ((), (own, own), ((("organizationName", "x"),), own), (own[0],), ((own[0], own[0]),)):
+        assert not issued_by_fleet({"issuer": issuer}, "prod")
+    assert not issued_by_fleet(None, "prod")

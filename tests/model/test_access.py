@@ -20,6 +20,7 @@ from p2pdist.model.access import (
     check_ticket,
     decode_ticket,
     encode_ticket,
+    joined_with,
 )
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, UsageError
@@ -138,6 +139,25 @@ def test_a_ticket_holds_for_its_blob_receiver_and_time():
         with pytest.raises(Refused):
             check_ticket(ticket, blob=blob, receiver=receiver, alone=alone, now=now)
     check_ticket(Ticket("k1", BLOB, "*", "start", 0.0), blob=BLOB, receiver="any", alone=False, now=0.0)
+
+
+def test_a_ticket_for_a_join_token_holds_for_hosts_that_came_with_it():
+    """No host gets one by its name, and none of another authority's by a join token."""
+    ticket, other = (Ticket("k1", BLOB, joined_with(join), "start", 0.0) for join in ("a", ""))
+    check_ticket(ticket, blob=BLOB, receiver="h1", join="a", alone=False, now=0.0)
+    check_ticket(other, blob=BLOB, receiver="h1", join="", alone=False, now=0.0)
+    for shown, host, join in (
+        (ticket, "h1", "b"),
+        (ticket, "h1", ""),
+        (ticket, "h1", None),
+        (ticket, "a", None),
+        (ticket, "join:a", "b"),
+        (ticket, "join:a", None),
+        (other, "h1", "a"),
+        (other, "join:", "a"),
+    ):
+        with pytest.raises(Refused):
+            check_ticket(shown, blob=BLOB, receiver=host, join=join, alone=False, now=0.0)
 
 
 def test_a_ticket_of_another_key_is_none():

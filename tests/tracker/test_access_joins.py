@@ -185,6 +185,8 @@ async def test_a_revoked_host_loses_its_session_and_gets_no_other(site: AccessSi
     session, kept = await agent.session(), await other.session()
     await session.hear(Welcome)
     site.control.directory.set_revoked(["host:h1"])
+    while not (await session.hear(Access)).revoked:  # else it would go on to serve
+        pass
     assert "revoked" in (await session.hear(Reject)).problem["detail"]
     await session.ended()
     await kept.hear(Access)

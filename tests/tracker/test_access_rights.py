@@ -12,14 +12,29 @@ import aiohttp
 import msgspec
 import pytest
 from access_rig import ACCESS, SIZE, AccessSite, Agent, Session, access_site, ask
+from aiohttp import web
 from yarl import URL
 
 from p2pdist.credentials.authority import TRACKER_DNS
 from p2pdist.model.access import decode_ticket
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, NotFound, Refused
-from p2pdist.model.messages import Advance, Assign, Holding, Holdings, Reject, Report, Selected, Welcome
+from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
+    Advance,
+    Assign,
+    Hello,
+    Holding,
+    Holdings,
+    Reject,
+    Report,
+    Selected,
+    Welcome,
+    encode,
+    instance_proof,
+)
 from p2pdist.model.pieces import PieceLayout
+from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
 from p2pdist.transfer.openapi import Route
 from tracker.http.app import ROUTES
@@ -126,6 +141,12 @@ async def test_a_digest_is_no_package_of_a_name_that_its_tags_do_not_have(site: 
     for name in ("team-a/x", "team-a/z"):
         with pytest.raises(NotFound):
             await ask(agent.http, "GET", f"/v1/packages?reference={name}@{theirs}")
+    told = set()
+    for digest in (theirs, site.layers["team-b/y:v1"], digest_of(b"nothing has it")):
+        with pytest.raises(NotFound) as failure:
+            await ask(agent.http, "GET", f"/v1/resolve?reference=team-a/x@{digest}")
+        told.add((failure.value.what.replace(digest, "DIGEST"), failure.value.remedy))
+    assert len(told) == 1, "answers tell whether a digest exists"
     mine = f"team-a/x@{site.manifests['team-a/x:v1']}"
     with pytest.raises(NotFound):
         await ask(agent.http, "GET", f"/v1/packages?reference={mine}")  # no tag was asked for yet
@@ -147,7 +168,7 @@ async def test_a_host_joins_the_swarms_of_what_it_may_read(site: AccessSite) -> 
     assert plan.plan.blob == mine
     state = site.control.state
     ticket = decode_ticket(plan.ticket, lambda name, message, signature: name == state.signing[0].name)
-    assert (ticket.blob, ticket.receiver, ticket.priority) == (mine, "*", "start")
+    assert (ticket.blob, ticket.receiver, ticket.priority) == (mine, "join:a", "start")
     await other.say(holding(theirs, priority="preseed"))
     given = await other.hear(Assign)
     assert given.plan.blob == theirs and decode_ticket(given.ticket, lambda *_: True).priority == "preseed"
@@ -175,6 +196,43 @@ async def test_a_ticket_shows_a_tracker_that_has_just_started_what_a_host_may(tm
         assert (await session.hear(Assign)).plan.blob == mine
 
 
+async def test_a_ticket_is_of_use_to_hosts_of_its_join_token_alone(tmp_path: Path) -> None:
+    """Hosts show tickets to each other, and a parent may read less than its child."""
+    async with access_site(tmp_path) as site:
+        everything = await site.join("h2")
+        session = await session_of(everything)
+        theirs = site.layers["team-b/y:v1"]
+        await session.say(holding(theirs))
+        ticket = (await session.hear(Assign)).ticket
+    assert decode_ticket(ticket, lambda *_: True).receiver == "join:default"
+    async with access_site(tmp_path) as site:  # it knows no packages yet
+        agent, again = await site.join("h1", "a"), await site.join("h3")
+        session, other = await session_of(agent), await session_of(again)
+        await session.say(holding(theirs, ticket=ticket))
+        assert (await session.hear(Reject)).blob == theirs
+        await other.say(holding(theirs, ticket=ticket))
+        assert (await other.hear(Assign)).plan.blob == theirs
+
+
+async def test_a_host_whose_join_token_reads_less_now_gets_no_more_tickets(tmp_path: Path) -> None:
+    access = ACCESS.replace('[join.default]\nread = ["*"]', '[join.default]\nread = ["team-b/*"]')
+    async with access_site(tmp_path, access) as site:
+        agent, everything = await site.join("h1"), site.token("ops")
+        for name in ("team-a/x:v1", "team-b/y:v1"):
+            await ask(await site.stranger(everything), "GET", f"/v1/resolve?reference={name}")
+        blob, session = site.layers["team-b/y:v1"], await session_of(agent)
+        await session.say(holding(blob))
+        assert (await session.hear(Assign)).ticket
+        changed = asyncio.Event()
+        site.control.changed.append(changed.set)
+        site.path.write_text(access.replace('["team-b/*"]\n\n[join.a]', '["team-a/*"]\n\n[join.a]'))
+        async with asyncio.timeout(20):
+            await changed.wait()
+        number = site.service.fleet.hosts["h1"].session
+        plan = site.service.access.with_ticket(number, "h1", Assign(Plan(blob, ())))
+        assert plan.ticket == ""
+
+
 async def test_a_whole_blob_of_no_known_package_is_served_and_not_received(site: AccessSite) -> None:
     """So the seeds of a restricted fleet outlive their tracker, and nobody reads more by it."""
     agent, everything = await site.join("h1", "a"), await site.join("h2")
@@ -196,6 +254,39 @@ async def test_a_whole_blob_of_no_known_package_is_served_and_not_received(site:
     assert (await seed.hear(Reject)).blob == site.layers["team-b/y:v1"]
     await seed.say(holding(site.layers["team-a/x:v1"]))
     assert (await seed.hear(Assign)).ticket
+
+
+async def test_a_host_that_is_revoked_while_its_name_is_disputed_gets_no_session(
+    site: AccessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.names.ANSWER_S", 20.0)
+    agent, changed = await site.join("h1"), asyncio.Event()
+    site.control.changed.append(changed.set)
+
+    async def prove(request: web.Request) -> web.Response:
+        """The host's new agent, which answers when the host has been revoked."""
+        await asyncio.to_thread(site.control.directory.set_revoked, ["host:h1"])
+        site.control.reload()
+        await changed.wait()
+        proof = instance_proof("new", "h1", request.query["nonce"])
+        return web.json_response({"status": "ok", "host": "h1", "disk": "", "proof": proof})
+
+    app = web.Application()
+    app.router.add_get("/healthz", prove)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address = f"127.0.0.1:{runner.addresses[0][1]}"
+        first = await agent.session(address="127.0.0.1:9")
+        await first.hear(Welcome)
+        socket = await agent.http.ws_connect("/v1/session", server_hostname=TRACKER_DNS)
+        await socket.send_str(encode(Hello(PROTOCOL_VERSION, "h1", address, "z1", instance="new")).decode())
+        assert (await Session(socket).hear(Reject)).problem["status"] == 403
+        await Session(socket).ended()
+        await first.ended()
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_repeated_holding_gets_a_fresh_ticket(site: AccessSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +370,8 @@ async def test_watchers_and_strangers_are_told_no_names_that_they_may_not_read(t
             assert (b"team-b" in text) == told and b"event: change" in text
             listed = msgspec.json.decode(await ask(http, "GET", "/v1/preseeds"))
             assert [summary["id"] for summary in listed] == (["job-1"] if told else [])
+            for path in ("/healthz", "/v1/policies"):
+                assert (b"team-b" in await ask(http, "GET", path)) == told
         assert b"team-b" not in await ask(await site.stranger(), "GET", "/healthz")
         assert b"team-b" in await ask(ops, "GET", "/healthz")
 

@@ -42,12 +42,11 @@ class PackageAccess:
         if blob is not None:
             names.update(self._book.readers_of(blob))
         identity.require_read(names, str(reference))
+        if not identity.reads_everything and not await self._vouched(reference):
+            # Before storage is asked: its answer tells whether the digest exists.
+            raise NotFound(f"{reference} is not known here", remedy="Ask for it by a tag")
         found = await self._content.resolve(reference)
-        if reference.digest is None:
-            await self.vouch(reference.name, found.digest)
-        elif not identity.reads_everything:
-            if not await self._vouched(reference):
-                raise NotFound(f"{reference} is not known here", remedy="Ask for it by a tag")
+        if reference.digest is None or not identity.reads_everything:
             await self.vouch(reference.name, found.digest)
         return found
 

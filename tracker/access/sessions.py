@@ -123,7 +123,7 @@ class SessionAccess:
             names = book.readers_of(holding.selected.blob)
         if names:
             return identity.may_read(names)
-        return bool(holding.ticket) and self.control.tickets.good(holding.ticket, blob, identity.name, now=time.time())
+        return bool(holding.ticket) and self.control.tickets.good(holding.ticket, blob, identity, now=time.time())
 
     def _may_serve(self, session: int, holding: Holding) -> bool:
         """Whether the host has all of a blob of which no package is known here."""
@@ -137,12 +137,14 @@ class SessionAccess:
         return True
 
     def _may_receive(self, session: int, blob: Digest) -> bool:
-        """Whether the host of a session in the swarm of a blob may read the blob."""
-        serving = self._serving.get(session)
-        if serving is None or blob not in serving:
-            return True
-        names = self._fleet.policies.readers_of(blob)
-        return bool(names) and self._identities[session].may_read(names)
+        """Whether the host of a session in the swarm of a blob may read the blob, by the rules of
+        now: those by which it came into the swarm may have been others."""
+        identity, names = self._identities.get(session), self._fleet.policies.readers_of(blob)
+        if identity is None:
+            return False
+        if names or identity.reads_everything:
+            return identity.may_read(names)
+        return blob not in self._serving.get(session, ())
 
     def with_ticket(self, session: int, host: str, assign: Assign) -> Assign:
         """A plan with the ticket that lets the host carry it out."""
@@ -151,17 +153,21 @@ class SessionAccess:
             return assign
         swarm = self._fleet.swarms.get(self._fleet.hosts[host].key(blob))
         priority: Priority = "start" if swarm is not None and host in swarm.starting else "preseed"
-        return msgspec.structs.replace(assign, ticket=self.control.tickets.ticket(blob, priority, now=time.time()))
+        text = self.control.tickets.ticket(blob, priority, self._identities[session], now=time.time())
+        return msgspec.structs.replace(assign, ticket=text)
 
     def renewals(self, session: int, host: str, message: FromAgent) -> list[Assign]:
         """Plans that change nothing, with new tickets for the blobs that the host still receives by
         old ones."""
         blobs = message.blobs if isinstance(message, Holdings) else (message,) if isinstance(message, Holding) else ()
-        found = []
+        found: list[Assign] = []
+        identity = self._identities.get(session)
+        if identity is None:
+            return found
         for holding in blobs:
             ticket, blob = holding.ticket, holding.blob
             receives = ticket and self._receives(host, blob)
-            if receives and self.control.tickets.ending(ticket, blob, host, now=time.time()):
+            if receives and self.control.tickets.ending(ticket, blob, identity, now=time.time()):
                 found.append(self.with_ticket(session, host, Assign(self._unchanged(host, blob))))
         return found
 

@@ -52,7 +52,7 @@ async def _health(request: web.Request) -> web.Response:
         service.sessions,
         len(service.fleet.swarms),
         # It names packages, which a stranger need not know.
-        PolicyHealth(len(book.table.policies), book.problem if identity_of(request).may("watch") else ""),
+        PolicyHealth(len(book.table.policies), book.problem if identity_of(request).reads_everything else ""),
     )
     return web.Response(body=msgspec.json.encode(health), content_type="application/json", charset="utf-8")
 

@@ -93,7 +93,7 @@ async def policies(request: web.Request) -> web.Response:
         for policy in book.table.policies
         if identity.reads_everything or identity.read.contains(policy.match.partition(":")[0])
     ]
-    return _json(Policies(listed, book.problem))
+    return _json(Policies(listed, book.problem if identity.reads_everything else ""))
 
 
 CHUNK = 256 << 10

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from p2pdist.agent.access.files import make_private, read, replace
-from p2pdist.credentials.authority import dns_name_in, issued_by_fleet, name_in
+from p2pdist.credentials.authority import dns_name_in, issued_by_fleet, join_in, name_in
 from p2pdist.credentials.signing import VerifyKeys
 from p2pdist.credentials.tokens import split_token, verify_token
 from p2pdist.model.access import (
@@ -93,6 +93,12 @@ class Peers:
         return self._required or self.access is not None
 
     @property
+    def ruled(self) -> bool:
+        """Whether it is known what processes of this host may read: a host that has joined hears of
+        rules from its tracker, and keeps them."""
+        return self.access is not None or not self._required
+
+    @property
     def revoked_here(self) -> bool:
         """Whether this host is revoked: it serves and fetches nothing more."""
         return self.is_revoked(self._host, self._join)
@@ -104,6 +110,12 @@ class Peers:
         fleet = self.access.fleet if self.access is not None else self._fleet
         host = name_in(certificate, fleet, "agent")
         return host or ("" if issued_by_fleet(certificate, fleet) else dns_name_in(certificate))
+
+    def join_in(self, certificate: Mapping[str, Any] | None) -> str:
+        """The id of the join token by which the host in a peer's certificate came; "" where another
+        authority issued it, whose certificates may say what they like."""
+        fleet = self.access.fleet if self.access is not None else self._fleet
+        return (join_in(certificate) or "?") if issued_by_fleet(certificate, fleet) else ""
 
     def is_revoked(self, host: str, join: str = "") -> bool:
         """Whether a host is revoked, or the join token by which it came (its id, "" where that is
@@ -140,10 +152,12 @@ class Peers:
 
     # -- judging
 
-    def admit(self, blob: Digest, text: str, host: str, *, public: bool, asked: Priority) -> Priority:
-        """The priority at which the peer `host` ("": one without a certificate) may receive a blob
-        with the ticket `text`, when it asks for `asked`. `public`: the blob needs none. Raises
-        Refused."""
+    def admit(
+        self, blob: Digest, text: str, host: str, *, join: str | None = None, public: bool, asked: Priority
+    ) -> Priority:
+        """The priority at which the peer `host` ("": one without a certificate), which came with
+        the join token of the id `join`, may receive a blob with the ticket `text`, when it asks for
+        `asked`. `public`: the blob needs none. Raises Refused."""
         if self.revoked_here:
             raise Refused("this host is revoked, and serves nothing")
         if host:
@@ -155,7 +169,7 @@ class Peers:
         if not host:
             raise Refused("a ticket counts together with a certificate of the fleet")
         ticket = self._signed(text)
-        check_ticket(ticket, blob=blob, receiver=host, alone=self._alone(), now=self._clock())
+        check_ticket(ticket, blob=blob, receiver=host, join=join, alone=self._alone(), now=self._clock())
         return asked if ticket.priority == "start" else "preseed"
 
     def bearer(self, text: str) -> Identity:

@@ -103,11 +103,11 @@ class AgentAccess:
         self._read_names()
         self._tasks.spawn(self._trust(access.authorities))
 
-    def admit(self, blob: Digest, text: str, host: str, asked: Priority) -> Priority:
+    def admit(self, blob: Digest, text: str, host: str, asked: Priority, *, join: str | None = None) -> Priority:
         """The priority at which a peer may receive a blob. Raises Refused."""
         if not self.peers.on:
             return asked
-        return self.peers.admit(blob, text, host, public=self.is_public(blob), asked=asked)
+        return self.peers.admit(blob, text, host, join=join, public=self.is_public(blob), asked=asked)
 
     def is_public(self, blob: Digest) -> bool:
         """Whether a blob belongs to a public package."""

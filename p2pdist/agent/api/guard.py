@@ -16,10 +16,9 @@ from aiohttp import web
 from p2pdist.agent.access.peers import Ends
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.caller import Caller
-from p2pdist.credentials.authority import join_in
 from p2pdist.model.access import ANONYMOUS, OPEN, TICKET_HEADER, Identity
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import NotFound, Refused, Unauthenticated, UsageError
+from p2pdist.model.errors import NotFound, Refused, Unauthenticated, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import Priority
 from p2pdist.transfer.guard import Identify, identity_of, peer_of
@@ -38,7 +37,7 @@ def remote_identities(agent: Agent) -> Identify:
             return OPEN
         certificate = peer_of(request)
         if host := peers.host_in(certificate):
-            join = join_in(certificate)
+            join = peers.join_in(certificate)
             peers.require(host, join)
             return Identity("agent", host, frozenset({"open", "agent"}), credential=f"join:{join}")
         given = request.headers.get("Authorization", "")
@@ -56,6 +55,11 @@ def local_identities(agent: Agent) -> Identify:
         caller, route = caller_of(request), route_of(request)
         if route is not None and route.right == "local-admin":
             caller.require_trusted(f"request {request.path}")
+        if route is not None and route.right == "local" and not (agent.access.peers.ruled or caller.trusted):
+            raise Unavailable(
+                f"what user {caller.uid} may read is not known before a tracker has answered",
+                remedy="Ask again when the agent's log says that a tracker answers",
+            )
         return await agent.access.callers.identity(caller, agent.access.peers.local)
 
     return identify
@@ -82,8 +86,12 @@ def host_of(request: web.Request) -> str:
 def serving(agent: Agent, request: web.Request, served: Ends) -> AbstractContextManager[None]:
     """Within it something is sent to the sender of a request over TCP, and ends when that host is
     revoked."""
-    join = identity_of(request).credential.removeprefix("join:")
-    return agent.access.peers.serving(host_of(request), join, served)
+    return agent.access.peers.serving(host_of(request), _join_of(request), served)
+
+
+def _join_of(request: web.Request) -> str:
+    """The id of the join token in the certificate of the agent that sent a request."""
+    return identity_of(request).credential.removeprefix("join:")
 
 
 def require_agent(request: web.Request) -> None:
@@ -97,7 +105,8 @@ def require_agent(request: web.Request) -> None:
 
 def admit(agent: Agent, request: web.Request, blob: Digest, asked: Priority) -> Priority:
     """The priority at which the sender of a request over TCP may receive a blob. Raises Refused."""
-    return agent.access.admit(blob, request.headers.get(TICKET_HEADER, ""), host_of(request), asked)
+    ticket, host = request.headers.get(TICKET_HEADER, ""), host_of(request)
+    return agent.access.admit(blob, ticket, host, asked, join=_join_of(request) if host else None)
 
 
 def require_blob(agent: Agent, request: web.Request, blob: Digest) -> None:
