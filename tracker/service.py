@@ -57,9 +57,10 @@ LOAD_S = 2.0
 """How often it is looked at how busy this process is."""
 
 OUTBOX_MAX = 4096
-FOUNDED_PER_S, FOUNDED_BURST = 200.0, 1000
+FOUNDED_PER_S, FOUNDED_BURST = 500.0, 4000
 """Swarms that one session may found of blobs that no manifest read here names: a second, and at
-once after a while without."""
+once after a while without. An agent with ten thousand blobs says so to a tracker that has just
+started before its heartbeat, which waits behind its holdings, is missed."""
 
 logger = logging.getLogger(__name__)
 

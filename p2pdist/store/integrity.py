@@ -87,7 +87,7 @@ class Integrity:
             if self._is_later(_looked_at(image)):  # perhaps it was made just before a kill
                 with failures(image):
                     image.unlink(missing_ok=True)
-        objects.named.made_directory, objects.before_count = self._watch_directory, self._drain
+        objects.named.made_directory, objects.before_count = self._watch_directory, self._hear
 
     def close(self) -> None:
         """Write down until when all was right, and watch no longer. Idempotent."""
@@ -100,7 +100,7 @@ class Integrity:
     @property
     def doubtful(self) -> list[Digest]:
         """The blobs that may have been written to since they were verified."""
-        self._drain()
+        self._hear()
         with self._lock:
             return [digest for digest in self._written if digest in self._blobs]
 
@@ -127,7 +127,7 @@ class Integrity:
         that were written to, while `go_on`. Returns the names of what was dropped. Blocks; others
         may look meanwhile."""
         dropped: list[str] = []
-        self._drain()
+        self._hear()
         while go_on():
             with self._looking:
                 with self._lock:
@@ -143,7 +143,7 @@ class Integrity:
         was written down for `after_s` seconds. Where the disk is full, more
         is read again after the next opening."""
         now = time.time() - SLACK_S
-        self._drain()
+        self._hear()
         if abs(now - self._since) < after_s:
             return
         if self._watch.works and not (self._written or self._changed or self._unseen):
@@ -158,6 +158,12 @@ class Integrity:
     def _watch_directory(self, name: str) -> None:
         with self._lock:
             self._watch.add(name)
+
+    def _hear(self) -> None:
+        """Take in what the kernel says, where it says anything: else each use looks for itself, and
+        there is no news for all objects between two uses."""
+        if self._watch.works:
+            self._drain()
 
     def _drain(self) -> None:
         """Hear what the kernel has to say. Objects that are being made do not count yet: what is

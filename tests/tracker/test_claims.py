@@ -160,3 +160,25 @@ def test_a_new_tracker_sets_no_deadline_and_hears_complaints() -> None:
     assert all(members[f"s{number}"].doubted_until for number in range(4))
     control.run(GRACE_S)
     assert control.parent("h1") == ""
+
+
+def test_a_complaint_of_a_host_that_was_never_named_to_the_complainer_does_not_count() -> None:
+    """Else one process could keep all new seeds of a fleet from their children."""
+    control = Control()
+    control.join("h1", 1)
+    control.join("s0", ALL)
+    control.join("stranger")
+    control.complain("stranger", "s0", "stalled")
+    assert not control.fleet.swarms[BLOB].members["s0"].doubted_until
+
+
+def test_a_large_piece_has_the_time_that_a_slow_uplink_takes() -> None:
+    piece, pieces = 16 << 20, 40
+    control = Control()
+    for host, counts in (("s0", (20, 20)), ("h1", (0, 0))):
+        control.open(host)
+        holding = Holding(BLOB, pieces * piece, piece, counts)
+        control.fleet.handle(Received(control.numbers[host], holding), now=control.now)
+    control.run(2 * piece / (2 << 20))  # two first pieces at 2 MiB/s
+    swarm = control.fleet.swarms[BLOB]
+    assert swarm.members["h1"].parents == ["s0", "s0"] and not swarm.members["s0"].doubted_until

@@ -24,6 +24,7 @@ from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import ORIGIN, StripePlan
 from tracker.core.events import Command, Described, Drop, Received, Send, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import RETRY_S, Fleet
+from tracker.core.host import PENALTY_S, VOUCHERS_MAX
 from tracker.core.monitor.presence import ABSENCE_S, GRACE_S
 from tracker.core.planning.schedule import JOIN_BATCH_S, SMALL_BATCH_S
 from tracker.core.repair.repair import AVOID_S, STUCK_COMPLAINTS
@@ -545,6 +546,49 @@ def test_hosts_that_get_good_pieces_outweigh_complaints() -> None:
     assert host.banned
     host.vouch("x", now=control.now)
     assert "x" not in host.vouchers, "a piece does not take a complaint back"
+
+
+def test_children_that_are_getting_pieces_speak_for_their_parent_however_long_ago_the_first_one_came() -> None:
+    control = Control()
+    control.open("seed", *(f"h{number}" for number in range(5)))
+    control.join("seed", 8)
+    for number in range(5):
+        control.join(f"h{number}", 0, "seed")
+        control.report(f"h{number}", 1)
+    host = control.fleet.hosts["seed"]
+    control.tick(2 * PENALTY_S)
+    for number in range(5):
+        control.report(f"h{number}", 2)
+    for voter in ("s0", "s1"):
+        control.fleet.reputation.penalise(host, voter, "refused", now=control.now)
+    assert not host.banned
+
+
+def test_hosts_that_got_good_pieces_long_ago_do_not_speak_for_a_host() -> None:
+    control = chain("h1", "h2", "h3")
+    control.open("h4")
+    control.join("h4")
+    control.tick(JOIN_BATCH_S)
+    host = control.fleet.hosts["h2"]
+    for number in range(2 * VOUCHERS_MAX):
+        host.vouch(f"v{number}", now=control.now)
+    assert len(host.vouchers) == VOUCHERS_MAX and f"v{2 * VOUCHERS_MAX - 1}" in host.vouchers, "the latest ones"
+    control.now += 2 * PENALTY_S
+    for name in ("h3", "h4"):
+        control.complain(name, "h2", "corrupt")
+    assert host.banned and control.fleet.swarms[BLOB].members["h2"].slots == 0
+
+
+def test_a_host_whose_last_vouchers_end_while_others_complain_loses_its_slots() -> None:
+    control = chain("h1", "h2", "h3")
+    host = control.fleet.hosts["h2"]
+    for number in range(4):
+        host.vouch(f"v{number}", now=control.now)
+    for voter in ("x", "y"):
+        control.fleet.reputation.penalise(host, voter, "corrupt", now=control.now)
+    assert not host.banned and control.fleet.swarms[BLOB].members["h2"].slots
+    control.tick(PENALTY_S + 1)
+    assert host.banned and control.fleet.swarms[BLOB].members["h2"].slots == 0
 
 
 # -- what agents may not say

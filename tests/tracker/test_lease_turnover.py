@@ -168,6 +168,16 @@ def test_a_host_founds_a_bounded_number_of_swarms(monkeypatch: pytest.MonkeyPatc
     assert REAL in control.fleet.swarms
 
 
+def test_blobs_that_no_manifest_names_leave_room_for_those_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = Control("stranger", "h1")
+    monkeypatch.setattr(membership, "SWARMS_MAX", 10)
+    control.want("stranger", *map(invented, range(20)), count=8)
+    assert len(control.fleet.swarms) == 5
+    control.describe(REAL)
+    control.want("h1", REAL)
+    assert REAL in control.fleet.swarms
+
+
 def test_swarms_that_wait_in_vain_are_not_planned_again() -> None:
     """Or the work of the tracker would grow with what strangers want."""
     control = Control("hoarder")

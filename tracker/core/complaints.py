@@ -97,7 +97,7 @@ class Complaints:
                 edges.detach(stripe, child.host)
             return
         child.complain(stripe)
-        if reason in {"stalled", "short"}:
+        if reason in {"stalled", "short"} and source in child.told:
             self.claims.complained(swarm, source, now=now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, child.host, now=now):

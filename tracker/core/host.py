@@ -162,6 +162,7 @@ class Host:
 
     def penalise(self, by: str, reason: str, *, now: float) -> bool:
         """Another host met a failure here; returns whether this host is banned from now on."""
+        self._expire_vouchers(now)
         before = self.banned
         self.vouchers.pop(by, None)
         self.penalties[by] = (reason, now + (CORRUPT_PENALTY_S if reason == "corrupt" else PENALTY_S))
@@ -169,13 +170,21 @@ class Host:
 
     def vouch(self, by: str, *, now: float) -> None:
         """A voter got a piece from the host, and has not complained of it."""
-        if by not in self.penalties and (by in self.vouchers or len(self.vouchers) < VOUCHERS_MAX):
-            self.vouchers[by] = now + PENALTY_S
+        if by in self.penalties:
+            return
+        self.vouchers.pop(by, None)
+        self.vouchers[by] = now + PENALTY_S
+        if len(self.vouchers) > VOUCHERS_MAX:
+            del self.vouchers[next(iter(self.vouchers))]  # the one that is the first to expire
+
+    def _expire_vouchers(self, now: float) -> None:
+        if any(until <= now for until in self.vouchers.values()):
+            self.vouchers = {by: until for by, until in self.vouchers.items() if until > now}
 
     def expire_penalties(self, *, now: float, started_anew: bool = False) -> None:
         """Forget old penalties, and after a new start of the agent all but those for wrong
         bytes."""
-        self.vouchers = {by: until for by, until in self.vouchers.items() if until > now}
+        self._expire_vouchers(now)
         self.penalties = {
             by: (reason, until)
             for by, (reason, until) in self.penalties.items()

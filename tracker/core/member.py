@@ -12,7 +12,9 @@ new children.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 
 from p2pdist.model.plan import Source
@@ -199,9 +201,9 @@ class Member:
         """A report of a slow receiver shows a fair share of pieces, or one does not."""
         self.fair_reports = self.fair_reports + 1 if fair else 0
 
-    def tell(self, *sources: str) -> None:
+    def tell(self, sources: Iterable[str]) -> None:
         """The host is told of these parents and alternates."""
-        self.told = (*sources, *(source for source in self.told if source not in sources))[:TOLD_MAX]
+        self.told = tuple(dict.fromkeys(chain(sources, self.told)))[:TOLD_MAX]
 
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""

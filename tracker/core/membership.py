@@ -22,12 +22,14 @@ from tracker.core.swarm import Swarm, key_of, layout_of
 
 HOSTS_MAX = 200_000
 SWARMS_MAX = 100_000
+"""Swarms in all; half of them are kept for blobs that a manifest read here names."""
+
 FOUNDED_MAX = SWARMS_MAX // 4
 """Swarms that one host may found of blobs that no manifest read here names."""
 
-VAIN_MAX = 128
+VAIN_MAX = 256
 """Those of them of which it may want pieces without having got any: an agent pulls 20 blobs of a
-package at once."""
+package at once, of several packages, and says so again to a tracker that starts anew."""
 
 
 @dataclass(slots=True)
@@ -65,9 +67,10 @@ class Membership:
             return first
         if other in self.swarms:
             return self.swarms[other]
-        if len(self.swarms) >= SWARMS_MAX:
+        described = blob in self._layouts
+        if len(self.swarms) >= (SWARMS_MAX if described else SWARMS_MAX // 2):
             raise UsageError("this tracker has too many swarms")
-        if blob not in self._layouts:
+        if not described:
             self._check_founder(host, blob, wants=not any(holding.counts))
         main = first is None and self._layouts.get(blob, layout) == layout
         return Swarm(blob, layout, key=blob if main else other)

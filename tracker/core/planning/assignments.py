@@ -67,8 +67,9 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
         if parent is not None:
             found = (source(each) for each in alternates(swarm, names, stripe, host))
             others = tuple(each for each in found if each is not None)
-            swarm.members[host].tell(parent.host, *(each.host for each in others))
             plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
+    for host, told in plans.items():
+        swarm.members[host].tell(each.host for plan in told for each in (plan.parent, *plan.alternates) if each)
     swarm.edges.notified()
     return plans
 

@@ -28,8 +28,9 @@ from tracker.core.swarm import Swarm
 FIRST_PIECE_S = 1.0
 """A first piece takes at most so long, with one interval of reports and the time to send it."""
 
-SLOW_BYTES_S = 16 << 20
-"""Rate at which a claimed seed is taken to serve its children, all together."""
+SLOW_BYTES_S = 1 << 20
+"""Rate at which a claimed seed is taken to serve its children, all together. A child whose parent
+is silent complains long before; a piece of 16 MiB takes its time on an honest uplink."""
 
 DOUBT_S, DISBELIEF_S = 120.0, 30.0
 DOUBTS_MAX = 2

@@ -99,8 +99,20 @@ class Reputation:
     def penalise(self, host: Host, by: str, reason: str, *, now: float) -> None:
         """Another host met a failure at this one."""
         self._penalised[host.name] = None
+        self._vouch(host, now)
         if host.penalise(by, reason, now=now):
             self.relieve(host, "blamed", now=now)
+
+    def _vouch(self, host: Host, now: float) -> None:
+        """The children that have been getting pieces from a host speak for it, however long ago the
+        first one came."""
+        for key in host.swarms:
+            swarm = self.swarms[key]
+            for stripe, children in enumerate(swarm.members[host.name].children):
+                for child in map(swarm.members.__getitem__, children):
+                    moved_at = child.moved_at[stripe]
+                    if moved_at != child.attached_at[stripe] and now - moved_at < RECOVERY_S:
+                        host.vouch(self.hosts[child.host].voter, now=now)
 
     def expire(self, *, now: float) -> None:
         """Forget old penalties; hosts that are no longer banned get their slots back. Called often
@@ -114,6 +126,8 @@ class Reputation:
                 host.expire_penalties(now=now)
             if host is None or not host.penalties:
                 del self._penalised[name]
+            if host is not None and host.banned and not banned:
+                self.relieve(host, "blamed", now=now)
             if host is not None and banned and not host.banned:
                 for blob in host.swarms:
                     swarm = self.swarms[blob]
