@@ -97,7 +97,7 @@ class Complaints:
                 edges.detach(stripe, child.host)
             return
         child.complain(stripe)
-        if reason in {"stalled", "short"} and source in child.told:
+        if reason in {"stalled", "short"} and child.was_told(source):
             self.claims.complained(swarm, source, now=now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, child.host, now=now):
@@ -117,7 +117,7 @@ class Complaints:
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
                 self.membership.leave(parent, swarm, "dead", now=now)
-            elif source in child.told and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
+            elif child.was_told(source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
                 voter = self.membership.hosts[child.host].voter or child.host
                 self.reputation.penalise(parent, voter, reason, now=now)
         self.schedule.ask(swarm.key, reason, now)

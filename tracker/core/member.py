@@ -12,19 +12,17 @@ new children.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
 from math import inf
 
-from p2pdist.model.plan import Source
+from p2pdist.model.plan import Source, StripePlan
 
 FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
 
 
-TOLD_MAX = 64
-"""Parents and alternates of which a host may complain; it forgets earlier ones itself."""
+TOLD_MAX = 8
+"""Plans whose parents and alternates a host may complain of; it forgets earlier ones itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +93,8 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
-    told: tuple[str, ...] = ()
-    """Parents and alternates that the host was told of, the latest TOLD_MAX. `tell`."""
+    told: tuple[tuple[StripePlan, ...], ...] = ()
+    """The plans that the host was sent last, at most TOLD_MAX. `tell`."""
     superpeers: tuple[Source, ...] = ()
     """The superpeers that the host was told of in its session. `set_superpeers`."""
 
@@ -201,9 +199,16 @@ class Member:
         """A report of a slow receiver shows a fair share of pieces, or one does not."""
         self.fair_reports = self.fair_reports + 1 if fair else 0
 
-    def tell(self, sources: Iterable[str]) -> None:
-        """The host is told of these parents and alternates."""
-        self.told = tuple(dict.fromkeys(chain(sources, self.told)))[:TOLD_MAX]
+    def tell(self, stripes: tuple[StripePlan, ...]) -> None:
+        """The host is sent this plan."""
+        self.told = (stripes, *self.told[: TOLD_MAX - 1])
+
+    def was_told(self, source: str) -> bool:
+        """Whether a plan of late names a host as parent or alternate."""
+        plans = (plan for stripes in self.told for plan in stripes)
+        return any(
+            each is not None and each.host == source for plan in plans for each in (plan.parent, *plan.alternates)
+        )
 
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""

@@ -43,7 +43,9 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
             if news:
                 member.set_superpeers(news)
             dealt = name in swarm.swarming and member.zone in swarm.origin.shares
-            messages.append(Send(session, Assign(Plan(swarm.blob, tuple(stripes), news, dealt))))
+            plan = Plan(swarm.blob, tuple(stripes), news, dealt)
+            member.tell(plan.stripes)
+            messages.append(Send(session, Assign(plan)))
     return messages
 
 
@@ -68,8 +70,6 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
             found = (source(each) for each in alternates(swarm, names, stripe, host))
             others = tuple(each for each in found if each is not None)
             plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
-    for host, told in plans.items():
-        swarm.members[host].tell(each.host for plan in told for each in (plan.parent, *plan.alternates) if each)
     swarm.edges.notified()
     return plans
 
