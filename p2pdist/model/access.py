@@ -108,21 +108,11 @@ class Patterns:
         """Patterns that match what either matches."""
         return Patterns(tuple(dict.fromkeys((*self.patterns, *other.patterns))))
 
-    def narrowed(self, other: Patterns) -> Patterns:
-        """Patterns that match what both match."""
-        if self.everything:
-            return other
-        if other.everything:
-            return self
-        both = [pattern for pattern in self.patterns if other.contains(pattern)]
-        both += [pattern for pattern in other.patterns if self.contains(pattern) and pattern not in both]
-        return Patterns(tuple(both))
-
     def contains(self, pattern: str) -> bool:
         """Whether all that `pattern` matches is matched here."""
-        base = pattern.removesuffix("/*")
+        least = pattern.removesuffix("*")  # what everything that it matches begins with, or is
         return any(
-            own in ("*", pattern) or (own.endswith("/*") and (base + "/").startswith(own[:-1])) for own in self.patterns
+            own in ("*", pattern) or (own.endswith("/*") and least.startswith(own[:-1])) for own in self.patterns
         )
 
 
