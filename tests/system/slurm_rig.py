@@ -74,6 +74,8 @@ class Slurm:
         """The scripts of deploy/slurm with the places of this cluster."""
         common = " ".join([*self.options("$SLURMD_NODENAME"), "--agent-wait", "0.5"])
         changes = {
+            # The tracker of this cluster asks for no token.
+            "export P2PDIST_TOKEN_FILE=/etc/p2pdist/slurm.token\n": "",
             "/opt/p2pdist/bin/p2pdist": " ".join(P2PDIST),
             " 2>>/var/log/p2pdist-slurm.log": f" {common} 2>>{self.log}",
         }
