@@ -29,9 +29,12 @@ P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """None of those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(10000, 20000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def free_pair() -> int:

@@ -4,6 +4,7 @@ are for, authorities rotate, the tracker dies and the fleet goes on."""
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 import urllib.error
 import urllib.request
@@ -47,6 +48,12 @@ class AccessSite:
         )
         return done.returncode, done.stdout, done.stderr
 
+    def authorities(self) -> int:
+        """How many authorities the tracker states."""
+        unverified = ssl._create_unverified_context()  # as a client that compares them with its pin
+        with urllib.request.urlopen(f"{self.url}/v1/access/authorities", timeout=10, context=unverified) as answer:
+            return int(answer.read().count(b"BEGIN CERTIFICATE"))
+
     def token(self, role: str) -> str:
         code, out, errors = self.command("token", "create", "--access", str(self.file), "--role", role, "--ttl", "1d")
         assert code == 0, errors
@@ -78,6 +85,7 @@ def test_a_fleet_joins_and_feeds_itself(fleet: AccessSite) -> None:
     # A host that comes after a rotation has a token with the old pin.
     code, _, errors = fleet.command("access", "rotate", "--access", str(fleet.file))
     assert code == 0, errors
+    until(lambda: fleet.authorities() == 2)  # the tracker has noticed
     late = fleet.agent("h3").start()
     assert late.pull(blob=digest).bytes_peers == 16 * MIB
     # The tracker dies: a host that is started again knows its fleet, and its packages.
