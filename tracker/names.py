@@ -26,7 +26,7 @@ import msgspec
 
 from p2pdist.model.errors import UNDECODABLE, Conflict, Unavailable
 from p2pdist.model.messages import Hello, instance_proof
-from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.model.address import parse_address
 from tracker.core.host import Host
 from tracker.reach import ask_health
 

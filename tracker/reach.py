@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from p2pdist.model.address import host_of, is_loopback, parse_address
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, printable
 from p2pdist.model.messages import Reachability
 from p2pdist.transfer.names import NAMES, Resolver
-from p2pdist.transfer.stream.connect import parse_address
-from tracker.core.host import BAN_REPORTERS_MIN, Host, is_loopback
+from tracker.core.host import BAN_REPORTERS_MIN, Host
 
 CONNECT_S = 2.0
 """As long as agents wait for each other."""
@@ -111,7 +111,7 @@ class Reach:
     def _elsewhere(self, host: Host) -> bool:
         """Whether some other host that is connected has an address of the network."""
         others = (other for other in self._hosts.values() if other is not host and other.session is not None)
-        return any(not is_loopback(other.address.rpartition(":")[0].strip("[]")) for other in others)
+        return any(not is_loopback(host_of(other.address)) for other in others)
 
 
 async def ask_health(address: str, *, tls: bool, timeout_s: float, nonce: str = "") -> tuple[int, bytes]:

@@ -53,7 +53,7 @@ from p2pdist.origin.drivers import open_origin
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import connections_max
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.model.address import parse_address
 from p2pdist.transfer.tls import TlsFiles
 
 STREAMS_MIN = 4

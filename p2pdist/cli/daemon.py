@@ -37,7 +37,7 @@ from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
 from p2pdist.transfer.connections import CONNECTIONS, ConnectionBook, LimitedSite
-from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.model.address import address_text, parse_address
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "logfmt", "json")
@@ -264,11 +264,6 @@ async def listen(
         await runner.cleanup()
         raise _taken(address_text(host, port), error, "--listen") from error
     return runner
-
-
-def address_text(host: str, port: int) -> str:
-    """host:port, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def stop_listening(runners: list[web.AppRunner]) -> None:

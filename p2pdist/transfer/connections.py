@@ -21,16 +21,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import resource
 import socket
 import ssl
 from collections import Counter
 from collections.abc import Iterator
+from ipaddress import IPv6Address
 from typing import Protocol
 
 from aiohttp import web
+
+from p2pdist.model.address import ip_of
 
 CONNECTIONS_MAX = 4096
 IDLE_OF_ADDRESS_MAX = 512
@@ -67,15 +69,10 @@ def connections_max(descriptors: int | None = None) -> int:
 def address_key(host: str) -> str:
     """What counts as one address: an IPv4 address, or the 64 bits that an IPv6 host chooses none
     of. Other text stands for itself."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
-    return str(address)
+    ip = ip_of(host)
+    if isinstance(ip, IPv6Address):
+        ip = IPv6Address(int(ip) >> 64 << 64)
+    return host if ip is None else str(ip)
 
 
 class Closable(Protocol):

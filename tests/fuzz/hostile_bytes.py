@@ -47,7 +47,7 @@ from p2pdist.mount.erofs.writer import is_image, write_image
 from p2pdist.store.blobs.bitmap import BitmapFile, read_bitmap
 from p2pdist.store.trees.reader import KnownPage
 from p2pdist.transfer.connections import address_key
-from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.model.address import parse_address
 from p2pdist.transfer.stream.frames import FRAME, CutShort, FrameReader
 from p2pdist.transfer.stream.ranges import Unsatisfiable, parse_range
 from p2pdist.transfer.stream.response import EndOfConnection, MalformedResponse, parse_head, read_head, read_problem

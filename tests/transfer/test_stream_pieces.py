@@ -10,7 +10,7 @@ from stream_rig import Pieces, Receiver, SampleBlob, Server
 
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.pieces import PieceSet
-from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.model.address import parse_address
 from p2pdist.transfer.stream.events import StreamClosed
 
 

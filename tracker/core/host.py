@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address
 from math import inf
 
+from p2pdist.model.address import is_loopback
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Hello
 
@@ -18,16 +18,6 @@ VOUCHERS, VOUCHERS_MAX = 2, 64
 
 PENALTY_S = 60.0
 CORRUPT_PENALTY_S = 600.0
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address, if it is one in numbers, means the machine itself."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    found = (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
-    return found.is_loopback or found.is_unspecified
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.names import NAMES
-from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.model.address import parse_address
 from p2pdist.transfer.torrent.seeds import SEEDS_MAX, Seed, TorrentSeeds
 from p2pdist.transfer.torrent.session import TorrentSession
 from p2pdist.transfer.torrent.settings import TorrentSettings

@@ -32,7 +32,7 @@ from p2pdist.model.messages import BlobHolding, Hello
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Plan
 from p2pdist.model.request_id import passed_on
-from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.model.address import parse_address
 
 if TYPE_CHECKING:
     from p2pdist.agent.discovery.mdns import Discovery

@@ -249,7 +249,8 @@ async def _serve(
 ) -> None:
     import time
 
-    from p2pdist.cli.daemon import address_text, close, stop_listening, until_stopped
+    from p2pdist.cli.daemon import close, stop_listening, until_stopped
+    from p2pdist.model.address import address_text
     from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
     from tracker.core.fleet import Fleet

@@ -102,8 +102,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT")
     options = parser.parse_args()
-    host, _, port = options.listen.rpartition(":")
-    asyncio.run(serve(options.directory, host, int(port)))
+    asyncio.run(serve(options.directory, *parse_address(options.listen)))
 
 
 if __name__ == "__main__":
