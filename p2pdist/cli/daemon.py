@@ -36,7 +36,13 @@ from aiohttp import web
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
-from p2pdist.transfer.connections import CONNECTIONS, ConnectionBook, LimitedSite
+from p2pdist.transfer.connections import (
+    CONNECTIONS,
+    HANDSHAKE_S_MAX,
+    ConnectionBook,
+    LimitedSite,
+    connections_max,
+)
 from p2pdist.model.address import address_text, parse_address
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -246,20 +252,17 @@ async def listen(
     *,
     tls: ssl.SSLContext | None = None,
     connections: ConnectionBook | None = None,
+    handshake_s: float = HANDSHAKE_S_MAX,
 ) -> web.AppRunner:
-    """Serve `app` over TCP, with `tls` over TLS only, and with `connections` within its limits;
-    `::` stands for all addresses of both families. Raises Conflict when the address is taken."""
-    if connections is not None:
-        app[CONNECTIONS] = connections
+    """Serve `app` over TCP, with `tls` over TLS only, within the limits of `connections`; `::`
+    stands for all addresses of both families. Raises Conflict when the address is taken."""
+    app[CONNECTIONS] = book = connections or ConnectionBook(connections_max())
     runner = _runner(app)
     await runner.setup()
     host, port = address
     try:
         for name in ("::", "0.0.0.0") if host == "::" else (host,):
-            if connections is not None:
-                await LimitedSite(runner, name, port, connections, tls=tls).start()
-            else:
-                await web.TCPSite(runner, name, port, backlog=1024, reuse_address=True, ssl_context=tls).start()
+            await LimitedSite(runner, name, port, book, tls=tls, handshake_s=handshake_s).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
         raise _taken(address_text(host, port), error, "--listen") from error

@@ -227,11 +227,11 @@ async def _listen(
     """Answer at the tracker's address, and at that for probes."""
     from p2pdist.cli.daemon import listen
     from tracker.http.app import make_probe_app
-    from tracker.http.connections import limit_connections
+    from tracker.http.sessions import HANDSHAKE_S_MAX, connection_book
 
     address, probes = addresses
-    runners = [await listen(app, address, tls=access.tls.context if access is not None else None)]
-    limit_connections(app, runners[0])
+    tls, book = access.tls.context if access is not None else None, connection_book()
+    runners = [await listen(app, address, tls=tls, connections=book, handshake_s=HANDSHAKE_S_MAX)]
     if probes is not None:
         runners.append(await listen(make_probe_app(app), probes))
     return runners
