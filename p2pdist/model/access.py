@@ -254,8 +254,8 @@ class LocalRules:
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
     """The tracker lets `receiver` receive `blob` until `until`, seconds since the epoch. `receiver`
-    is `joined_with` of a join token for all hosts that came with it, a host, or "*" for any agent
-    of the fleet. `key` names the tracker's signing key."""
+    is `joined_with` of a join token for all hosts that came with it, or a host. `key` names the
+    tracker's signing key."""
 
     key: Annotated[str, Meta(max_length=64)]
     blob: WireDigest
@@ -321,13 +321,13 @@ def peek_priority(text: str) -> Literal["start", "preseed"]:
 def check_ticket(ticket: Ticket, *, blob: str, receiver: str, join: str | None = None, alone: bool, now: Now) -> None:
     """Raises Refused unless the ticket lets `receiver`, the host in the peer's certificate, receive
     `blob` now. `join` is the id of the join token in that certificate, "" where another authority
-    issued it; None: not known. `alone`: no tracker answers this host, so that nobody could have
-    renewed it."""
+    issued it; None: not known. `alone`: no tracker answers this host, so none could have renewed the
+    ticket."""
     if ticket.blob != blob:
         raise Refused("the ticket is for another blob")
     by_join = join is not None and ticket.receiver == joined_with(join)
     by_name = ticket.receiver == receiver and not receiver.startswith(_JOINED)
-    if ticket.receiver != "*" and not by_join and not by_name:
+    if not by_join and not by_name:
         raise Refused(f"the ticket is for another host than {receiver[:100]}")
     if now > ticket.until + SKEW_S + (TICKET_ALONE_S if alone else 0.0):
         raise Refused("the ticket has expired", remedy="Ask the tracker for another")

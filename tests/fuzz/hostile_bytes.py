@@ -407,7 +407,7 @@ def decoders() -> tuple[Decoder, ...]:
 
 
 def _ticket() -> bytes:
-    ticket = Ticket("k", BLOB, "*", "start", 5.0)
+    ticket = Ticket("k", BLOB, "join:a", "start", 5.0)
     return encode_ticket(ticket, lambda _: bytes(64)).encode()
 
 
