@@ -4,6 +4,7 @@ is told."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -170,6 +172,32 @@ async def test_frames_that_were_not_asked_for_break_the_protocol_in_bounded_memo
     ],
     ids=lambda answer: repr(answer[-20:]),
 )
+async def test_a_peer_that_acknowledges_nothing_any_more_is_told_as_such(
+    receiver: Receiver, blob: SampleBlob, raw_peer: StartPeer
+) -> None:
+    """The kernel gives the connection up: the peer may have sent everything or nothing by then. Here
+    the peer's window is full, so that what this side sends stays unacknowledged."""
+    over = threading.Event()
+
+    def behave(connection: socket.socket) -> None:
+        connection.sendall(HEAD + frame(0, blob.piece(0)))
+        over.wait(30)
+
+    stream = receiver.open(raw_peer(behave).port)
+    try:
+        await receiver.until(lambda: receiver.received(stream) == [0])
+        connection = stream._stream.connection
+        assert connection is not None
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 200)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection.send(bytes(1 << 20), socket.MSG_DONTWAIT)
+        closed = await receiver.closed(stream)
+    finally:
+        over.set()
+    assert (closed.reason, closed.detail) == ("reset", "parent does not answer any more")
+
+
 async def test_an_answer_that_is_no_stream_breaks_the_protocol(
     receiver: Receiver, raw_peer: StartPeer, answer: bytes
 ) -> None:

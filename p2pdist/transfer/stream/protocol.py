@@ -341,6 +341,8 @@ class StripeStream:
             case CutShort():
                 detail = f"{self.source} ended the stream {error.missing} bytes too early"
                 return StreamClosed(self.number, "short", detail)
+            case TimeoutError():
+                return StreamClosed(self.number, "reset", f"{self.source} does not answer any more")
             case OSError():
                 detail = f"{self.source} broke the connection: {error.strerror or error}"
                 return StreamClosed(self.number, "reset", detail)

@@ -63,7 +63,7 @@ class Reputation:
                 member.set_slots(max(kept, self.slots(self.hosts[member.host], swarm, now=now)))
             member.allot_all()
 
-    def relieve(self, host: Host, reason: str, *, now: float) -> None:
+    def fit_children(self, host: Host, reason: str, *, now: float) -> None:
         """Fit a host's children to its slots. Its best child takes its position, and it becomes a
         leaf."""
         for blob in host.swarms:
@@ -101,7 +101,7 @@ class Reputation:
         self._penalised[host.name] = None
         self._vouch(host, now)
         if host.penalise(by, reason, now=now):
-            self.relieve(host, "blamed", now=now)
+            self.fit_children(host, "blamed", now=now)
 
     def _vouch(self, host: Host, now: float) -> None:
         """The children that have been getting pieces from a host speak for it, however long ago the
@@ -127,7 +127,7 @@ class Reputation:
             if host is None or not host.penalties:
                 del self._penalised[name]
             if host is not None and host.banned and not banned:
-                self.relieve(host, "blamed", now=now)
+                self.fit_children(host, "blamed", now=now)
             if host is not None and banned and not host.banned:
                 for blob in host.swarms:
                     swarm = self.swarms[blob]

@@ -79,7 +79,7 @@ class Slowness:
         if slow is not None and self.reputation.excused(swarm, now=now):
             slow = None
         if slow is not None and self.capacities.mark_slow(slow[0], slow[1], downlink=slow[2], now=now):
-            self.reputation.relieve(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
+            self.reputation.fit_children(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
             self.probing.judged(slow[0], now=now)
         else:
             self._part(swarm, member, now)
