@@ -154,24 +154,6 @@ async def test_frames_that_were_not_asked_for_break_the_protocol_in_bounded_memo
     assert peak < 2 << 20
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
-        b"HTTP/2 200\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>",
-        b"HTTP/1.1 200 OK\r\n\r\n",
-        HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n",
-        HEAD[:-2] + b"Content-Length: 7\r\n\r\n",
-        HEAD[:-2] + b" folded: line\r\n\r\n",
-        HEAD[:-2] + b"no colon\r\n\r\n",
-        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n",
-        b"HTTP/1.1 100 Continue\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nX: " + b"x" * (64 << 10),
-        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20000,
-    ],
-    ids=lambda answer: repr(answer[-20:]),
-)
 async def test_a_peer_that_acknowledges_nothing_any_more_is_told_as_such(
     receiver: Receiver, blob: SampleBlob, raw_peer: StartPeer
 ) -> None:
@@ -198,6 +180,24 @@ async def test_a_peer_that_acknowledges_nothing_any_more_is_told_as_such(
     assert (closed.reason, closed.detail) == ("reset", "parent does not answer any more")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"HTTP/2 200\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n",
+        HEAD[:-2] + b"Content-Length: 7\r\n\r\n",
+        HEAD[:-2] + b" folded: line\r\n\r\n",
+        HEAD[:-2] + b"no colon\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * (64 << 10),
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20000,
+    ],
+    ids=lambda answer: repr(answer[-20:]),
+)
 async def test_an_answer_that_is_no_stream_breaks_the_protocol(
     receiver: Receiver, raw_peer: StartPeer, answer: bytes
 ) -> None:
