@@ -322,11 +322,6 @@ def _in_use(target: Path, users: list[str]) -> Conflict:
     return Conflict(f"{target} is in use", remedy=f"{by}End what uses it, or use --force", users=users)
 
 
-def mounted_views(work: Path) -> list[Leftover]:
-    """The views that are recorded in `work`, by this process or an earlier one."""
-    return [_leftover(record) for record in records(work.resolve())]
-
-
 def clean_leftovers(work: Path) -> list[Leftover]:
     """Remove what an earlier process had not finished, what is no longer there, as after a restart
     of the machine, and views whose process and programs have ended. All else stays as it is: a

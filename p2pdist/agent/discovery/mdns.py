@@ -115,11 +115,6 @@ class Discovery:
         self._responders.clear()
 
     @property
-    def announced_on(self) -> list[Link]:
-        """The links on which the name is this process's."""
-        return [link for link, responder in self._responders.items() if responder.announced]
-
-    @property
     def links(self) -> list[Link]:
         """The links that are open."""
         return list(self._responders)

@@ -157,8 +157,6 @@ class TorrentTransfer:
             )
         self.number = next(_numbers) if number is None else number
         self.info_hash = torrent.info_hash_v1
-        self.pieces_failed = 0
-        """Pieces that peers sent wrong; libtorrent fetches them again and bans the sender."""
         self.torrent = torrent
         self._session, self._blob, self._swarm = session, blob, swarm
         self._file = OpenFile() if stay else None
@@ -255,7 +253,7 @@ class TorrentTransfer:
             case lt.cache_flushed_alert():
                 self._flushed()
             case lt.hash_failed_alert():
-                self.pieces_failed += 1
+                # libtorrent fetches it again, and bans the sender.
                 logger.warning("piece %d of %s came wrong by BitTorrent", alert.piece_index, self._blob.digest)
             case lt.file_error_alert():
                 self._fail(_file_error(self._blob, alert))
