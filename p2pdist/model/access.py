@@ -2,7 +2,7 @@
 proves to another that the tracker lets it receive a blob.
 
 Theory. The tracker decides once what a host may receive, and says so in a ticket that comes with
-the plan. The sender of a blob checks a ticket without a question to anybody: the tracker's
+the plan. The sender of a blob checks a ticket without a question to the tracker: its
 signature, the blob, the time, and that the receiver is the host in the peer's certificate. So a
 fleet goes on while its trackers are away.
 
@@ -125,7 +125,7 @@ EVERYTHING = Patterns(("*",))
 
 IdentityKind = Literal["anonymous", "agent", "token", "person", "local", "open"]
 """anonymous: nothing is known of it. agent: a host with a certificate. token: a scheduler or
-operator with a token. person: somebody with a token of an OIDC issuer. local: a process at the Unix
+operator with a token. person: a user with a token of an OIDC issuer. local: a process at the Unix
 socket. open: access is off, and every request may do everything."""
 
 
@@ -142,7 +142,7 @@ class Identity:
     zones: tuple[str, ...] = ()
     """Zones of which an agent may say that it is in; none: any."""
     credential: str = ""
-    """What showed who it is, by the name under which it is revoked: `token:ID`, or `join:ID` for an
+    """What proved its identity, by the name under which it is revoked: `token:ID`, or `join:ID` for an
     agent."""
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def host_of(address: str) -> str:
+def host_part(address: str) -> str:
     """The host of `host:port`, an IPv6 address without brackets; empty for any other text."""
     return address.rpartition(":")[0].strip("[]")
 
@@ -49,7 +49,7 @@ def without_mapping(ip: IPAddress) -> IPAddress:
 
 def by_name(address: str) -> bool:
     """Whether `host:port` gives its host by a name, which must be looked up, and not in numbers."""
-    host = host_of(address)
+    host = host_part(address)
     return bool(host) and ip_of(host) is None
 
 

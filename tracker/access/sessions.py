@@ -17,7 +17,7 @@ import msgspec
 
 from p2pdist.credentials.authority import addresses_in
 from p2pdist.model.access import Identity
-from p2pdist.model.address import host_of
+from p2pdist.model.address import host_part
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, UsageError
 from p2pdist.model.messages import Assign, FromAgent, Hello, Holding, Holdings, Priority, Reject
@@ -56,7 +56,7 @@ class SessionAccess:
                 f"the certificate is that of {name[:100]}, and the agent says that it is {hello.host[:100]}",
                 remedy="Give the agent the --name under which it joined, or let it join again",
             )
-        address = host_of(hello.address).lower()
+        address = host_part(hello.address).lower()
         if address not in addresses_in(peer):
             check_own([address], host=name, remote=remote, networks=rules.networks)
         if identity.zones and hello.zone not in identity.zones:

@@ -2,8 +2,8 @@
 
 Theory. Agents say what they hold and want (`Holding`), how far they are (`Report`) and which source
 failed them (`Complaint`); the core answers with plans (`Assign`). Everything about swarms is soft:
-after a restart agents say what they hold and from whom they receive, and the core takes their
-running streams for the edges of its trees. A host that others receive from and that has not
+after a restart agents say what they hold and from which hosts they receive, and the core takes
+these streams for the edges of its trees. A host that others receive from and that has not
 reconnected yet is a member that is absent.
 
 A host whose session ends, or that is silent while others wait for it, is absent in its swarms
@@ -226,7 +226,7 @@ class Fleet:
             out.append(Send(session, Reject(error.problem(), about)))
 
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
-        """A host says what it holds of a blob, and from whom it receives it."""
+        """A host says what it holds of a blob, and from which hosts it receives it."""
         self.policies.admit(host.zone, holding)
         swarm = self.membership.swarm_of(host, holding)
         counts = list(holding.counts)

@@ -64,8 +64,8 @@ class Host:
     """Blobs that no manifest names and of which it made the swarm, as long as it is in one; whether
     it wants the blob and has got nothing yet. `found`, `got`, `leave`."""
     voter: str = ""
-    """For whom it speaks when it complains: the address of its connection, so that many hosts of
-    one machine have one vote; its name where that is loopback or not known. `connect`."""
+    """The name under which its complaints count: the address of its connection, so that many hosts
+    of one machine have one vote; its own where that is loopback or not known. `connect`."""
     vouchers: dict[str, float] = field(default_factory=dict)
     """Voters that lately got pieces from it, and when that expires. `vouch`, `penalise`,
     `expire_penalties`."""

@@ -322,11 +322,10 @@ async def _serve(
 
 
 def _warn_of_strangers(host: str) -> None:
-    """Say what an agent without access control does for everybody, unless it is on this machine
-    alone."""
+    """Warn of an agent without access control, unless it is on this machine alone."""
     if host not in ("localhost", "::1") and not host.startswith("127."):
         logger.warning(
-            "access control is off: whoever reaches this port can fetch every package of the fleet. Start trackers with "
+            "access control is off: any client that reaches this port can fetch every package of the fleet. Start trackers with "
             "--access FILE and agents with --join-file to change that"
         )
 

@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
     "--access",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Who may do what, TOML; made when it is not there. Agents then join, and everything is encrypted.",
+    help="Rights of hosts, tokens and people, TOML; made when it is not there. Agents then join, and all speak TLS.",
 )
 @click.option(
     "--audit-log",
@@ -175,7 +175,7 @@ def own_addresses(host: str) -> list[str]:
 def _warn_of_strangers(host: str) -> None:
     if host != "localhost" and not host.startswith("127.") and host != "::1":
         logger.warning(
-            "access control is off: whoever reaches this port can order preseeds, read packages and act as any host. "
+            "access control is off: any client that reaches this port can order preseeds, read packages and act as any host. "
             "Start the tracker with --access FILE to change that"
         )
 

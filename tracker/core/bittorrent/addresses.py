@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 
-from p2pdist.model.address import host_of, ip_of
+from p2pdist.model.address import host_part, ip_of
 from tracker.core.host import Host
 
 REFRESH_S = 5.0
@@ -46,5 +46,5 @@ class AddressIndex:
 @lru_cache(maxsize=1 << 16)
 def packed_ip(address: str) -> bytes | None:
     """The IP address in `host:port` or `[IPv6]:port` in 4 or 16 bytes; None for a name."""
-    ip = ip_of(host_of(address))
+    ip = ip_of(host_part(address))
     return ip.packed if ip is not None else None
