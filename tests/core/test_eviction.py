@@ -48,9 +48,9 @@ def test_empty_blobs_stay() -> None:
 
 def test_what_only_serves_others_goes_first() -> None:
     """Though used last; but not before other things when it is the zone's last copy."""
-    candidates = [Candidate(A, 10, 1.0), Candidate(B, 10, 9.0, spare=True), Candidate(C, 10, 9.5, spare=True)]
+    candidates = [Candidate(A, 10, 1.0), Candidate(B, 10, 9.0, redundant=True), Candidate(C, 10, 9.5, redundant=True)]
     assert choose(candidates, 20) == [B, C]
-    assert choose([Candidate(A, 10, 1.0), Candidate(B, 10, 0.0, spare=True, last_copy_in_zone=True)], 10) == [A]
+    assert choose([Candidate(A, 10, 1.0), Candidate(B, 10, 0.0, redundant=True, last_copy_in_zone=True)], 10) == [A]
 
 
 def test_what_trees_share_is_free_when_the_last_goes() -> None:

@@ -182,7 +182,7 @@ def test_a_selection_of_pieces_is_enough(store: BlobStore) -> None:
         assert store.trees.fill(missing).missing == 0
         store.trees.finish(missing)
     check(store, packed)
-    spare = {candidate.digest for candidate in store.candidates()[0] if candidate.spare}
+    spare = {candidate.digest for candidate in store.candidates()[0] if candidate.redundant}
     assert spare == {blob.digest for blob in store.blobs()} - {packed.root, *packed.catalogs}
 
 
