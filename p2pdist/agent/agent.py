@@ -73,7 +73,6 @@ class AgentSettings:
     """Where other agents reach this one (host:port). With 0.0.0.0 or :: as the host, that is the
     address from which this host reaches its tracker."""
     store: Path
-    """The directory of the store."""
     origin: str = ""
     """The URL of central storage, which overrides that of the tracker."""
     zone: str = ""

@@ -123,7 +123,6 @@ class _Preseed:
     expiry: asyncio.TimerHandle | None = None
     """Releases it at `ends_at`."""
     reported: Kept | None = None
-    """The last status report."""
 
 
 class Preseeds:

@@ -81,7 +81,6 @@ class Leftover:
     owner: Process | None = None
     """The process for which it was made, None when it stays until it is unmounted."""
     images: tuple[str, ...] = ()
-    """The layer images."""
 
 
 def mount_view(

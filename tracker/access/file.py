@@ -147,7 +147,6 @@ class AccessRules:
     certificates: JoinRule | None = None
     """What hosts may whose certificates another authority issued."""
     authority_files: tuple[str, ...] = ()
-    """The certificates of those authorities."""
 
 
 def read_rules(data: bytes, where: str) -> AccessRules:

@@ -76,7 +76,6 @@ class Fleet:
     """All hosts of a tracker, and their swarms. Changes only through `handle`."""
 
     started_at: float
-    """Time at which the tracker started."""
     origin: str = ""
     """URL of central storage as every agent is told it, without what may be secret in it."""
     origin_streams_max: int = 64
@@ -95,9 +94,7 @@ class Fleet:
     capacities: Capacities = field(default_factory=Capacities)
     """Uplinks and downlinks as far as known; outlives swarms and sessions."""
     policies: PolicyBook = field(default_factory=PolicyBook)
-    """Policies of the packages."""
     schedule: Schedule = field(default_factory=Schedule)
-    """When swarms are planned."""
     probing: Probing = field(default_factory=Probing)
     """Hosts that are asked to report often for a while."""
     reputation: Reputation = field(init=False)

@@ -25,7 +25,6 @@ class Host:
     """One host: its address, its session, its swarms and its reputation."""
 
     name: str
-    """The host's name."""
     address: str = ""
     """Where other hosts reach it, "host:port"; empty while it was only named by others.
     `connect`."""

@@ -36,7 +36,6 @@ class Options:
     xattrs: bool = False
     """Carry the extended attributes `user.*`."""
     ignore: Ignore | None = None
-    """Which entries to leave out."""
     only: Collection[bytes] | None = None
     """The paths to keep, with the directories above them; None keeps all."""
     mtime: int | None = None

@@ -64,7 +64,6 @@ class LeaseTurnover:
     """Knows the swarms with leases and those that wait for one, and takes idle leases."""
 
     swarms: dict[Digest, Swarm]
-    """The fleet's swarms by key."""
     schedule: Schedule
     """Hears which swarms are to be planned anew."""
     policies: PolicyBook

@@ -30,9 +30,7 @@ class Reputation:
     """Sets upload slots of members, and bans hosts."""
 
     hosts: dict[str, Host]
-    """The fleet's hosts by name."""
     swarms: dict[Digest, Swarm]
-    """The fleet's swarms by key."""
     schedule: Schedule
     """Hears which swarms are to be planned anew."""
     capacities: Capacities

@@ -42,7 +42,6 @@ class Slowness:
     """Judges after reports, with the parts of the fleet that it shares."""
 
     hosts: Mapping[str, Host]
-    """The fleet's hosts by name."""
     schedule: Schedule
     """Hears which swarms are to be planned anew."""
     capacities: Capacities
