@@ -11,8 +11,8 @@ zone has grown by a quarter.
 Shares. Where all receivers of a blob receive it by BitTorrent, up to READERS superpeers of each
 zone read it from the origin, each its share (p2pdist/core/origin_seeding.py): a BitTorrent peer
 gives to peers that have something to give, and a few superpeers would at first trade among
-themselves. Hosts must name the same superpeers, so those that read shares are told at once when
-these change. The next superpeer in the order reads in place of one that is away, and goes on when
+themselves. Hosts must name the same superpeers, so the tracker tells superpeers that read shares at
+once when these change. The next superpeer in the order reads in place of one that is away, and goes on when
 that one is given up: telling ten thousand hosts takes the tracker half a second, and so it does
 this once.
 
