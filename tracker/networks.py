@@ -2,10 +2,10 @@
 
 An agent names an address, to which other agents and the tracker then connect. A loopback address
 means another machine for each that uses it, and a link-local one is good on one link: the tracker
-believes them of agents whose session comes from there. An operator may narrow all others to networks
-(`--networks`). While access is on, an agent also has to show that an address is its own: it is that
-of its connection, is in the networks of the access file, or is a name that begins with the host's
-own. The tracker looks no name up here: agents do when they connect.
+believes them of agents whose session comes from there. An operator may narrow all others to
+networks (`--networks`). While access is on, an agent also has to show that an address is its own:
+it is that of its connection, is in the networks of the access file, or is a name that begins with
+the host's own. The tracker looks no name up here: agents do when they connect.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Whether agents can be reached at the addresses that they give out, as this tracker finds by
 connecting to them.
 
-An agent behind a firewall, or with an address that means nothing to others, works all the same: it reads
-central storage, and so do the hosts that would have received from it. So each agent asks after its
-start, and now and then, whether it can be reached. The tracker connects to the address and looks
-which agent answers there; a host that several others could not connect to counts as unreachable, too. What
-is found changes no plan: others may be able to reach what the tracker cannot, and what they meet
-they complain of.
+An agent behind a firewall, or with an address that means nothing to others, works all the same: it
+reads central storage, and so do the hosts that would have received from it. So each agent asks
+after its start, and now and then, whether it can be reached. The tracker connects to the address
+and looks which agent answers there; a host that several others could not connect to counts as
+unreachable, too. What is found changes no plan: others may be able to reach what the tracker
+cannot, and what they meet they complain of.
 
 Any process may open a session and name an address. So the tracker goes to no other one, and repeats
 nothing of what a stranger says.

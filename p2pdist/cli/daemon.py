@@ -34,6 +34,7 @@ import uvloop
 from aiohttp import web
 
 from p2pdist.agent.discovery.links import DiscoverySettings
+from p2pdist.model.address import address_text, parse_address
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
 from p2pdist.transfer.connections import (
@@ -43,7 +44,6 @@ from p2pdist.transfer.connections import (
     LimitedSite,
     connections_max,
 )
-from p2pdist.model.address import address_text, parse_address
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "logfmt", "json")

@@ -122,4 +122,10 @@ def _may_go(candidate: Candidate, with_share: set[Digest]) -> bool:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float, Digest]:
-    return not candidate.first, candidate.last_copy_in_zone, not candidate.redundant, candidate.last_used, candidate.digest
+    return (
+        not candidate.first,
+        candidate.last_copy_in_zone,
+        not candidate.redundant,
+        candidate.last_used,
+        candidate.digest,
+    )

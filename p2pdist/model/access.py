@@ -142,8 +142,8 @@ class Identity:
     zones: tuple[str, ...] = ()
     """Zones of which an agent may say that it is in; none: any."""
     credential: str = ""
-    """What proved its identity, by the name under which it is revoked: `token:ID`, or `join:ID` for an
-    agent."""
+    """What proved its identity, by the name under which it is revoked: `token:ID`, or `join:ID` for
+    an agent."""
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}" if self.name else self.kind
@@ -321,8 +321,8 @@ def peek_priority(text: str) -> Literal["start", "preseed"]:
 def check_ticket(ticket: Ticket, *, blob: str, receiver: str, join: str | None = None, alone: bool, now: Now) -> None:
     """Raises Refused unless the ticket lets `receiver`, the host in the peer's certificate, receive
     `blob` now. `join` is the id of the join token in that certificate, "" where another authority
-    issued it; None: not known. `alone`: no tracker answers this host, so none could have renewed the
-    ticket."""
+    issued it; None: not known. `alone`: no tracker answers this host, so none could have renewed
+    the ticket."""
     if ticket.blob != blob:
         raise Refused("the ticket is for another blob")
     by_join = join is not None and ticket.receiver == joined_with(join)

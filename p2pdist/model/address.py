@@ -1,7 +1,7 @@
 """Addresses of hosts: `host:port` as text, where the host is a name or an IP address in numbers.
 
-An IPv6 address is in brackets where a port follows it. IPv4 addresses that a socket of IPv6 shows in
-its notation (::ffff:192.0.2.1) count as what they are.
+An IPv6 address is in brackets where a port follows it. IPv4 addresses that a socket of IPv6 shows
+in its notation (::ffff:192.0.2.1) count as what they are.
 """
 
 from __future__ import annotations

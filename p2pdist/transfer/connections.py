@@ -16,8 +16,8 @@ agent at a tracker, is released and counts no longer.
 A listener that takes its connections itself sees them before TLS does. The kernel gives a new
 connection the lowest free descriptor, so an entry whose descriptor comes again was closed.
 
-Invariants: closing is asked for once a connection; where a limit is met, connections whose socket is
-closed are looked for and forgotten, at the latest when an eighth of the entries is new.
+Invariants: closing is asked for once a connection; where a limit is met, connections whose socket
+is closed are looked for and forgotten, at the latest when an eighth of the entries is new.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ async def test_frames_that_were_not_asked_for_break_the_protocol_in_bounded_memo
 async def test_a_peer_that_acknowledges_nothing_any_more_is_told_as_such(
     receiver: Receiver, blob: SampleBlob, raw_peer: StartPeer
 ) -> None:
-    """The kernel gives the connection up: the peer may have sent everything or nothing by then. Here
-    the peer's window is full, so that what this side sends stays unacknowledged."""
+    """The kernel gives the connection up: the peer may have sent everything or nothing by then.
+    Here the peer's window is full, so that what this side sends stays unacknowledged."""
     over = threading.Event()
 
     def behave(connection: socket.socket) -> None:

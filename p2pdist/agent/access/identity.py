@@ -77,7 +77,9 @@ def read_join_file(path: Path) -> JoinToken:
         ) from error
     if mode & 0o077:
         logger.warning(
-            "the join file %s may be read by other users (mode %04o), which lets them join the fleet: chmod 600 it", path, mode
+            "the join file %s may be read by other users (mode %04o), which lets them join the fleet: chmod 600 it",
+            path,
+            mode,
         )
     return JoinToken.parse(text)
 

@@ -7,8 +7,9 @@ begin to read the origin are probed as well, since all depend on them.
 
 One slow host makes all hosts below it complain within a moment, however deep. All but its children
 complain of a parent that is held up itself: probing such parents would tell nothing, and would
-leave no room for others. So a parent that complains of the same stripe is not probed on account of its
-children, nor are they, and a probe ends early when the parent for which it began has been judged.
+leave no room for others. So a parent that complains of the same stripe is not probed on account of
+its children, nor are they, and a probe ends early when the parent for which it began has been
+judged.
 """
 
 from __future__ import annotations

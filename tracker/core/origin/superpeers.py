@@ -12,9 +12,9 @@ Shares. Where all receivers of a blob receive it by BitTorrent, up to READERS su
 zone read it from the origin, each its share (p2pdist/core/origin_seeding.py): a BitTorrent peer
 gives to peers that have something to give, and a few superpeers would at first trade among
 themselves. Hosts must name the same superpeers, so the tracker tells superpeers that read shares at
-once when these change. The next superpeer in the order reads in place of one that is away, and goes on when
-that one is given up: telling ten thousand hosts takes the tracker half a second, and so it does
-this once.
+once when these change. The next superpeer in the order reads in place of one that is away, and
+goes on when that one is given up: telling ten thousand hosts takes the tracker half a second, and
+so it does this once.
 
 Each superpeer that reads counts as a lease. Where there are not leases for all of them, and as soon
 as a host receives by trees, the holders of the stripes' leases read instead. A blob is not shared

@@ -1,9 +1,9 @@
 """Keep-warm: hosts always hold what a tag means, asked for or not.
 
 Theory. For each meaning of a tag there is one preseed, an order. Its name follows from what is kept
-warm, at which hosts, and the manifest that the tag means, so that a tracker that was started again, and
-each of several trackers of one fleet with the same policies, arrive at the same order. When the tag
-moves the new order is given and the old one cancelled at once: what it held stays in the stores
+warm, at which hosts, and the manifest that the tag means, so that a tracker that was started again,
+and each of several trackers of one fleet with the same policies, arrive at the same order. When the
+tag moves the new order is given and the old one cancelled at once: what it held stays in the stores
 until room is needed, and both need not fit. An order that another process ended is given anew under
 the next number, after a rest that is longer each time: it may have been another tracker, which
 asked later what the tag means or has other policies, and the two must not undo each other's orders

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from p2pdist.model.address import parse_address
+
 BLOCK = 256 << 10
 SERVED_PATH = "/-/served"
 
