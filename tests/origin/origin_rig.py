@@ -29,7 +29,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, blob_key
-from p2pdist.package.repository.repository import read_content
+from p2pdist.package.repository.contract import read_content
 
 BUCKET = "packages"
 

@@ -46,6 +46,7 @@ from p2pdist.model.manifest import (
     Descriptor,
 )
 from p2pdist.model.torrent import TORRENT_TYPE
+from p2pdist.package.repository.contract import OnProgress
 from p2pdist.package.repository.notes import (
     LEASE,
     LEASE_S,
@@ -58,7 +59,6 @@ from p2pdist.package.repository.notes import (
     note_name,
     read_note,
 )
-from p2pdist.package.repository.repository import OnProgress
 
 READS_IN_FLIGHT = 64
 OLDER_THAN_S = 86_400.0
