@@ -222,8 +222,8 @@ class Content:
         slots = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(small: Descriptor) -> bytes | None:
-            """None for what is wrong at the origin: hosts that have it need it not, and a request
-            for it alone is answered with the reason."""
+            """None for what is wrong at the origin: who has it already needs it not, and who asks
+            for it alone is told what it is."""
             async with slots:
                 try:
                     data = await self.read(small.digest)
@@ -241,7 +241,7 @@ class Content:
             origin = self._need_origin(digest)
             size = await self._joined(f"size {digest}", lambda: origin.size(digest))
             _remember(self._sizes, digest, size, LAYERS_MAX)
-        size = self._sizes[digest]  # None: gone from the origin, and perhaps still at a host
+        size = self._sizes[digest]  # None: gone from the origin, and perhaps still with somebody
         if len(torrent.files) != 1 or size not in (None, torrent.size):
             raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Make it again: p2pdist torrent")
         return torrent

@@ -336,6 +336,7 @@ class Download:
     patience_s: float = 120.0
     """The pull is given up when no piece at all arrives for so long."""
     host: str = ""
+    """The name of this host."""
     finished: bool = False
     """Completed or GaveUp was commanded."""
     counts: list[int] = field(default_factory=list)
@@ -351,6 +352,7 @@ class Download:
     _progressed_at: float = 0.0
     """When a piece was stored last."""
     _tracker: bool = True
+    """Whether a tracker answers."""
     _alone_since: float = 0.0
     """When `_tracker` changed last."""
     _paused: bool = False

@@ -76,7 +76,7 @@ class PolicyBook:
         if len(self._known) > MANIFESTS_MAX:
             self._known.popitem(last=False)
 
-    # -- rights to read
+    # -- who may read
 
     def bind(self, name: str, manifest: Digest, parts: Iterable[Digest]) -> None:
         """A package of this name is known to be the manifest, which consists of these blobs and
