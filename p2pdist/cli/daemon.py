@@ -34,7 +34,7 @@ import uvloop
 from aiohttp import web
 
 from p2pdist.agent.discovery.links import DiscoverySettings
-from p2pdist.model.address import address_text, parse_address
+from p2pdist.model.address import address_text, on_this_machine, parse_address
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
 from p2pdist.transfer.connections import (
@@ -240,7 +240,7 @@ def discovery_settings(
     """How a service that listens on `address` discovers others; None on loopback, which no other
     host sees, unless interfaces are named."""
     host, _ = address
-    if not interfaces and (host in {"localhost", "::1"} or host.startswith("127.")):
+    if not interfaces and on_this_machine(host):
         logger.info("no discovery: %s is on this machine only", host)
         return None
     return DiscoverySettings(address, network_id, interfaces)

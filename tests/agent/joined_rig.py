@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from ports import free_port
 
 from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.api.server import make_apps
@@ -66,11 +66,6 @@ from p2pdist.transfer.problems import problems
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 FLEET = "test"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class AccessTracker:

@@ -323,7 +323,9 @@ async def _serve(
 
 def _warn_of_strangers(host: str) -> None:
     """Warn of an agent without access control, unless it is on this machine alone."""
-    if host not in ("localhost", "::1") and not host.startswith("127."):
+    from p2pdist.model.address import on_this_machine
+
+    if not on_this_machine(host):
         logger.warning(
             "access control is off: any client that reaches this port can fetch every package of the fleet. Start trackers with "
             "--access FILE and agents with --join-file to change that"

@@ -173,7 +173,9 @@ def own_addresses(host: str) -> list[str]:
 
 
 def _warn_of_strangers(host: str) -> None:
-    if host != "localhost" and not host.startswith("127.") and host != "::1":
+    from p2pdist.model.address import on_this_machine
+
+    if not on_this_machine(host):
         logger.warning(
             "access control is off: any client that reaches this port can order preseeds, read packages and act as any host. "
             "Start the tracker with --access FILE to change that"
