@@ -1,1 +1,1 @@
-"""What runs centrally: decides who sends what to whom; data never passes through it."""
+"""The tracker decides which host sends what to which; data never passes through it."""

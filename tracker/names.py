@@ -1,12 +1,12 @@
 """Which of two agents that say the same name has it, as the agents at their addresses answer.
 
 A host's name is its own, and any process may say hello with it, or even with the host's address. So
-when a hello names a host that has a live session, the tracker asks at both addresses who answers
-there (GET /healthz with a nonce). An agent proves by its answer that it is the process that said
-hello (`messages.instance_proof`). The newcomer gets the name only where its answer proves more than
-that of the older session: an agent that was started anew at its old address gets in at once, and a
-session whose address does not answer keeps no agent out. Where both prove the same the older one
-stays, or two agents of one name would drive each other out for ever.
+when a hello names a host that has a live session, the tracker asks at both addresses which agent
+answers there (GET /healthz with a nonce). An agent proves by its answer that it is the process that
+said hello (`messages.instance_proof`). The newcomer gets the name only where its answer proves more
+than that of the older session: an agent that was started anew at its old address gets in at once,
+and a session whose address does not answer keeps no agent out. Where both prove the same the older
+one stays, or two agents of one name would drive each other out for ever.
 
 An agent of an earlier version proves nothing, but tells its name: that counts for more than silence
 and for less than a proof. An agent that speaks TLS answers no client without a certificate: it can
@@ -24,14 +24,14 @@ from enum import IntEnum
 import aiohttp
 import msgspec
 
+from p2pdist.model.address import parse_address
 from p2pdist.model.errors import UNDECODABLE, Conflict, Unavailable
 from p2pdist.model.messages import Hello, instance_proof
-from p2pdist.transfer.stream.connect import parse_address
 from tracker.core.host import Host
 from tracker.reach import ask_health
 
 ANSWER_S = 1.0
-"""How long an agent may take to say who it is."""
+"""How long an agent may take to name itself."""
 
 DISPUTES_MAX = 64
 DISPUTES_PER_HOST_MAX = 8

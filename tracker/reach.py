@@ -1,12 +1,12 @@
 """Whether agents can be reached at the addresses that they give out, as this tracker finds by
 connecting to them.
 
-An agent behind a firewall, or whose address means nothing to others, works all the same: it reads
-central storage, and so do the hosts that would have received from it. So each agent asks after its
-start, and now and then, whether it can be reached. The tracker connects to the address and looks
-who answers there; a host that several others could not connect to counts as unreachable, too. What
-is found changes no plan: others may be able to reach what the tracker cannot, and what they meet
-they complain of.
+An agent behind a firewall, or with an address that means nothing to others, works all the same: it
+reads central storage, and so do the hosts that would have received from it. So each agent asks
+after its start, and now and then, whether it can be reached. The tracker connects to the address
+and looks which agent answers there; a host that several others could not connect to counts as
+unreachable, too. What is found changes no plan: others may be able to reach what the tracker
+cannot, and what they meet they complain of.
 
 Any process may open a session and name an address. So the tracker goes to no other one, and repeats
 nothing of what a stranger says.
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from p2pdist.model.address import host_part, is_loopback, parse_address
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, printable
 from p2pdist.model.messages import Reachability
 from p2pdist.transfer.names import NAMES, Resolver
-from p2pdist.transfer.stream.connect import parse_address
-from tracker.core.host import BAN_REPORTERS_MIN, Host, is_loopback
+from tracker.core.host import BAN_REPORTERS_MIN, Host
 
 CONNECT_S = 2.0
 """As long as agents wait for each other."""
@@ -111,7 +111,7 @@ class Reach:
     def _elsewhere(self, host: Host) -> bool:
         """Whether some other host that is connected has an address of the network."""
         others = (other for other in self._hosts.values() if other is not host and other.session is not None)
-        return any(not is_loopback(other.address.rpartition(":")[0].strip("[]")) for other in others)
+        return any(not is_loopback(host_part(other.address)) for other in others)
 
 
 async def ask_health(address: str, *, tls: bool, timeout_s: float, nonce: str = "") -> tuple[int, bytes]:

@@ -4,7 +4,7 @@ two versions of a package.
     demo.py --seed SOCKET --push ORIGIN [--served URL] AGENT-SOCKET...
 
 Each run makes new content, so nothing is there before. The seed is given the first version only; of
-the second, one file of which differs, nobody has anything but what stayed the same. Where the web
+the second, one file of which differs, no agent has anything but what stayed the same. Where the web
 server of the origin counts what it sends (`--served`), each byte must have left the origin about
 once. Ends with 0 when every claim held, else with 1; needs nothing but p2pdist.
 """

@@ -35,6 +35,7 @@ from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
+from p2pdist.model.address import parse_address
 from p2pdist.model.errors import Refused, from_problem
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
@@ -53,7 +54,6 @@ from p2pdist.origin.drivers import open_origin
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import connections_max
 from p2pdist.transfer.pacer import Pacer
-from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.tls import TlsFiles
 
 STREAMS_MIN = 4
@@ -73,7 +73,6 @@ class AgentSettings:
     """Where other agents reach this one (host:port). With 0.0.0.0 or :: as the host, that is the
     address from which this host reaches its tracker."""
     store: Path
-    """The directory of the store."""
     origin: str = ""
     """The URL of central storage, which overrides that of the tracker."""
     zone: str = ""

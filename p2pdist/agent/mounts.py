@@ -169,7 +169,7 @@ class _Entry:
     owner: Process | None = None
     """The process to which the view belongs; None when it stays until it is unmounted."""
     uid: int | None = None
-    """The user for whom it is mounted; None where that is not known."""
+    """The user that mounted it; None where that is not known."""
     made: Caller | None = None
     """The process with whose rights the directory was made; None where it was there before."""
 
@@ -554,6 +554,6 @@ def _inherited(leftover: Leftover) -> MountStatus:
 
 
 def _user(leftover: Leftover) -> int | None:
-    """The user for whom it was mounted; earlier releases did not note it."""
+    """The user that mounted it; earlier releases did not note it."""
     _, _, uid, *_ = [*leftover.label.split(" "), "", "", ""]
     return int(uid) if uid.isdecimal() else None

@@ -12,7 +12,7 @@ A few preseeds are fetched at a time, in the order in which the tracker asked fo
 
 Trackers rank hosts by what they hold, so the agent also reports redundant packs: packs that it need
 not fetch, because whole trees of this host have their contents already. The store knows them
-(`Trees.spare`) and is asked every LOOK_S, in a thread.
+(`redundant_packs`) and is asked every LOOK_S, in a thread.
 """
 
 from __future__ import annotations
@@ -123,7 +123,6 @@ class _Preseed:
     expiry: asyncio.TimerHandle | None = None
     """Releases it at `ends_at`."""
     reported: Kept | None = None
-    """The last status report."""
 
 
 class Preseeds:

@@ -159,7 +159,7 @@ class StoreScrub:
     def _look(self) -> list[str]:
         """What was changed, or may have been, while the agent was away."""
         integrity = self._store.integrity
-        wrong = integrity.survey(lambda: not self._stopping.is_set())
+        wrong = integrity.look_at_all(lambda: not self._stopping.is_set())
         for digest in integrity.doubtful:
             if self._stopping.is_set():
                 raise Stopped

@@ -1,5 +1,5 @@
 """The uplink of an agent: the streams and readers of ranges that share it, as flows of the uplink
-core, which decides whose block is next.
+core, which decides which child's block is next.
 
 A flow whose socket has room gets its block at once, from within the event that made the block
 available. A task is woken only for what the socket did not take.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import time
 from collections import Counter, deque
@@ -38,14 +39,16 @@ from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.transfer.stream.server import Block
 
+logger = logging.getLogger(__name__)
+
 TICK_S = 0.1
 STREAMS_MAX = 256
 """Streams served at once, and as many readers of ranges, where the process may have enough files
 open."""
 
 
-NOBODY = Peer()
-"""The peer of a stream whose caller does not say."""
+UNNAMED = Peer()
+"""The peer of a stream for which the caller names none."""
 
 AT_ONCE_BYTES = 1 << 20
 """Bytes that one event gives to sockets before the loop runs other tasks."""
@@ -225,7 +228,7 @@ class Uplink:
         have: PieceSet,
         priority: Priority = "start",
         *,
-        peer: Peer = NOBODY,
+        peer: Peer = UNNAMED,
         cut: Callable[[], None] | None = None,
     ) -> Flow:
         """Open a stream to a child; the caller closes it when the connection ends. `cut` breaks its
@@ -238,7 +241,7 @@ class Uplink:
         self.submit(Opened(number, blob, stripe, have, priority))
         return flow
 
-    def open_range(self, *, peer: Peer = NOBODY, cut: Callable[[], None] | None = None) -> RangeFlow:
+    def open_range(self, *, peer: Peer = UNNAMED, cut: Callable[[], None] | None = None) -> RangeFlow:
         """Open a flow for the reader of a range; the caller closes it in the end. `cut` breaks its
         connection. Raises Unavailable when `peer` finds no slot."""
         self._make_room(self._range_slots, peer, "readers")
@@ -252,6 +255,7 @@ class Uplink:
         match slots.room(peer, self._core.stuck_s(time.monotonic())):
             case Displace(number):
                 flow = self._flows[number]
+                logger.debug("flow %d is not read and ends: %s needs its slot", number, peer.address)
                 flow.fail(Unavailable("another peer needs the slot of a stream that is not read"))
                 flow.close()
                 if flow.cut is not None:

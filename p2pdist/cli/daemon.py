@@ -34,10 +34,16 @@ import uvloop
 from aiohttp import web
 
 from p2pdist.agent.discovery.links import DiscoverySettings
+from p2pdist.model.address import address_text, on_this_machine, parse_address
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
-from p2pdist.transfer.connections import CONNECTIONS, ConnectionBook, LimitedSite
-from p2pdist.transfer.stream.connect import parse_address
+from p2pdist.transfer.connections import (
+    CONNECTIONS,
+    HANDSHAKE_S_MAX,
+    ConnectionBook,
+    LimitedSite,
+    connections_max,
+)
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "logfmt", "json")
@@ -234,7 +240,7 @@ def discovery_settings(
     """How a service that listens on `address` discovers others; None on loopback, which no other
     host sees, unless interfaces are named."""
     host, _ = address
-    if not interfaces and (host in {"localhost", "::1"} or host.startswith("127.")):
+    if not interfaces and on_this_machine(host):
         logger.info("no discovery: %s is on this machine only", host)
         return None
     return DiscoverySettings(address, network_id, interfaces)
@@ -246,29 +252,21 @@ async def listen(
     *,
     tls: ssl.SSLContext | None = None,
     connections: ConnectionBook | None = None,
+    handshake_s: float = HANDSHAKE_S_MAX,
 ) -> web.AppRunner:
-    """Serve `app` over TCP, with `tls` over TLS only, and with `connections` within its limits;
-    `::` stands for all addresses of both families. Raises Conflict when the address is taken."""
-    if connections is not None:
-        app[CONNECTIONS] = connections
+    """Serve `app` over TCP, with `tls` over TLS only, within the limits of `connections`; `::`
+    stands for all addresses of both families. Raises Conflict when the address is taken."""
+    app[CONNECTIONS] = book = connections or ConnectionBook(connections_max())
     runner = _runner(app)
     await runner.setup()
     host, port = address
     try:
         for name in ("::", "0.0.0.0") if host == "::" else (host,):
-            if connections is not None:
-                await LimitedSite(runner, name, port, connections, tls=tls).start()
-            else:
-                await web.TCPSite(runner, name, port, backlog=1024, reuse_address=True, ssl_context=tls).start()
+            await LimitedSite(runner, name, port, book, tls=tls, handshake_s=handshake_s).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
         raise _taken(address_text(host, port), error, "--listen") from error
     return runner
-
-
-def address_text(host: str, port: int) -> str:
-    """host:port, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def stop_listening(runners: list[web.AppRunner]) -> None:

@@ -23,6 +23,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from p2pdist.cli.output import amount
+from p2pdist.model.address import address_text
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen
 
 State = Literal["ok", "warning", "failed"]
@@ -133,8 +134,6 @@ async def port(address: tuple[str, int]) -> list[Finding]:
     BitTorrent peers come."""
     import aiohttp
 
-    from p2pdist.cli.daemon import address_text
-
     host, number = address
     where = address_text(host, number)
     failure = _why_taken(host, number)
@@ -161,8 +160,6 @@ async def port(address: tuple[str, int]) -> list[Finding]:
 
 def _bittorrent_port(host: str, number: int, *, agent: bool = False) -> Finding:
     """With `agent` one answers next to it, and may be what listens there."""
-    from p2pdist.cli.daemon import address_text
-
     where, failure = address_text(host, number), _why_taken(host, number)
     if not failure:
         return Finding("BitTorrent port", "ok", f"{where} is free")

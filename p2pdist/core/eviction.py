@@ -69,13 +69,6 @@ def goes_first(packages: Sequence[StoredPackage]) -> frozenset[Digest]:
     return frozenset(blob for package in packages if package.policy.cache == "none" for blob in package.blobs) - kept
 
 
-def evictable_bytes(candidates: Sequence[Candidate], shares: Sequence[Share] = ()) -> int:
-    """Bytes that could be freed at most."""
-    going = _order(candidates, shares)
-    gone = {candidate.digest for candidate in going}
-    return sum(candidate.size for candidate in going) + sum(share.size for share in shares if share.owners <= gone)
-
-
 def choose(candidates: Sequence[Candidate], needed: int, shares: Sequence[Share] = ()) -> list[Digest] | None:
     """What to evict, in this order, so that at least `needed` bytes become free; the last one of
     the answer is not superfluous.
@@ -129,4 +122,10 @@ def _may_go(candidate: Candidate, with_share: set[Digest]) -> bool:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float, Digest]:
-    return not candidate.first, candidate.last_copy_in_zone, not candidate.spare, candidate.last_used, candidate.digest
+    return (
+        not candidate.first,
+        candidate.last_copy_in_zone,
+        not candidate.redundant,
+        candidate.last_used,
+        candidate.digest,
+    )

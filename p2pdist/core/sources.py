@@ -79,7 +79,6 @@ class Candidates:
     """Chooses the source of one stripe at one host."""
 
     host: str
-    """The name of this host."""
     blob: Digest
     stripe: int
     parent: Source | None = None

@@ -153,7 +153,6 @@ class LinkPeers:
     adapter chooses."""
 
     me: Announcement
-    """What this host announces."""
     _known: dict[Kind, dict[tuple[str, str], Announcement]] = field(
         default_factory=lambda: {"tracker": {}, "agent": {}}
     )

@@ -250,8 +250,8 @@ class Authority:
 
 def pinned(certificates: bytes, pin: str) -> bytes:
     """Of the authorities that a tracker states (PEM, one after the other), the one with this
-    fingerprint; raises Refused where none has it: it is another fleet's tracker, or somebody stands
-    before it."""
+    fingerprint; raises Refused where none has it: it is another fleet's tracker, or a program
+    that intercepts the connection."""
     for certificate in split_pem(certificates):
         if fingerprint(certificate) == pin:
             return certificate

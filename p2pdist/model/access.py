@@ -2,7 +2,7 @@
 proves to another that the tracker lets it receive a blob.
 
 Theory. The tracker decides once what a host may receive, and says so in a ticket that comes with
-the plan. The sender of a blob checks a ticket without a question to anybody: the tracker's
+the plan. The sender of a blob checks a ticket without a question to the tracker: its
 signature, the blob, the time, and that the receiver is the host in the peer's certificate. So a
 fleet goes on while its trackers are away.
 
@@ -125,7 +125,7 @@ EVERYTHING = Patterns(("*",))
 
 IdentityKind = Literal["anonymous", "agent", "token", "person", "local", "open"]
 """anonymous: nothing is known of it. agent: a host with a certificate. token: a scheduler or
-operator with a token. person: somebody with a token of an OIDC issuer. local: a process at the Unix
+operator with a token. person: a user with a token of an OIDC issuer. local: a process at the Unix
 socket. open: access is off, and every request may do everything."""
 
 
@@ -142,8 +142,8 @@ class Identity:
     zones: tuple[str, ...] = ()
     """Zones of which an agent may say that it is in; none: any."""
     credential: str = ""
-    """What showed who it is, by the name under which it is revoked: `token:ID`, or `join:ID` for an
-    agent."""
+    """What proved its identity, by the name under which it is revoked: `token:ID`, or `join:ID` for
+    an agent."""
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}" if self.name else self.kind
@@ -254,8 +254,8 @@ class LocalRules:
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
     """The tracker lets `receiver` receive `blob` until `until`, seconds since the epoch. `receiver`
-    is `joined_with` of a join token for all hosts that came with it, a host, or "*" for any agent
-    of the fleet. `key` names the tracker's signing key."""
+    is `joined_with` of a join token for all hosts that came with it, or a host. `key` names the
+    tracker's signing key."""
 
     key: Annotated[str, Meta(max_length=64)]
     blob: WireDigest
@@ -321,13 +321,13 @@ def peek_priority(text: str) -> Literal["start", "preseed"]:
 def check_ticket(ticket: Ticket, *, blob: str, receiver: str, join: str | None = None, alone: bool, now: Now) -> None:
     """Raises Refused unless the ticket lets `receiver`, the host in the peer's certificate, receive
     `blob` now. `join` is the id of the join token in that certificate, "" where another authority
-    issued it; None: not known. `alone`: no tracker answers this host, so that nobody could have
-    renewed it."""
+    issued it; None: not known. `alone`: no tracker answers this host, so none could have renewed
+    the ticket."""
     if ticket.blob != blob:
         raise Refused("the ticket is for another blob")
     by_join = join is not None and ticket.receiver == joined_with(join)
     by_name = ticket.receiver == receiver and not receiver.startswith(_JOINED)
-    if ticket.receiver != "*" and not by_join and not by_name:
+    if not by_join and not by_name:
         raise Refused(f"the ticket is for another host than {receiver[:100]}")
     if now > ticket.until + SKEW_S + (TICKET_ALONE_S if alone else 0.0):
         raise Refused("the ticket has expired", remedy="Ask the tracker for another")

@@ -15,7 +15,7 @@ class Candidate:
     `last_used` seconds since the epoch. `last_copy_in_zone` is set by the agent, as the store does
     not know it.
 
-    `spare`: no mounted view of this host needs it; it is kept only to serve other hosts.
+    `redundant`: no mounted view of this host needs it; it is kept only to serve other hosts.
     `needed_by`: the trees that must be removed with it. `first`: a policy says that it is not to be
     kept.
     """
@@ -26,7 +26,7 @@ class Candidate:
     pinned: bool = False
     in_use: bool = False
     last_copy_in_zone: bool = False
-    spare: bool = False
+    redundant: bool = False
     needed_by: frozenset[Digest] = frozenset()
     first: bool = False
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdist.model.access import TICKET_CHARACTERS_MAX
+from p2pdist.model.address import host_part
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.plan import STRIPES_MAX, Address, HostName, Plan, StripeNumber
@@ -344,7 +345,7 @@ class Reachability(msgspec.Struct, frozen=True):
     def hint(self) -> str:
         """The address where the host might be reached, if its request came from another one; text
         to append to `problem`."""
-        here = self.address.rpartition(":")[0].strip("[]")
+        here = host_part(self.address)
         return f" (the tracker sees this host at {self.seen_from})" if self.seen_from not in ("", here) else ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Annotated
 
 from msgspec import Meta
@@ -38,17 +37,6 @@ class Source:
 
 
 ORIGIN = Source("", "")
-
-
-def by_name(address: Address) -> bool:
-    """Whether `address` (host:port) gives its host by a name, which must be looked up, and not in
-    numbers."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        ip_address(host)
-    except ValueError:
-        return bool(host)
-    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,6 @@ class Leftover:
     owner: Process | None = None
     """The process for which it was made, None when it stays until it is unmounted."""
     images: tuple[str, ...] = ()
-    """The layer images."""
 
 
 def mount_view(
@@ -320,11 +319,6 @@ def _require_unused(record: Record, target: Path) -> None:
 def _in_use(target: Path, users: list[str]) -> Conflict:
     by = f"Used by {', '.join(users)}. " if users else ""
     return Conflict(f"{target} is in use", remedy=f"{by}End what uses it, or use --force", users=users)
-
-
-def mounted_views(work: Path) -> list[Leftover]:
-    """The views that are recorded in `work`, by this process or an earlier one."""
-    return [_leftover(record) for record in records(work.resolve())]
 
 
 def clean_leftovers(work: Path) -> list[Leftover]:

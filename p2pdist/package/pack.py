@@ -32,7 +32,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.package.image.preflight import preflight
 from p2pdist.package.image.squashfs import LEVEL, build_image, check_apart
-from p2pdist.package.repository.repository import (
+from p2pdist.package.repository.contract import (
     LocalRepository,
     OnProgress,
     Repository,
@@ -258,7 +258,7 @@ def _warnings(links: Sequence[Link], narrow: Sequence[str]) -> list[str]:
     if narrow:
         warnings.append(
             f"{len(narrow)} {'entries have' if len(narrow) > 1 else 'entry has'} no rights for others: {examples(narrow)}; owners become "
-            "root, so users of hosts whose agent is root are shut out; --world-readable lets everybody read"
+            "root, so users of hosts whose agent is root are shut out; --world-readable lets all users read"
         )
     return warnings
 

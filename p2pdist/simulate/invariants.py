@@ -168,7 +168,7 @@ class Invariants:
     def _assigned(self, fleet: Fleet, message: Assign, name: str) -> None:
         swarm = fleet.swarms[message.plan.blob]
         member = swarm.members[name]
-        self._keepers(swarm, member, [keeper.host for keeper in message.plan.keepers])
+        self._superpeers(swarm, member, [superpeer.host for superpeer in message.plan.keepers])
         for plan in message.plan.stripes:
             parent = plan.parent
             planned = parent.host if parent is not None else None
@@ -179,15 +179,15 @@ class Invariants:
                 self._ever_granted[swarm.blob, plan.stripe, name] = None
                 self._leases(fleet)
 
-    def _keepers(self, swarm: Swarm, named: Member, names: list[str]) -> None:
+    def _superpeers(self, swarm: Swarm, named: Member, names: list[str]) -> None:
         """A host is named of a few others in its zone that are there, of more where they read for a
         swarm; it may then be one of them."""
         most = KEEPERS_MAX if named.zone in swarm.origin.shares else SUPERPEERS
-        self.require(len({*names}) == len(names) <= most, f"{named.host} is named of the keepers {names}")
+        self.require(len({*names}) == len(names) <= most, f"{named.host} is told of the superpeers {names}")
         for name in names:
-            keeper = swarm.members.get(name)
-            fits = keeper is not None and keeper.present and keeper.zone == named.zone
-            self.require(fits, f"{named.host} is named of the keeper {name}, which is away or in another zone")
+            superpeer = swarm.members.get(name)
+            fits = superpeer is not None and superpeer.present and superpeer.zone == named.zone
+            self.require(fits, f"{named.host} is told of the superpeer {name}, which is away or in another zone")
         if named.host in names:
             self._named[swarm.blob, named.host] = None
 
@@ -244,7 +244,7 @@ class Invariants:
         self.require(swarm.key in host.swarms, f"{name} is in a swarm that it does not know of")
         self.require(not member.present or host.session is not None, f"{name} has no session and is not absent")
         self.require(member.seed == (member.counts == swarm.totals), f"{name} is wrongly taken for a seed, or is not")
-        self.require(sum(member.allotted) <= max(member.slots, 0), f"{name} has more seats than its budget")
+        self.require(sum(member.allotted) <= max(member.slots, 0), f"{name} has allotted more upload slots than it has")
         for stripe in range(swarm.stripes):
             parent = member.parents[stripe]
             complete = member.counts[stripe] == swarm.totals[stripe]

@@ -47,7 +47,7 @@ SLACK_S = 0.1
 """Change times of files are up to a tick of the kernel's clock behind."""
 
 AT_ONCE = 2000
-"""So many objects `survey` looks at before others that want to look have their turn."""
+"""So many objects `look_at_all` looks at before others that want to look have their turn."""
 
 MARK = "right_until"
 
@@ -59,7 +59,7 @@ class Integrity:
 
     def __init__(self, paths: Paths, index: Index, blobs: Mapping[Digest, Blob], objects: Objects, trees: Trees):
         """`blobs` is the store's own mapping. Of what was changed while the store was closed, blobs
-        and images are found here, objects by `survey` or before they are used."""
+        and images are found here, objects by `look_at_all` or before they are used."""
         self.damaged: Counter[Kind] = Counter()
         """What was found to be wrong since the store was opened."""
         self._paths, self._index, self._blobs, self._objects, self._trees = paths, index, blobs, objects, trees
@@ -122,7 +122,7 @@ class Integrity:
                     dropped += [content.hex() for content in self._look_at_objects(doubtful)]
         return dropped
 
-    def survey(self, go_on: Callable[[], bool] = lambda: True) -> list[str]:
+    def look_at_all(self, go_on: Callable[[], bool] = lambda: True) -> list[str]:
         """Look at all objects that were not looked at since the store was opened, and read those
         that were written to, while `go_on`. Returns the names of what was dropped. Blocks; others
         may look meanwhile."""

@@ -153,7 +153,7 @@ class Stock:
                 blob.last_used,
                 pinned=blob.digest in self.pins,
                 in_use=blob.in_use or blob.digest in awaited,
-                spare=blob.digest in redundant,
+                redundant=blob.digest in redundant,
                 needed_by=frozenset(needed_by.get(blob.digest, ())),
             )
             for blob in self.blobs.values()

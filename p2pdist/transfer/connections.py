@@ -10,31 +10,37 @@ with most of them. What is in use is never closed for another connection. An add
 than ADDRESS_SHARE of all, so the others always find room. A client whose pooled connection was
 closed opens another one.
 
+A connection that has become something else with a limit of its own, such as the session of an
+agent at a tracker, is released and counts no longer.
+
 A listener that takes its connections itself sees them before TLS does. The kernel gives a new
 connection the lowest free descriptor, so an entry whose descriptor comes again was closed.
 
-Invariants: closing is asked for once a connection; counts include no connection whose socket is
-closed once a limit is met.
+Invariants: closing is asked for once a connection; where a limit is met, connections whose socket
+is closed are looked for and forgotten, at the latest when an eighth of the entries is new.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import resource
 import socket
 import ssl
 from collections import Counter
 from collections.abc import Iterator
+from ipaddress import IPv6Address
 from typing import Protocol
 
 from aiohttp import web
 
+from p2pdist.model.address import ip_of
+
 CONNECTIONS_MAX = 4096
 IDLE_OF_ADDRESS_MAX = 512
-"""Idle connections of one address: two dozen agents of a machine keep up to 16 each."""
+"""Idle connections of one address, unless a book says otherwise: two dozen agents of a machine keep
+up to 16 each."""
 
 ADDRESS_SHARE = 3 / 4
 DESCRIPTORS_KEPT = 64
@@ -49,6 +55,10 @@ FULL_PAUSE_S = 0.1
 """How long a listener rests when the process has no descriptor left."""
 
 CLOSED_WHEN_FULL = 8
+SWEEP_PART = 8
+"""Closed connections are looked for once one of so many parts of the entries is new: to look at all
+for each would let a client that opens many take the processor."""
+
 WARN_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -67,15 +77,10 @@ def connections_max(descriptors: int | None = None) -> int:
 def address_key(host: str) -> str:
     """What counts as one address: an IPv4 address, or the 64 bits that an IPv6 host chooses none
     of. Other text stands for itself."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
-    return str(address)
+    ip = ip_of(host)
+    if isinstance(ip, IPv6Address):
+        ip = IPv6Address(int(ip) >> 64 << 64)
+    return host if ip is None else str(ip)
 
 
 class Closable(Protocol):
@@ -89,10 +94,12 @@ class ConnectionBook:
     """The connections of a service, by address. Nothing here waits or asks for the time: the order
     in which connections became idle is enough."""
 
-    def __init__(self, total_max: int) -> None:
+    def __init__(self, total_max: int, *, idle_max: int = IDLE_OF_ADDRESS_MAX) -> None:
         self._total_max = total_max
         self._address_max = max(1, int(total_max * ADDRESS_SHARE))
-        self._idle_max = max(1, min(IDLE_OF_ADDRESS_MAX, total_max // 2))
+        self._idle_max = max(1, min(idle_max, total_max // 2))
+        self._unswept = 0
+        """Connections taken since closed ones were looked for."""
         self._open: dict[int, tuple[str, Closable]] = {}
         """Address and connection, by descriptor."""
         self._counts: Counter[str] = Counter()
@@ -108,8 +115,9 @@ class ConnectionBook:
         """Count a new connection, and close others for it where need be. False: it finds no room,
         and the caller closes it."""
         address, descriptor = address_key(host), connection.fileno()
-        self._forget(descriptor)
-        if self._over(address):
+        self.release(descriptor)
+        self._unswept += 1
+        if self._over(address) and self._unswept * SWEEP_PART >= len(self._open):
             self._sweep()
         if self._counts[address] >= self._address_max or len(self._idle.get(address, ())) >= self._idle_max:
             room = self._close_idle(address)
@@ -152,9 +160,10 @@ class ConnectionBook:
 
     def _sweep(self) -> None:
         """Forget the connections that have been closed meanwhile."""
+        self._unswept = 0
         for descriptor, (_, connection) in list(self._open.items()):
             if connection.fileno() != descriptor:
-                self._forget(descriptor)
+                self.release(descriptor)
 
     def _close_idle(self, address: str) -> bool:
         """Close the connection of an address that has been idle longest; False when it has none."""
@@ -163,11 +172,12 @@ class ConnectionBook:
             return False
         descriptor = next(iter(idle))
         _, connection = self._open[descriptor]
-        self._forget(descriptor)
+        self.release(descriptor)
         connection.close()
         return True
 
-    def _forget(self, descriptor: int) -> None:
+    def release(self, descriptor: int) -> None:
+        """Count a connection no longer: it is closed, or has become something else."""
         entry = self._open.pop(descriptor, None)
         if entry is None:
             return
@@ -190,9 +200,21 @@ CONNECTIONS: web.AppKey[ConnectionBook] = web.AppKey("connections", ConnectionBo
 
 def in_use(request: web.Request) -> contextlib.AbstractContextManager[None]:
     """Within it the connection of a request is not idle, since a response is being sent to it."""
-    book, transport = request.app.get(CONNECTIONS), request.transport
-    connection = transport.get_extra_info("socket") if transport is not None else None
-    return book.in_use(connection.fileno()) if book is not None and connection is not None else contextlib.nullcontext()
+    book = request.app.get(CONNECTIONS)
+    return book.in_use(_descriptor(request)) if book is not None else contextlib.nullcontext()
+
+
+def release(request: web.Request) -> None:
+    """The connection of a request counts no longer."""
+    book = request.app.get(CONNECTIONS)
+    if book is not None:
+        book.release(_descriptor(request))
+
+
+def _descriptor(request: web.Request) -> int:
+    """That of the connection of a request; -1 where it is closed."""
+    connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+    return connection.fileno() if connection is not None else -1
 
 
 class _Accepted:
@@ -206,16 +228,16 @@ class _Accepted:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def serve(self, server: web.Server, tls: ssl.SSLContext | None) -> asyncio.Task[None]:
+    def serve(self, server: web.Server, tls: ssl.SSLContext | None, handshake_s: float) -> asyncio.Task[None]:
         """Hand the connection to `server`, after the handshake where there is `tls`."""
-        self._serving = serving = asyncio.get_running_loop().create_task(self._serve(server, tls))
+        seconds = handshake_s if tls is not None else None
+        self._serving = serving = asyncio.get_running_loop().create_task(self._serve(server, tls, seconds))
         serving.add_done_callback(self._served)
         return serving
 
-    async def _serve(self, server: web.Server, tls: ssl.SSLContext | None) -> None:
-        loop, seconds = asyncio.get_running_loop(), HANDSHAKE_S_MAX if tls is not None else None
+    async def _serve(self, server: web.Server, tls: ssl.SSLContext | None, seconds: float | None) -> None:
         try:
-            self._transport, _ = await loop.connect_accepted_socket(
+            self._transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 server, self._connection, ssl=tls, ssl_handshake_timeout=seconds
             )
         except OSError as error:
@@ -247,11 +269,13 @@ class LimitedSite(web.BaseSite):
         book: ConnectionBook,
         *,
         tls: ssl.SSLContext | None = None,
+        handshake_s: float = HANDSHAKE_S_MAX,
         backlog: int = 1024,
     ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=backlog)
         self._address = host, port
         self._book = book
+        self._handshake_s = handshake_s
         self._listening: list[socket.socket] = []
         self._serving: set[asyncio.Task[None]] = set()
         """Handshakes under way."""
@@ -322,7 +346,7 @@ class LimitedSite(web.BaseSite):
             self._warn("a connection from %s is refused: it has as many as it may, all of them in use", host)
             connection.close()
             return
-        serving = accepted.serve(server, self._ssl_context)
+        serving = accepted.serve(server, self._ssl_context, self._handshake_s)
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
 

@@ -70,7 +70,7 @@ class Query:
 class Route:
     """One method of one path, as aiohttp writes paths. A GET answers HEAD as well (RFC 9110,
     9.3.2). `right` is what the route asks of the identity that requests it; a route that names none
-    is served to nobody while access is on."""
+    is not served while access is on."""
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str

@@ -6,16 +6,16 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import socket
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from ports import free_port
 
 from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.api.server import make_apps
@@ -68,11 +68,6 @@ from p2pdist.transfer.tls import Tls, TlsFiles
 FLEET = "test"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 class AccessTracker:
     """Gives certificates for its join token, tickets with plans, and what `access` says. `ticket`
     makes the ticket of an Assign; a test may replace it. A host receives from the first that has
@@ -123,10 +118,10 @@ class AccessTracker:
             await peer.send_bytes(encode(self.access()))
 
     def sign(self, blob: Digest, host: str, priority: Priority, *, until: float | None = None) -> str:
-        """The ticket that a tracker gives, for any host."""
+        """A ticket for one host."""
         key = self.signing[-1]
         return encode_ticket(
-            Ticket(key.name, blob, "*", priority, time.time() + TICKET_S if until is None else until), key.sign
+            Ticket(key.name, blob, host, priority, time.time() + TICKET_S if until is None else until), key.sign
         )
 
     async def assign(self, host: str, plan: Plan, ticket: str) -> None:
@@ -235,7 +230,7 @@ class AccessTracker:
 
 
 class AccessSite:
-    """A tracker, agents that join it, and an origin."""
+    """A tracker, agents that join it, and an origin. `access_site` makes one."""
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
         self.directory, self.stack = directory, stack
@@ -277,6 +272,17 @@ class AccessSite:
         assert status.state == "done", status.error
         await until(lambda: "h0" in self.tracker._whole.get(digest, []))
         return seed, digest
+
+
+@asynccontextmanager
+async def access_site(directory: Path) -> AsyncIterator[AccessSite]:
+    """A site whose tracker answers; at the end all of it stops."""
+    async with AsyncExitStack() as stack:
+        site = AccessSite(directory, stack)
+        stack.push_async_callback(site.origin.close)
+        await site.tracker.start()
+        stack.push_async_callback(site.tracker.stop)
+        yield site
 
 
 class Running:

@@ -10,12 +10,11 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, TCPConnector
-from joined_rig import FLEET, AccessSite, AccessTracker, Running, certificate_of, free_port, until
+from joined_rig import FLEET, AccessSite, AccessTracker, Running, access_site, certificate_of, free_port, until
 
 from p2pdist.agent.access import service as service_module
 from p2pdist.agent.access.identity import read_join_file
@@ -35,11 +34,7 @@ DATA = os.urandom(1 << 20)
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[AccessSite]:
-    async with AsyncExitStack() as stack:
-        made = AccessSite(tmp_path, stack)
-        stack.push_async_callback(made.origin.close)
-        await made.tracker.start()
-        stack.push_async_callback(made.tracker.stop)
+    async with access_site(tmp_path) as made:
         yield made
 
 
@@ -219,7 +214,7 @@ async def test_nothing_is_sent_for_a_wrong_ticket_and_the_parent_keeps_its_reput
     bad = {
         "none": "",
         "expired": right(digest, "h1", "start", until=time.time() - SKEW_S - 1),
-        "foreign": encode_ticket(Ticket(key.name, digest, "*", "start", later), stranger.sign),
+        "foreign": encode_ticket(Ticket(key.name, digest, "h1", "start", later), stranger.sign),
         "another blob": right(other, "h1", "start"),
         "another host": encode_ticket(Ticket(key.name, digest, "h7", "start", later), key.sign),
         "garbage": "A" * 200,

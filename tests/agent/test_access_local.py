@@ -9,12 +9,11 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from joined_rig import AccessSite, Running, push_package, until
+from joined_rig import AccessSite, Running, access_site, push_package, until
 
 from p2pdist.agent.access.local import LocalCallers, subjects
 from p2pdist.agent.access.peers import Peers
@@ -57,16 +56,12 @@ class LocalSite:
 
 @pytest.fixture
 async def local(tmp_path: Path) -> AsyncIterator[LocalSite]:
-    async with AsyncExitStack() as stack:
-        site = AccessSite(tmp_path, stack)
-        stack.push_async_callback(site.origin.close)
+    async with access_site(tmp_path) as site:
         site.tracker.local = RULES
         manifests = {
             "team-a/x": await push_package(site.origin, "team-a/x:v1", MINE),
             "team-b/y": await push_package(site.origin, "team-b/y:v1", THEIRS),
         }
-        await site.tracker.start()
-        stack.push_async_callback(site.tracker.stop)
         running = await site.agent("h0")
         running.socket.chmod(0o666)
         await until(lambda: running.agent.access.peers.local.by_subject)

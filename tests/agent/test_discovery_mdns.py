@@ -15,7 +15,7 @@ from aiohttp import web
 from zeroconf import ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 
-from p2pdist.agent.discovery.links import DiscoverySettings, addresses_of, find_links
+from p2pdist.agent.discovery.links import DiscoverySettings, Link, addresses_of, find_links
 from p2pdist.agent.discovery.mdns import TYPES, Discovery
 from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.core.trackerless import Announcement, Kind, text_of
@@ -55,6 +55,11 @@ async def running(*found: Discovery) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.gather(*(each.stop() for each in found))
+
+
+def announced(discovery: Discovery) -> list[Link]:
+    """The links on which the name is that of `discovery`."""
+    return [link for link, responder in discovery._responders.items() if responder.announced]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -191,8 +196,8 @@ async def test_of_two_of_a_name_that_begin_at_once_one_stays(network: str) -> No
     other = discovery("agent", network, "h2", 7073)
     async with running(other, *rivals):
         await until(lambda: names(other) == ["h1"])
-        await until(lambda: len([each for each in rivals if each.announced_on]) == 1)
-        (left,) = [each for each in rivals if each.announced_on]
+        await until(lambda: len([each for each in rivals if announced(each)]) == 1)
+        (left,) = [each for each in rivals if announced(each)]
         await until(lambda: addresses(other) == [f"{ADDRESS}:{left.settings.listen[1]}"])
 
 
@@ -216,7 +221,7 @@ async def test_a_name_that_is_used_without_asking_is_defended(network: str, capl
         await until(lambda: names(other) == ["h1"])
         async with intruder(h1.own, 7072):
             await until(lambda: "uses the name" in caplog.text)
-        assert h1.announced_on
+        assert announced(h1)
         await until(lambda: addresses(other) == [f"{ADDRESS}:7071"])
         await asyncio.sleep(1.5)  # what the intruder said is no longer cached
         await until(lambda: addresses(other) == [f"{ADDRESS}:7071"])
@@ -229,7 +234,7 @@ async def test_the_higher_address_gives_way(network: str, caplog: pytest.LogCapt
         await until(lambda: names(other) == ["h1"])
         async with intruder(h1.own, 7071):
             await until(lambda: "is used by 127.0.0.1 port 7071" in caplog.text)
-            assert not h1.announced_on
+            assert not announced(h1)
             await until(lambda: addresses(other) == [f"{ADDRESS}:7071"])
             late = discovery("agent", network, "h3", 7074)
             async with running(late):

@@ -59,7 +59,7 @@ def turn_at_rest(path: Path) -> None:
 def forget(store: BlobStore) -> None:
     """Have the store not know what the kernel said, as for a bit that the disk turned."""
     integrity = store.integrity
-    integrity.survey(lambda: False)
+    integrity.look_at_all(lambda: False)
     integrity._written.clear()
     integrity._changed.clear()
     integrity._unseen.clear()

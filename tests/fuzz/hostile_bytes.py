@@ -26,6 +26,7 @@ import msgspec
 
 from p2pdist.model import bencode, manifest, messages, policy, torrent, tree
 from p2pdist.model.access import Ticket, decode_ticket, encode_ticket
+from p2pdist.model.address import parse_address
 from p2pdist.model.catalog import Catalog, ChunkEncoder, Pack, decode_catalog, decode_chunk, encode_catalog, record
 from p2pdist.model.digest import digest_of, parse_digest
 from p2pdist.model.errors import (
@@ -47,7 +48,6 @@ from p2pdist.mount.erofs.writer import is_image, write_image
 from p2pdist.store.blobs.bitmap import BitmapFile, read_bitmap
 from p2pdist.store.trees.reader import KnownPage
 from p2pdist.transfer.connections import address_key
-from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.stream.frames import FRAME, CutShort, FrameReader
 from p2pdist.transfer.stream.ranges import Unsatisfiable, parse_range
 from p2pdist.transfer.stream.response import EndOfConnection, MalformedResponse, parse_head, read_head, read_problem
@@ -407,7 +407,7 @@ def decoders() -> tuple[Decoder, ...]:
 
 
 def _ticket() -> bytes:
-    ticket = Ticket("k", BLOB, "*", "start", 5.0)
+    ticket = Ticket("k", BLOB, "join:a", "start", 5.0)
     return encode_ticket(ticket, lambda _: bytes(64)).encode()
 
 

@@ -142,7 +142,11 @@ def test_a_ticket_holds_for_its_blob_receiver_and_time():
     ):
         with pytest.raises(Refused):
             check_ticket(ticket, blob=blob, receiver=receiver, alone=alone, now=now)
-    check_ticket(Ticket("k1", BLOB, "*", "start", 0.0), blob=BLOB, receiver="any", alone=False, now=0.0)
+    for receiver in ("*", "h*", ""):
+        with pytest.raises(Refused):
+            check_ticket(
+                Ticket("k1", BLOB, receiver, "start", 0.0), blob=BLOB, receiver="h1", join="a", alone=False, now=0.0
+            )
 
 
 def test_a_ticket_for_a_join_token_holds_for_hosts_that_came_with_it():

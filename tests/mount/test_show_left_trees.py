@@ -13,7 +13,8 @@ from shown_trees import Store, expected, random_tree, walk
 
 from p2pdist.model.errors import Conflict
 from p2pdist.mount import kernel
-from p2pdist.mount.views import clean_leftovers, mount_view, mounted_views, unmount_view
+from p2pdist.mount.records import records
+from p2pdist.mount.views import clean_leftovers, mount_view, unmount_view
 
 pytestmark = pytest.mark.root
 
@@ -79,7 +80,7 @@ def test_what_is_in_use_stays(store: Store, view: Path, work: Path, method: str)
         with pytest.raises(Conflict, match="in use"):
             unmount_view(view, work=work)
         assert [left.removed for left in clean_leftovers(work)] == [False]
-        assert [(left.label, left.method) for left in mounted_views(work)] == [("job", method)]
+        assert [(left.label, left.method) for left in records(work)] == [("job", method)]
         assert (view / "a").read_bytes() == b"1"
         unmount_view(view, work=work, force=True)
         assert not view.exists()

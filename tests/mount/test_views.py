@@ -15,8 +15,8 @@ from shown_trees import Store
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.mount import kernel
 from p2pdist.mount.layers import TreeLayer
-from p2pdist.mount.records import Process
-from p2pdist.mount.views import clean_leftovers, mount_view, mounted_views, unmount_view
+from p2pdist.mount.records import Process, records
+from p2pdist.mount.views import clean_leftovers, mount_view, unmount_view
 
 Layer = Callable[..., Path]
 pytestmark = pytest.mark.root
@@ -220,7 +220,7 @@ def test_leftovers_in_use_stay_and_can_be_unshown(layer: Layer, tmp_path: Path, 
         found = clean_leftovers(work)
         assert [left.removed for left in found] == [False]
         assert "in use" in found[0].note
-        assert [left.label for left in mounted_views(work)] == ["job"]
+        assert [left.label for left in records(work)] == ["job"]
         assert file.read() == "1"
     assert clean_leftovers(work)[0].removed
 

@@ -62,7 +62,7 @@ def reopened(store: BlobStore, open_store: OpenStore, way: str, damage: Callable
     if way == "open":
         damage()
         return store
-    store.integrity.survey()
+    store.integrity.look_at_all()
     store.close()
     damage()
     return open_store(store.root)
@@ -111,19 +111,19 @@ def test_an_object_that_changed_makes_its_trees_incomplete(
     assert store.integrity.look([packed.root]) == []
 
 
-def test_what_nothing_uses_is_found_by_the_survey(tmp_path: Path, open_store: OpenStore) -> None:
+def test_what_nothing_uses_is_found_when_all_are_looked_at(tmp_path: Path, open_store: OpenStore) -> None:
     """It goes over all objects once after the store was opened."""
     packed = Publisher().pack(FILES)
     store = open_store(tmp_path)
     pull(store, packed)
-    store.integrity.survey()
+    store.integrity.look_at_all()
     store.close()
     first, second = sorted(packed.contents)[:2]
     cut(tmp_path / "objects" / first.hex("/", 31))
     store = open_store(tmp_path)
     turn(store.objects.path(second))
-    assert sorted(store.integrity.survey()) == [first.hex(), second.hex()]
-    assert store.integrity.survey() == []
+    assert sorted(store.integrity.look_at_all()) == [first.hex(), second.hex()]
+    assert store.integrity.look_at_all() == []
     assert not store.trees.complete(packed.root)
 
 
@@ -133,7 +133,7 @@ def test_a_store_is_not_called_right_while_something_is_in_doubt(tmp_path: Path,
     packed = Publisher().pack(FILES)
     store = open_store(tmp_path)
     pull(store, packed)
-    store.integrity.survey()
+    store.integrity.look_at_all()
     content = sorted(packed.contents)[0]
     turn(store.objects.path(content))
     store.close()
@@ -161,10 +161,10 @@ def test_what_did_not_change_is_not_read(
     monkeypatch.setattr("time.time", lambda: later)
     for _ in range(2):
         assert store.integrity.look([packed.root, found.digest]) == []
-        store.integrity.survey()
+        store.integrity.look_at_all()
         store.close()
         store = open_store(tmp_path)
-        store.integrity.survey()
+        store.integrity.look_at_all()
     assert store.integrity.look([packed.root, found.digest]) == []
     assert read == []
 
@@ -193,7 +193,7 @@ def test_directories_of_objects_that_come_and_go_are_watched(tmp_path: Path, ope
     packed = Publisher().pack(FILES)
     store = open_store(tmp_path)
     pull(store, packed)
-    store.integrity.survey()
+    store.integrity.look_at_all()
     content = sorted(packed.contents)[0]
     directory = store.objects.path(content).parent
     away = tmp_path / "away"
@@ -213,9 +213,9 @@ def test_a_kernel_that_cannot_watch_costs_a_look_at_each_file(
     store = open_store(tmp_path)
     assert "fs.inotify" in caplog.text
     pull(store, packed)
-    store.integrity.survey()
+    store.integrity.look_at_all()
     rounds = iter(range(100))
-    store.integrity.survey(lambda: next(rounds) < 99)
+    store.integrity.look_at_all(lambda: next(rounds) < 99)
     assert next(rounds) == 1, "nothing was used since the last survey, so there is nothing to look at again"
     assert store.integrity.look([packed.root]) == []
     content = sorted(packed.contents)[0]
@@ -229,7 +229,7 @@ def test_events_that_the_kernel_dropped_are_made_up_for(tmp_path: Path, open_sto
     packed = Publisher().pack(FILES)
     store = open_store(tmp_path)
     pull(store, packed)
-    store.integrity.survey()
+    store.integrity.look_at_all()
     first, second, third = sorted(packed.contents)[:3]
     queue = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     handles = [os.open(store.objects.path(name), os.O_RDONLY) for name in (first, second)]
@@ -249,7 +249,7 @@ def test_a_packed_tree_is_what_it_was(tmp_path: Path, open_store: OpenStore) -> 
     fill(store.begin(found.digest, found.pieces), found)
     pull(store, packed)
     for _ in range(3):
-        assert store.integrity.look([packed.root, found.digest]) == [] and store.integrity.survey() == []
+        assert store.integrity.look([packed.root, found.digest]) == [] and store.integrity.look_at_all() == []
         store.close()
         store = open_store(tmp_path)
     check(store, packed)
@@ -266,7 +266,7 @@ def test_a_full_disk_leaves_what_is_wrong_in_doubt(tmp_path: Path, open_store: O
         packed = Publisher().pack(FILES)
         store = open_store(place)
         pull(store, packed)
-        store.integrity.survey()
+        store.integrity.look_at_all()
         content = sorted(packed.contents)[0]
         (place / "other").write_bytes(b"")
         with contextlib.suppress(OSError), (place / "other").open("wb") as file:

@@ -15,7 +15,7 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, Left, decode_from_agent
 from tracker.core.bittorrent import announce as core
-from tracker.core.bittorrent.addresses import ip_of
+from tracker.core.bittorrent.addresses import packed_ip
 from tracker.core.bittorrent.announce import Announce, AnnounceAnswer, Announces, Contact
 from tracker.core.bittorrent.peers import Peer, Pool, TorrentSwarm
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
@@ -39,7 +39,7 @@ class Site:
     def announce(self, name: str, ip: str = "", **said: Any) -> AnnounceAnswer:
         """The peer `name` announces itself from `ip`, by default an address of its own; it lacks
         something."""
-        packed = ip_of(f"{ip or address(name)}:1")  # for IPv6 as well: the port is what follows the last colon
+        packed = packed_ip(f"{ip or address(name)}:1")  # for IPv6 as well: the port is what follows the last colon
         assert packed is not None
         chance = said.pop("chance", 0)
         event = Announce(V1, peer_id(name), packed, 6881, left=1)
@@ -468,7 +468,7 @@ def test_agents_at_one_address_that_stand_apart_say_nothing(site: Site) -> None:
     site.agent("y1", at="10.0.0.1:2", zone="a", rack="r2")
     site.agent("x2", at="[fd00::2]:1", zone="a", rack="r1")
     site.agent("y2", at="[fd00::2]:2", zone="b", rack="r1")
-    found = {ip: site.announces.addresses.find(ip_of(ip) or b"", now=99.0) for ip in ("10.0.0.1:0", "[fd00::2]:0")}
+    found = {ip: site.announces.addresses.find(packed_ip(ip) or b"", now=99.0) for ip in ("10.0.0.1:0", "[fd00::2]:0")}
     assert found == {"10.0.0.1:0": ("a", ""), "[fd00::2]:0": ("", "")}
 
 
@@ -479,13 +479,13 @@ def test_web_seeds_are_whole_and_near(site: Site) -> None:
     site.agent("h4", (0,), zone="a", rack="r1")
     gone = site.agent("h5", (1,), zone="a", rack="r1")
     site.fleet.handle(SessionClosed(gone), now=site.now)
-    asker = ip_of("10.0.0.4:0") or b""
+    asker = packed_ip("10.0.0.4:0") or b""
     found = site.announces.web_seeds(BLOB, asker, now=site.now + 10, chance=7)
     assert found == ["10.0.0.3:7071", "10.0.0.2:7071", "10.0.0.1:7071"]
     assert site.announces.web_seeds(SECOND, asker, now=0.0, chance=7) == []
     for number in range(10, 40):
         site.agent(f"h{number}", (1,))
-    somebody = ip_of("10.7.7.7:0") or b""
+    somebody = packed_ip("10.7.7.7:0") or b""
     draws = [site.announces.web_seeds(BLOB, somebody, now=site.now, chance=chance) for chance in range(30)]
     assert {len(draw) for draw in draws} == {core.WEB_SEEDS_MAX} and len({seed for draw in draws for seed in draw}) > 20
 
@@ -532,7 +532,7 @@ def test_what_holds_whatever_is_announced(steps: list[Any]) -> None:
         said = {"port": port, "left": left, "event": event, "key": key, "info_hash": info_hash}
         answer = site.announce(f"p{who}", ip=ip, zone=zone, rack=rack, chance=chance, **said)
         torrent: TorrentSwarm = site.announces._by_hash[V1]
-        here = ip_of(f"{ip}:0" if where != 3 else f"[{ip}]:0"), port
+        here = packed_ip(f"{ip}:0" if where != 3 else f"[{ip}]:0"), port
         ids = [contact.peer_id for contact in answer.peers]
         assert here not in addresses(answer) and peer_id(f"p{who}") not in ids
         assert len(addresses(answer)) == len(answer.peers)

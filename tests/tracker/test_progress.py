@@ -15,7 +15,7 @@ from tracker.core.monitor.progress import FAIR_REPORTS, note_rates, slow_host
 from tracker.core.planning.planner import Planner
 from tracker.core.rebalance.overload import spread_overload
 from tracker.core.rebalance.tail import hand_over
-from tracker.core.repair.repair import SLOW_RECEIVER_COMPLAINTS, demote
+from tracker.core.repair.remedies import SLOW_RECEIVER_COMPLAINTS, demote
 from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")
@@ -371,7 +371,7 @@ def test_hosts_that_lost_all_their_slots_by_mistake_get_them_back_when_somebody_
     site.go(3)
     for host in site.counts:
         site.fleet.capacities.mark_slow(host, 0.01, downlink=False, now=site.now)
-        site.fleet.reputation.relieve(site.fleet.hosts[host], "children lag", now=site.now)
+        site.fleet.reputation.fit_children(site.fleet.hosts[host], "children lag", now=site.now)
     site.go(8)
     site.counts["h9"] = [0, 0]
     site.do(SessionOpened(4, Hello(PROTOCOL_VERSION, "h9", "h9:1")))

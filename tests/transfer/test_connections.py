@@ -110,7 +110,8 @@ def test_an_ipv6_host_is_one_address() -> None:
 
 @asynccontextmanager
 async def serving(total_max: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, ConnectionBook]]:
-    """A server over a real port: /slow answers when the client has sent a byte more."""
+    """A server over a real port: /slow never answers. No connection ends there for taking long: the
+    book alone ends them."""
 
     async def quick(_: web.Request) -> web.Response:
         return web.Response(text="here")
@@ -125,9 +126,11 @@ async def serving(total_max: int, tls: ssl.SSLContext | None = None) -> AsyncIte
     app[CONNECTIONS] = book
     app.router.add_get("/", quick)
     app.router.add_get("/slow", slow)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=3600.0, handler_cancellation=True
+    )
     await runner.setup()
-    site = LimitedSite(runner, "127.0.0.1", 0, book, tls=tls)
+    site = LimitedSite(runner, "127.0.0.1", 0, book, tls=tls, handshake_s=3600.0)
     await site.start()
     try:
         yield site.port, book
@@ -160,9 +163,10 @@ async def ended(connections: Connections, count: int) -> None:
 
     waiting = {asyncio.create_task(end(reader)) for reader, _ in connections}
     done: set[asyncio.Task[None]] = set()
-    while len(done) < count:
-        now, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        done |= now
+    async with asyncio.timeout(60):
+        while len(done) < count:
+            now, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done |= now
     for task in waiting:
         task.cancel()
 

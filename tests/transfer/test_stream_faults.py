@@ -4,6 +4,7 @@ is told."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from stream_rig import PIECE, RawPeer, Receiver, SampleBlob
 
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unauthenticated, Unavailable
 from p2pdist.model.messages import STREAM_END
+from p2pdist.model.pieces import PieceSet
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.p2pdist.stream\r\nConnection: close\r\n\r\n"
 END = struct.pack(">II", STREAM_END, 0)
@@ -150,6 +153,56 @@ async def test_frames_that_were_not_asked_for_break_the_protocol_in_bounded_memo
     assert (reason, received) == ("protocol", [0]), detail
     assert receiver.copy.path.stat().st_size == PIECE
     assert peak < 2 << 20
+
+
+@pytest.mark.parametrize(("named", "expected"), [(1, 1), (3, 3), (0, None), (5, None), (1 << 30, None)])
+async def test_a_piece_that_was_not_asked_for_is_none_under_way(
+    receiver: Receiver, raw_peer: StartPeer, named: int, expected: int | None
+) -> None:
+    """Other sources are not asked for what is under way, so a source could keep any piece from this
+    host by naming it: one of another stripe (0), one that is here (5)."""
+    over = threading.Event()
+
+    def behave(connection: socket.socket) -> None:
+        connection.sendall(HEAD + struct.pack(">II", named, PIECE) + b"x")
+        over.wait(30)
+
+    have = PieceSet(receiver.blob.layout.count)
+    have.add(5)
+    stream = receiver.open(raw_peer(behave).port, stripe=1, stripes=2, have=have.to_bytes())
+    try:
+        while stream.received_bytes < len(HEAD) + 9 or not stream.responded:
+            await asyncio.sleep(0.01)
+        assert stream.receiving == expected
+    finally:
+        over.set()
+        await receiver.closed(stream)
+
+
+async def test_a_peer_that_acknowledges_nothing_any_more_is_told_as_such(
+    receiver: Receiver, blob: SampleBlob, raw_peer: StartPeer
+) -> None:
+    """The kernel gives the connection up: the peer may have sent everything or nothing by then.
+    Here the peer's window is full, so that what this side sends stays unacknowledged."""
+    over = threading.Event()
+
+    def behave(connection: socket.socket) -> None:
+        connection.sendall(HEAD + frame(0, blob.piece(0)))
+        over.wait(30)
+
+    stream = receiver.open(raw_peer(behave).port)
+    try:
+        await receiver.until(lambda: receiver.received(stream) == [0])
+        connection = stream._stream.connection
+        assert connection is not None
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 200)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection.send(bytes(1 << 20), socket.MSG_DONTWAIT)
+        closed = await receiver.closed(stream)
+    finally:
+        over.set()
+    assert (closed.reason, closed.detail) == ("reset", "parent does not answer any more")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from stream_rig import Pieces, Receiver, SampleBlob, Server
 
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.pieces import PieceSet
-from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.stream.events import StreamClosed
 
 
@@ -174,12 +173,3 @@ async def test_close_before_start_connects_to_nobody(server: Server, receiver: R
     stream.start()
     assert (await receiver.closed(stream)).reason == "closed"
     assert server.outgoing == []
-
-
-def test_addresses() -> None:
-    """host:port, IPv4 and bracketed IPv6 addresses are read; anything else is refused."""
-    assert parse_address("node-7.rack1:7071") == ("node-7.rack1", 7071)
-    assert parse_address("[::1]:7071") == ("::1", 7071)
-    for wrong in ("", "host", "host:", ":7071", "::1:7071", "host:0", "host:65536", "host:٣", "host:-1"):
-        with pytest.raises(ValueError):
-            parse_address(wrong)

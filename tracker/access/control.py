@@ -1,5 +1,5 @@
-"""Access control of a tracker: what the access file and the keys beside it say now, and who hears
-of it when they change.
+"""Access control of a tracker: what the access file and the keys beside it say now, and
+which parts of the tracker hear when they change.
 
 The directory is looked at every POLL_S and at SIGHUP. What cannot be read changes nothing: what was
 in force stays, and the log says so.

@@ -63,9 +63,9 @@ class AccessState:
     rules: AccessRules
     """With the hashes of all join secrets, and all that is revoked."""
     authorities: tuple[Authority, ...]
-    """That are trusted, the newest first."""
+    """The fleet's authorities that are trusted, the newest first."""
     signing: tuple[SigningKey, ...]
-    """Whose signatures are good, the newest first."""
+    """Keys that make good signatures, the newest first."""
     bundle: bytes
     """The certificates of the authorities, PEM."""
     introduction: bytes

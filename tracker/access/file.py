@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import ip_network
 
 import msgspec
 
@@ -18,11 +18,11 @@ from p2pdist.credentials.authority import check_fleet
 from p2pdist.credentials.tokens import check_name
 from p2pdist.model.access import EVERYTHING, NOTHING, LocalRules, Patterns, Role, RoleDocument
 from p2pdist.model.errors import UsageError
+from tracker.networks import NETWORKS_MAX, Network
 
 BYTES_MAX = 1 << 20
 JOINS_MAX = 100
 ROLES_MAX = 100
-NETWORKS_MAX = 256
 REVOKED_MAX = 10_000
 SUBJECTS_MAX = 1000
 MOUNT_ROOTS_MAX = 100
@@ -34,8 +34,6 @@ _SHA256 = re.compile(r"(?:[0-9a-f]{64})?\Z")
 _REVOKED = re.compile(r"(?:host|token|join):[^\s\x00-\x1f\x7f-\x9f]{1,255}\Z")
 _SUBJECT = re.compile(r"(?:user|group):[^\s\x00-\x1f\x7f-\x9f]{1,255}\Z")
 _MOUNT_ROOTS = "mount-roots"
-
-Network = IPv4Network | IPv6Network
 
 TEMPLATE = """\
 # Access of this fleet. The tracker reads this file again when it changes.
@@ -149,7 +147,6 @@ class AccessRules:
     certificates: JoinRule | None = None
     """What hosts may whose certificates another authority issued."""
     authority_files: tuple[str, ...] = ()
-    """The certificates of those authorities."""
 
 
 def read_rules(data: bytes, where: str) -> AccessRules:

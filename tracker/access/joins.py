@@ -17,9 +17,9 @@ from p2pdist.credentials.join import JoinToken
 from p2pdist.model.access import Identity
 from p2pdist.model.errors import Refused, Unauthenticated, Unavailable, UsageError
 from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
-from tracker.access.addresses import check_addresses
 from tracker.access.audit import WINDOW_S, Audit, Window
 from tracker.access.directory import AccessState
+from tracker.networks import check_own
 
 WRONG_TOKENS_MAX = 20
 """Joins with a wrong token of one address in WINDOW_S, after which none of it is looked at."""
@@ -91,7 +91,7 @@ class Joins:
 
     def _issue(self, event: str, host: str, join: str, request: JoinRequest | RenewRequest, remote: str) -> Joined:
         state, now = self._state, time.time()
-        check_addresses(request.addresses, host=host, remote=remote, networks=state.rules.networks)
+        check_own(request.addresses, host=host, remote=remote, networks=state.rules.networks)
         certificate = state.authorities[0].issue(
             request.request.encode(), "agent", host, request.addresses, now=now, join=join
         )

@@ -57,7 +57,7 @@ class OidcIssuer:
             raise Unauthenticated("the token is not valid for this fleet", remedy=_REMEDY) from error
         subject = claims["sub"]
         if not isinstance(subject, str) or not _SUBJECT.match(subject):
-            raise Unauthenticated("the token names nobody", remedy=_REMEDY)
+            raise Unauthenticated("the token names no person", remedy=_REMEDY)
         role = self._role(claims, rules)
         if role is None:
             raise Unauthenticated(

@@ -17,17 +17,18 @@ import msgspec
 
 from p2pdist.credentials.authority import addresses_in
 from p2pdist.model.access import Identity
+from p2pdist.model.address import host_part
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, UsageError
 from p2pdist.model.messages import Assign, FromAgent, Hello, Holding, Holdings, Priority, Reject
 from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
-from tracker.access.addresses import check_addresses
 from tracker.access.control import AccessControl
 from tracker.access.packages import PackageAccess
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.swarm import layout_of
+from tracker.networks import check_own
 
 
 class SessionAccess:
@@ -55,9 +56,9 @@ class SessionAccess:
                 f"the certificate is that of {name[:100]}, and the agent says that it is {hello.host[:100]}",
                 remedy="Give the agent the --name under which it joined, or let it join again",
             )
-        address = hello.address.rpartition(":")[0].strip("[]").lower()
+        address = host_part(hello.address).lower()
         if address not in addresses_in(peer):
-            check_addresses([address], host=name, remote=remote, networks=rules.networks)
+            check_own([address], host=name, remote=remote, networks=rules.networks)
         if identity.zones and hello.zone not in identity.zones:
             raise Refused(
                 f"{name[:100]} may not be in the zone {hello.zone[:100]!r}",

@@ -2,7 +2,7 @@
 half of TICKET_S, for all hosts that came with that join token.
 
 What a host may read follows from its join token, which its certificate names. A host shows its
-ticket to others, and what they learn from it is of use only to those that may read the same. One
+ticket to others, and what they learn from it is of use only to hosts that may read the same. One
 for each host would cost a signature a host and blob.
 """
 

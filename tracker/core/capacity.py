@@ -53,7 +53,7 @@ ROUND_UP = 0.3
 cost all hosts."""
 
 UPLINKS_MAX = 200_000
-"""Hosts that are remembered; beyond, those that were met first are forgotten."""
+"""Hosts that are remembered; beyond, the ones that were met first are forgotten."""
 
 RETRY_S = 2.0
 RETRIES_MAX = 8

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from p2pdist.model.address import by_name
 from p2pdist.model.messages import Complaint, Reject
-from p2pdist.model.plan import by_name
 from tracker.core.events import Command, Send
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, Member
@@ -25,7 +25,7 @@ from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
-from tracker.core.repair.repair import (
+from tracker.core.repair.remedies import (
     AVOID_S,
     GIVES_S,
     GIVING_COMPLAINTS,

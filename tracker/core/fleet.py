@@ -2,8 +2,8 @@
 
 Theory. Agents say what they hold and want (`Holding`), how far they are (`Report`) and which source
 failed them (`Complaint`); the core answers with plans (`Assign`). Everything about swarms is soft:
-after a restart agents say what they hold and from whom they receive, and the core takes their
-running streams for the edges of its trees. A host that others receive from and that has not
+after a restart agents say what they hold and from which hosts they receive, and the core takes
+these streams for the edges of its trees. A host that others receive from and that has not
 reconnected yet is a member that is absent.
 
 A host whose session ends, or that is silent while others wait for it, is absent in its swarms
@@ -62,7 +62,7 @@ from tracker.core.rebalance.overload import PAUSE_S, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
-from tracker.core.repair.repair import reattach, spare_origin
+from tracker.core.repair.remedies import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
 from tracker.core.report_rate import SHORTEST_S
@@ -76,7 +76,6 @@ class Fleet:
     """All hosts of a tracker, and their swarms. Changes only through `handle`."""
 
     started_at: float
-    """Time at which the tracker started."""
     origin: str = ""
     """URL of central storage as every agent is told it, without what may be secret in it."""
     origin_streams_max: int = 64
@@ -95,9 +94,7 @@ class Fleet:
     capacities: Capacities = field(default_factory=Capacities)
     """Uplinks and downlinks as far as known; outlives swarms and sessions."""
     policies: PolicyBook = field(default_factory=PolicyBook)
-    """Policies of the packages."""
     schedule: Schedule = field(default_factory=Schedule)
-    """When swarms are planned."""
     probing: Probing = field(default_factory=Probing)
     """Hosts that are asked to report often for a while."""
     reputation: Reputation = field(init=False)
@@ -226,7 +223,7 @@ class Fleet:
             out.append(Send(session, Reject(error.problem(), about)))
 
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
-        """A host says what it holds of a blob, and from whom it receives it."""
+        """A host says what it holds of a blob, and from which hosts it receives it."""
         self.policies.admit(host.zone, holding)
         swarm = self.membership.swarm_of(host, holding)
         counts = list(holding.counts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address
 from math import inf
 
+from p2pdist.model.address import is_loopback
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Hello
 
@@ -20,22 +20,11 @@ PENALTY_S = 60.0
 CORRUPT_PENALTY_S = 600.0
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address, if it is one in numbers, means the machine itself."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    found = (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
-    return found.is_loopback or found.is_unspecified
-
-
 @dataclass(slots=True)
 class Host:
     """One host: its address, its session, its swarms and its reputation."""
 
     name: str
-    """The host's name."""
     address: str = ""
     """Where other hosts reach it, "host:port"; empty while it was only named by others.
     `connect`."""
@@ -74,8 +63,8 @@ class Host:
     """Blobs that no manifest names and of which it made the swarm, as long as it is in one; whether
     it wants the blob and has got nothing yet. `found`, `got`, `leave`."""
     voter: str = ""
-    """For whom it speaks when it complains: the address of its connection, so that many hosts of
-    one machine have one vote; its name where that is loopback or not known. `connect`."""
+    """The name under which its complaints count: the address of its connection, so that many hosts
+    of one machine have one vote; its own where that is loopback or not known. `connect`."""
     vouchers: dict[str, float] = field(default_factory=dict)
     """Voters that lately got pieces from it, and when that expires. `vouch`, `penalise`,
     `expire_penalties`."""

@@ -42,7 +42,6 @@ class Member:
     stripe."""
 
     host: str
-    """The host's name."""
     counts: list[int]
     """Verified pieces. Swarm.advance, Swarm.forget_pieces."""
     allotted: list[int]

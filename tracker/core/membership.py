@@ -37,7 +37,6 @@ class Membership:
     """Adds hosts to swarms and takes them out; `hosts` and `swarms` are the fleet's."""
 
     hosts: dict[str, Host]
-    """Hosts by name."""
     swarms: dict[Digest, Swarm]
     """Swarms by key; none is empty."""
     schedule: Schedule

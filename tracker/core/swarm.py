@@ -154,7 +154,6 @@ class Swarm:
     methods."""
 
     blob: Digest
-    """Digest of the blob."""
     layout: PieceLayout
     """How the blob is cut into pieces and stripes."""
     key: Digest = ""  # type: ignore[assignment]
@@ -188,13 +187,10 @@ class Swarm:
     """Pieces of a stripe that a typical host gets in a second; 0 while unknown.
     `set_typical_rate`."""
     stripes: int = field(init=False)
-    """Number of stripes."""
     totals: list[int] = field(init=False)
     """Pieces of each stripe."""
     edges: Edges = field(init=False)
-    """The trees of the stripes."""
     origin: OriginReads = field(init=False)
-    """How the origin is read."""
     passes: Passes = field(default_factory=Passes)
     """What the planner and the rebalancing passes remember."""
 

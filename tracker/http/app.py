@@ -12,7 +12,6 @@ from p2pdist.transfer.guard import guard, identity_of
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.http import access, bittorrent, content, pages, scheduler, sessions
-from tracker.http.connections import CONNECTIONS
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE
 from tracker.http.metrics import registry
 from tracker.preseed_service import PreseedService
@@ -85,7 +84,6 @@ def make_app(service: Service, preseeds: PreseedService | None = None) -> web.Ap
     app = web.Application(middlewares=[problems, checks], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[SERVICE] = service
-    app[CONNECTIONS] = []
     watch = pages.add_watch(app, service, preseeds)
     app[REGISTRY] = registry(service, watch.view, preseeds)
     if preseeds is not None:

@@ -32,13 +32,14 @@ from urllib.parse import quote, unquote_to_bytes
 import msgspec
 from aiohttp import web
 
+from p2pdist.model.address import ip_of, without_mapping
 from p2pdist.model.bencode import Encodable, encode
 from p2pdist.model.digest import Digest, hex_of, parse_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 from p2pdist.model.torrent import Torrent
 from p2pdist.transfer.openapi import Answer, Query, Route
-from tracker.core.bittorrent.addresses import ip_of, packed
+from tracker.core.bittorrent.addresses import packed_ip
 from tracker.core.bittorrent.announce import Announce, AnnounceAnswer, AnnounceEvent, Contact
 from tracker.http.keys import SERVICE
 from tracker.service import Service
@@ -92,7 +93,7 @@ async def blob_torrent(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     digest = parse_digest(request.match_info["digest"])
     torrent = await register_blob(service, digest)
-    ip = ip_of(f"{request.remote}:0") or b""
+    ip = packed_ip(f"{request.remote}:0") or b""
     holders = service.announces.web_seeds(digest, ip, now=time.monotonic(), chance=getrandbits(64))
     seeds = [f"http://{address}/v1/blobs/{digest}" for address in holders]
     if service.web_origin:
@@ -252,10 +253,10 @@ def announce_of(fields: Fields, ip: bytes) -> Announce:
 def remote_ip(request: web.Request) -> bytes:
     """The packed address at the other end of the connection. Raises UsageError where it has
     none."""
-    try:
-        return packed(ip_address((request.remote or "").partition("%")[0]))
-    except ValueError as error:
-        raise UsageError("a peer announces itself over TCP") from error
+    ip = ip_of(request.remote or "")
+    if ip is None:
+        raise UsageError("a peer announces itself over TCP")
+    return ip.packed
 
 
 def _private_ip(named: bytes, ip: bytes) -> bytes:
@@ -268,7 +269,7 @@ def _private_ip(named: bytes, ip: bytes) -> bytes:
     except ValueError:
         return ip
     odd = found.is_unspecified or found.is_reserved or found.is_link_local or found.is_multicast
-    return packed(found) if found.is_private and not odd else ip
+    return without_mapping(found).packed if found.is_private and not odd else ip
 
 
 def encode_answer(answer: AnnounceAnswer, *, compact: bool, ids: bool) -> dict[bytes, Encodable]:

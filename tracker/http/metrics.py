@@ -62,11 +62,11 @@ class TrackerCollector(Collector):
         slow = len(fleet.capacities.slow_hosts())
         yield GaugeMetricFamily("p2pdist_tracker_slow_hosts", "Hosts held to have a slow link", value=slow)
         shunned = sum(host.banned for host in fleet.hosts.values())
-        yield GaugeMetricFamily("p2pdist_tracker_shunned_hosts", "Hosts that nobody receives from", value=shunned)
+        yield GaugeMetricFamily("p2pdist_tracker_shunned_hosts", "Hosts from which no other receives", value=shunned)
 
         name, text = (
             "p2pdist_tracker_unreachable_hosts",
-            "Hosts connected that others cannot reach, who read storage instead",
+            "Hosts connected that no other can reach: others read storage instead",
         )
         yield GaugeMetricFamily(name, text, value=self._service.reach.unreachable())
 

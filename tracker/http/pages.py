@@ -24,6 +24,7 @@ from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.views.tree_view import TreeView
@@ -193,12 +194,13 @@ async def events(request: web.Request) -> web.StreamResponse:
         await response.prepare(request)
         shown = b""
         names = identity_of(request).reads_everything  # of packages, in the list of preseeds
-        while await still_allowed(request):
-            news = b"event: preseeds\ndata: %b\n\n" % watch.preseeds if names and watch.preseeds != shown else b""
-            shown = watch.preseeds
-            async with asyncio.timeout(WRITE_S_MAX):
-                await response.write(b"event: change\ndata: %b\n\n" % document + news)
-            document = await anext(changes)
+        with in_use(request):
+            while await still_allowed(request):
+                news = b"event: preseeds\ndata: %b\n\n" % watch.preseeds if names and watch.preseeds != shown else b""
+                shown = watch.preseeds
+                async with asyncio.timeout(WRITE_S_MAX):
+                    await response.write(b"event: change\ndata: %b\n\n" % document + news)
+                document = await anext(changes)
         return response
     except (StopAsyncIteration, TimeoutError, ConnectionError):
         return response

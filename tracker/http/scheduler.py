@@ -126,7 +126,7 @@ def _swarm(swarm: Swarm) -> SwarmStatus:
 
 
 async def hosts(request: web.Request) -> web.Response:
-    """List the hosts that are connected, and those whose sessions broke in the last hour."""
+    """List the hosts that are connected, and the ones whose sessions broke in the last hour."""
     fleet = request.app[SERVICE].fleet
     return _answer([_host(host) for host in (*fleet.hosts.values(), *fleet.lost.values())])
 

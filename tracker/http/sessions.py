@@ -1,10 +1,17 @@
 """Sessions of agents: one WebSocket each, JSON documents both ways (see
-p2pdist/model/messages.py)."""
+p2pdist/model/messages.py).
+
+A connection costs a descriptor from its first packet on, long before a request shows what it is
+for. So a tracker bounds the connections that are no sessions (p2pdist/transfer/connections.py), far
+above what ten thousand agents behind one address need that connect at one moment; a connection that
+has become a session counts no longer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Iterator
 
 from aiohttp import WSMsgType, web
@@ -20,16 +27,26 @@ from p2pdist.model.messages import (
     decode_from_agent,
     encode,
 )
+from p2pdist.transfer.connections import ConnectionBook, release
 from p2pdist.transfer.guard import identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
 from tracker.http.access import note_refusal
-from tracker.http.connections import CONNECTIONS
 from tracker.http.keys import SERVICE
 from tracker.service import Outbox, Service
 
 HELLO_TIMEOUT_S = 10.0
 HEARTBEAT_S = 15.0
+HANDSHAKE_S_MAX = 60.0
+"""As many agents as connect at one moment after a restart: the last of ten thousand TLS handshakes
+ends long after it began."""
+
+CONNECTIONS_MAX = 1 << 16
+"""Connections that are no sessions."""
+
+CONNECTIONS_PART = 2
+"""One of so many parts of the process's descriptors is for them."""
+
 FAREWELL_S = 1.0
 """How long a session that ends may take to send what is queued for it, and then the other side to
 answer the closing."""
@@ -38,6 +55,15 @@ HOLDINGS_AT_ONCE = 50
 """Holdings of one message that the core handles before others have their turn."""
 
 logger = logging.getLogger(__name__)
+
+
+def connection_book(descriptors: int = 0) -> ConnectionBook:
+    """Counts the connections that are no sessions, in a process that may have so many descriptors;
+    0 for those of this one."""
+    descriptors = descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    unlimited = descriptors == resource.RLIM_INFINITY
+    total_max = CONNECTIONS_MAX if unlimited else max(8, min(CONNECTIONS_MAX, descriptors // CONNECTIONS_PART))
+    return ConnectionBook(total_max, idle_max=total_max)
 
 
 async def session(request: web.Request) -> web.WebSocketResponse:
@@ -62,8 +88,7 @@ async def session(request: web.Request) -> web.WebSocketResponse:
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
         await socket.close()
         return socket
-    for connections in request.app[CONNECTIONS]:
-        connections.exempt(request.protocol)
+    release(request)
     writer = asyncio.create_task(_write(socket, outbox))
     try:
         await _read(socket, service, number, outbox)
@@ -92,8 +117,10 @@ async def _hello(socket: web.WebSocketResponse) -> Hello:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             hello = decode_from_agent(await socket.receive_str())
-    except (TimeoutError, TypeError) as error:
+    except TimeoutError as error:
         raise UsageError(f"no hello arrived within {HELLO_TIMEOUT_S:.0f} s") from error
+    except TypeError as error:
+        raise UsageError("a session begins with a hello, as a text frame") from error
     if not isinstance(hello, Hello):
         raise UsageError("a session begins with a hello")
     return hello

@@ -77,7 +77,9 @@ def read_join_file(path: Path) -> JoinToken:
         ) from error
     if mode & 0o077:
         logger.warning(
-            "the join file %s may be read by others (mode %04o), who may join the fleet. chmod 600 it", path, mode
+            "the join file %s may be read by other users (mode %04o), which lets them join the fleet: chmod 600 it",
+            path,
+            mode,
         )
     return JoinToken.parse(text)
 
@@ -115,7 +117,7 @@ class Membership:
         """Take the kept certificate, or join, which may wait for a tracker; returns the contexts
         for all connections of the agent. Raises Refused where all trackers refuse the token, or
         none leads to the pinned authority, and UsageError; not when `patient`: trackers that
-        announce themselves may be anybody's."""
+        announce themselves may be of any fleet."""
         make_private(self._directory)
         if not self._take_kept():
             pause_s = RETRY_FIRST_S

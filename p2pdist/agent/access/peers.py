@@ -75,7 +75,7 @@ class Peers:
         self.access: Access | None = None
         """The last message, None while access is off."""
         self.public = Patterns()
-        """The packages for which nobody needs a ticket."""
+        """The packages for which no host needs a ticket."""
         self.local = LocalRules()
         self._keys = VerifyKeys({})
         self._revoked: frozenset[str] = frozenset()

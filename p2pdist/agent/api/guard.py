@@ -1,5 +1,5 @@
-"""Whose request it is that comes to the agent, and what its sender may have (the rights of routes
-are checked by p2pdist/transfer/guard.py).
+"""The senders of requests to the agent, and what each may have (p2pdist/transfer/guard.py checks
+the rights of routes).
 
 Over TCP a request comes from the host in the certificate of its connection, from the bearer of a
 token, or is anonymous; while access is off all may do everything there, as the network is then the

@@ -38,15 +38,15 @@ from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.eviction import choose
 from p2pdist.core.transport import AWAY_S, Policy
+from p2pdist.model.address import parse_address
 from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.url import redacted
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.names import NAMES
-from p2pdist.transfer.stream.connect import parse_address
 from p2pdist.transfer.torrent.seeds import SEEDS_MAX, Seed, TorrentSeeds
 from p2pdist.transfer.torrent.session import TorrentSession
 from p2pdist.transfer.torrent.settings import TorrentSettings

@@ -101,7 +101,7 @@ class Discovery:
         logging.getLogger("zeroconf").setLevel(logging.WARNING)  # below that it logs every packet
         await self._rescan()
         if not self._responders and not self._failed:
-            logger.info("no network to discover anybody on: listening on %s only", self.settings.listen[0])
+            logger.info("no network to discover others on: listening on %s only", self.settings.listen[0])
         self._task = asyncio.create_task(self._follow(), name="discovery")
 
     async def stop(self) -> None:
@@ -113,11 +113,6 @@ class Discovery:
             self._reporting.cancel()
         await asyncio.gather(*(responder.stop() for responder in self._responders.values()))
         self._responders.clear()
-
-    @property
-    def announced_on(self) -> list[Link]:
-        """The links on which the name is this process's."""
-        return [link for link, responder in self._responders.items() if responder.announced]
 
     @property
     def links(self) -> list[Link]:
@@ -253,7 +248,7 @@ class _Responder:
             try:
                 sent = await self._zeroconf.async_register_service(info, allow_name_change=kind == "tracker")
             except NonUniqueNameException:
-                self._log_conflict("somebody else on the network")
+                self._log_conflict("another process on the network")
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
                 continue
             except (OSError, Error) as error:
@@ -311,7 +306,7 @@ class _Responder:
             return
         if not self._defended:
             logger.warning(
-                "somebody else on %s uses the name %s, too", self._link.interface, _instance(self._info.name)
+                "another process on %s uses the name %s, too", self._link.interface, _instance(self._info.name)
             )
         pause_s, self._defended = DEFEND_S if self._defended else 0.0, True
         self._announcing = asyncio.create_task(self._announce_again(self._zeroconf, self._info, pause_s))

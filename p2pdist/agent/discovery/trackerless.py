@@ -26,13 +26,13 @@ from p2pdist.agent.tasks import Tasks
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.core.trackerless import Announcement, Kind, plan_without_tracker
 from p2pdist.model.access import TICKET_HEADER
+from p2pdist.model.address import parse_address
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE
 from p2pdist.model.messages import BlobHolding, Hello
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Plan
 from p2pdist.model.request_id import passed_on
-from p2pdist.transfer.stream.connect import parse_address
 
 if TYPE_CHECKING:
     from p2pdist.agent.discovery.mdns import Discovery

@@ -46,10 +46,11 @@ from p2pdist.core.pull import (
     WriterGone,
 )
 from p2pdist.core.transport import CutShort
+from p2pdist.model.address import by_name
 from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import Plan, by_name
+from p2pdist.model.plan import Plan
 from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.names import NAMES

@@ -27,6 +27,10 @@ from p2pdist.store.store import BlobStore, room_left
 
 FETCHES_MAX, FETCHES_OF_ADDRESS_MAX = 16, 8
 BROUGHT_MAX = 4096
+LOOK_AGAIN_S, LOOKS_MAX = 0.2, 25
+"""A pull holds its blob a moment longer than its reader does: that is looked at again so often.
+What is held for longer is in use."""
+
 UNUSED_SINCE = 1.0
 """When a blob that came for a reader was used last, in seconds since the epoch."""
 
@@ -126,7 +130,13 @@ class Readers:
             del self._fetches[address]
         self._mark_unused(digest)
 
-    def _mark_unused(self, digest: Digest) -> None:
-        blob = self._store.get(digest) if digest in self._brought else None
-        if blob is not None and not blob.in_use:
+    def _mark_unused(self, digest: Digest, again: int = LOOKS_MAX) -> None:
+        """Let a blob that came for readers go before all others, once none reads it and the pull
+        that brought it holds it no longer."""
+        blob = self._store.get(digest) if digest in self._brought and digest not in self._reading else None
+        if blob is None:
+            return
+        if not blob.in_use:
             blob.last_used = UNUSED_SINCE
+        elif again:
+            asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._mark_unused, digest, again - 1)

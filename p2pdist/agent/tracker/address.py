@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 
 import ifaddr
+
+from p2pdist.model.address import IPAddress, parse_address, without_mapping
 
 
 def wildcard(address: str) -> tuple[str, int] | None:
     """Host and port of `address` (host:port) where the host is 0.0.0.0 or ::, else None."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    return (host, int(port)) if host in ("0.0.0.0", "::") and port.isdecimal() else None
+    try:
+        host, port = parse_address(address)
+    except ValueError:
+        return None
+    return (host, port) if host in ("0.0.0.0", "::") else None
 
 
-def address_of(entry: ifaddr.IP) -> tuple[IPv4Address | IPv6Address, int]:
+def address_of(entry: ifaddr.IP) -> tuple[IPAddress, int]:
     """An address of an interface and the length of its prefix in bits."""
     return ip_address(entry.ip if isinstance(entry.ip, str) else entry.ip[0]), entry.network_prefix
 
@@ -26,8 +30,7 @@ def address_for_others(local: str, listens: str) -> str:
     means something else at other hosts (loopback, link-local of IPv6) or the agent does not listen
     on it (IPv6 where it listens on IPv4 alone): then the address of the default route, else that of
     the first interface, else `local`."""
-    here = ip_address(local.partition("%")[0])
-    here = (here.ipv4_mapped or here) if isinstance(here, IPv6Address) else here
+    here = without_mapping(ip_address(local.partition("%")[0]))
     versions = (4,) if listens == "0.0.0.0" else (here.version, 10 - here.version)
     if here.version in versions and _means_one_host(here):
         return str(here)
@@ -37,13 +40,13 @@ def address_for_others(local: str, listens: str) -> str:
     return next((str(address) for address in others if address is not None and _means_one_host(address)), str(here))
 
 
-def _means_one_host(address: IPv4Address | IPv6Address) -> bool:
+def _means_one_host(address: IPAddress) -> bool:
     """Whether an address stands for the same host everywhere on the network. A link-local address
     of IPv6 needs an interface as well, which has another name at each host."""
     return not (address.is_loopback or address.is_unspecified or (address.version == 6 and address.is_link_local))
 
 
-def _on_default_route(version: int) -> IPv4Address | IPv6Address | None:
+def _on_default_route(version: int) -> IPAddress | None:
     """The address from which this host reaches distant hosts; None without a default route. No
     packet is sent."""
     family, far = (socket.AF_INET, "192.0.2.1") if version == 4 else (socket.AF_INET6, "2001:db8::1")

@@ -203,7 +203,8 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
+    from p2pdist.cli.daemon import discovery_settings, listen_address, run
+    from p2pdist.model.address import address_text
 
     address, trackers = listen_address(listen), _urls(tracker)
     discovers = not trackers if discover is None else discover
@@ -247,7 +248,7 @@ def _swarm(
     """How blobs may come by BitTorrent; None for trees only. An agent that joins a fleet uses
     BitTorrent only when told to, and then for public packages. Raises UsageError."""
     from p2pdist.agent.bittorrent.service import SwarmSettings
-    from p2pdist.transfer.stream.connect import parse_address
+    from p2pdist.model.address import parse_address
 
     policy: Policy = transport or ("trees" if tls or joins else "auto")
     if policy == "trees":
@@ -286,14 +287,8 @@ async def _serve(
 
     from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
-    from p2pdist.cli.daemon import (
-        address_text,
-        close,
-        listen,
-        listen_unix,
-        raise_file_limit,
-        stop_listening,
-    )
+    from p2pdist.cli.daemon import close, listen, listen_unix, raise_file_limit, stop_listening
+    from p2pdist.model.address import address_text
     from p2pdist.transfer.connections import ConnectionBook, connections_max
 
     level_now = partial(read_again, click.get_current_context(), "log_level")
@@ -327,11 +322,12 @@ async def _serve(
 
 
 def _warn_of_strangers(host: str) -> None:
-    """Say what an agent without access control does for everybody, unless it is on this machine
-    alone."""
-    if host not in ("localhost", "::1") and not host.startswith("127."):
+    """Warn of an agent without access control, unless it is on this machine alone."""
+    from p2pdist.model.address import on_this_machine
+
+    if not on_this_machine(host):
         logger.warning(
-            "access control is off: whoever reaches this port can fetch every package of the fleet. Start trackers with "
+            "access control is off: any client that reaches this port can fetch every package of the fleet. Start trackers with "
             "--access FILE and agents with --join-file to change that"
         )
 

@@ -144,7 +144,7 @@ def _notes(unpacked: Unpacked, *, replaced: bool) -> list[str]:
         notes += _program_notes(str(unpacked.root.resolve()), unpacked.config)
     if unpacked.user.partition(":")[0] not in ("", "0", "root"):
         notes.append(
-            f"the image's user {unpacked.user} is not kept: p2pdist run starts the program as the user who calls it"
+            f"the image's user {unpacked.user} is not kept: p2pdist run starts the program as the user that calls it"
         )
     return notes
 

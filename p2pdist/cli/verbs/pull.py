@@ -18,7 +18,7 @@ from p2pdist.model.messages import Priority
     type=click.Choice(["start", "preseed"]),
     default="start",
     show_default=True,
-    help="start: someone waits for this pull. preseed: it gives way to starts.",
+    help="start: a program or user waits for this pull. preseed: it gives way to starts.",
 )
 @socket_option
 @output.json_option

@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
     "--access",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Who may do what, TOML; made when it is not there. Agents then join, and everything is encrypted.",
+    help="Rights of hosts, tokens and people, TOML; made when it is not there. Agents then join, and all speak TLS.",
 )
 @click.option(
     "--audit-log",
@@ -173,9 +173,11 @@ def own_addresses(host: str) -> list[str]:
 
 
 def _warn_of_strangers(host: str) -> None:
-    if host != "localhost" and not host.startswith("127.") and host != "::1":
+    from p2pdist.model.address import on_this_machine
+
+    if not on_this_machine(host):
         logger.warning(
-            "access control is off: whoever reaches this port can order preseeds, read packages and act as any host. "
+            "access control is off: any client that reaches this port can order preseeds, read packages and act as any host. "
             "Start the tracker with --access FILE to change that"
         )
 
@@ -227,11 +229,11 @@ async def _listen(
     """Answer at the tracker's address, and at that for probes."""
     from p2pdist.cli.daemon import listen
     from tracker.http.app import make_probe_app
-    from tracker.http.connections import limit_connections
+    from tracker.http.sessions import HANDSHAKE_S_MAX, connection_book
 
     address, probes = addresses
-    runners = [await listen(app, address, tls=access.tls.context if access is not None else None)]
-    limit_connections(app, runners[0])
+    tls, book = access.tls.context if access is not None else None, connection_book()
+    runners = [await listen(app, address, tls=tls, connections=book, handshake_s=HANDSHAKE_S_MAX)]
     if probes is not None:
         runners.append(await listen(make_probe_app(app), probes))
     return runners
@@ -249,7 +251,8 @@ async def _serve(
 ) -> None:
     import time
 
-    from p2pdist.cli.daemon import address_text, close, stop_listening, until_stopped
+    from p2pdist.cli.daemon import close, stop_listening, until_stopped
+    from p2pdist.model.address import address_text
     from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
     from tracker.core.fleet import Fleet

@@ -191,7 +191,7 @@ def _try(method: str, trees: Sequence[_Tree], staging: Path) -> str:
         try:
             owner = check_object(file, objects).st_uid
             if method == "hardlink" and os.geteuid() not in (0, owner):
-                return "the objects belong to somebody else"
+                return "the objects belong to another user"
             _probe(method, tree.objects / os.fsdecode(object_name(file.content)), staging / "probe")
         except OSError as error:
             return error.strerror or str(error)

@@ -28,7 +28,6 @@ class RepositoryNames:
 
     repository: str
     base: URL
-    """The registry's address."""
     shown: str
     """The origin's URL, for messages."""
 

@@ -262,7 +262,7 @@ class RegistryOrigin:
 
     async def blobs(self) -> list[tuple[Digest, int, float]]:
         raise UsageError(
-            f"{self.url} is a registry, which tells nobody what blobs it has",
+            f"{self.url} is a registry, and registries list no blobs",
             remedy="Remove tags with p2pdist rm --at-origin; the registry removes what no manifest names",
         )
 

@@ -4,8 +4,8 @@ The self-mounting file is a shell script of whole blocks of 4096 bytes, followed
 of all layers merged; the idea is that of XAR (github.com/facebookincubator/xar). It needs neither
 p2pdist nor an agent: mount(8) for root, or squashfuse, and flock(1), setsid(1) and mountpoint(1) of
 util-linux. Runs of one user share a mount in a directory that only this user may enter, at a path
-no part of which another user can rename or replace: XDG_RUNTIME_DIR may be that of the user from
-whom root took its environment (su, sudo -E).
+no part of which another user can rename or replace: XDG_RUNTIME_DIR may be that of another
+user, where root took over its environment (su, sudo -E).
 
 Every run holds a shared lock on a file beside the mount, in a descriptor that the program and its
 children inherit; one cleaner for each mount waits for an exclusive lock. Some programs close
@@ -129,7 +129,7 @@ while :; do
     mkdir -p "$_p2pdist_root"
     attach || fail 'cannot mount: install squashfuse, or run it as root'
 done
-# Whoever takes the cleaner's lock cleans; it is given up before the other one, so that no run is left without a cleaner.
+# The process with the cleaner's lock cleans; it is given up before the other one, so that no run is left without a cleaner.
 _p2pdist_clean='exec 8>>"$1.cleaner" && flock -n 8 || exit 0
 exec 7>>"$1.lock"
 while flock 7; do

@@ -58,7 +58,6 @@ class Unpacked:
     """An unpacked source."""
 
     root: Path
-    """The directory with its entries."""
     kind: str
     """directory, tar, OCI image or docker archive."""
     config: Config = field(default_factory=Config)

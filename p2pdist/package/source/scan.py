@@ -96,7 +96,6 @@ class Scan:
     """Counts over a source or an archive."""
 
     files: int = 0
-    """Regular files."""
     bytes_total: int = 0
     """Bytes in these files."""
     dropped: list[Dropped] = field(default_factory=list)

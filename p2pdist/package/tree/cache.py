@@ -60,7 +60,6 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: bytes
     """Of the scan; empty when an entry was too new to rule out a later change with equal times."""
     base: str
-    """The digest of the base's manifest."""
     outcome: Outcome
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Manifest
-from p2pdist.package.repository.repository import LocalRepository, Repository
+from p2pdist.package.repository.contract import LocalRepository, Repository
 from p2pdist.package.source.scan import Ignore, TreeScan, check_names, scan_tree
 from p2pdist.package.tree.cache import CacheFile, Damaged, FilesCache, Head, Outcome
 from p2pdist.package.tree.entries import Assembler
@@ -36,7 +36,6 @@ class Options:
     xattrs: bool = False
     """Carry the extended attributes `user.*`."""
     ignore: Ignore | None = None
-    """Which entries to leave out."""
     only: Collection[bytes] | None = None
     """The paths to keep, with the directories above them; None keeps all."""
     mtime: int | None = None

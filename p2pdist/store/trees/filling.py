@@ -100,10 +100,9 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What a call made: objects and their bytes; and how many contents are still missing."""
+    """How many objects a call made, and how many contents are still missing."""
 
     objects: int
-    bytes_made: int
     missing: int
 
 
@@ -144,9 +143,9 @@ class Filling:
                     self._drain(pool, list(self._tasks(packs)))
         finally:
             objects.save()
-            here = missing.contents.keys() & objects.contents()
-            size = sum(map(missing.contents.pop, here))
-        return Filled(before - len(missing.contents), size, len(missing.contents))
+            for content in missing.contents.keys() & objects.contents():
+                del missing.contents[content]
+        return Filled(before - len(missing.contents), len(missing.contents))
 
     def _present(self) -> Iterator[tuple[Digest, PackHere]]:
         for digest, size in self._sizes.items():

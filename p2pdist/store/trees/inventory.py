@@ -45,11 +45,9 @@ class TreeContext:
     """What trees need of their store."""
 
     lock: threading.RLock
-    """The store's lock."""
     paths: Paths
     index: Index
     get: Callable[[Digest], Blob | None]
-    """Finds a blob."""
     owners: Callable[[Digest], set[str]]
     """The owners of the pins of a digest."""
     make_room: Callable[[int], object]

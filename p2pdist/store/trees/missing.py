@@ -108,11 +108,6 @@ class Missing:
     selected: dict[Digest, SelectedPack] = field(default_factory=dict)
     """Selections of packs; the caller, which holds their blobs, adds them."""
 
-    @property
-    def bytes_stored(self) -> int:
-        """Bytes that are taken of packs."""
-        return sum(need.stored for need in self.needs)
-
     def __enter__(self) -> Missing:
         return self
 

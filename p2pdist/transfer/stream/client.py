@@ -187,7 +187,9 @@ class IncomingStream:
                     self._wait(pause_s)
                 elif loop_receiver is not None and loop_receiver.share.low and loop_receiver.take_over():
                     return False
-        except TimeoutError:
+        except TimeoutError as error:
+            if error.errno is not None:  # the kernel's: the peer acknowledges nothing any more
+                raise
             raise Ended("short", f"{self.source} sent all and did not end the stream") from None
 
     def _wait(self, pause_s: float) -> None:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from p2pdist.model.address import parse_address
 from p2pdist.model.plan import Source
 from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.tls import Tls
@@ -110,18 +111,6 @@ may raise."""
 
 class Unreachable(Exception):
     """No connection could be opened; the text says why."""
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `192.0.2.1:7071` or `[2001:db8::1]:7071`; raises ValueError."""
-    host, _, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"{address[:100]!r} is not host:port; an IPv6 address stands in brackets")
-    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{address[:100]!r} is not host:port")
-    return host, int(port)
 
 
 def connect(source: Source, use: UseSocket, *, timeout_s: float, dead_after_s: float) -> socket.socket:

@@ -157,10 +157,6 @@ class TorrentTransfer:
             )
         self.number = next(_numbers) if number is None else number
         self.info_hash = torrent.info_hash_v1
-        self.bytes_verified = 0
-        """Written by `_count`."""
-        self.pieces_failed = 0
-        """Pieces that peers sent wrong; libtorrent fetches them again and bans the sender."""
         self.torrent = torrent
         self._session, self._blob, self._swarm = session, blob, swarm
         self._file = OpenFile() if stay else None
@@ -257,7 +253,7 @@ class TorrentTransfer:
             case lt.cache_flushed_alert():
                 self._flushed()
             case lt.hash_failed_alert():
-                self.pieces_failed += 1
+                # libtorrent fetches it again, and bans the sender.
                 logger.warning("piece %d of %s came wrong by BitTorrent", alert.piece_index, self._blob.digest)
             case lt.file_error_alert():
                 self._fail(_file_error(self._blob, alert))
@@ -329,7 +325,6 @@ class TorrentTransfer:
             self._fail(error)
             return False
         del self._unseen[piece]
-        self._count(piece)
         self._on_event(PieceReceived(self.number, piece, True))
         if self._blob.have.complete:
             self._done()
@@ -353,9 +348,6 @@ class TorrentTransfer:
                 self._finish("corrupt", f"the torrent {self.torrent.name!r} is not one of {self._blob.digest}")
         if self._unseen:
             self._flush()
-
-    def _count(self, piece: int) -> None:
-        self.bytes_verified += self._blob.layout.length(piece)
 
     def _count_copies(self, report: Callable[[list[int]], object]) -> None:
         if self._handle is not None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
 
+from p2pdist.model.address import host_part, ip_of
 from tracker.core.host import Host
 
 REFRESH_S = 5.0
@@ -34,7 +34,7 @@ class AddressIndex:
     def _look(self) -> dict[bytes, tuple[str, str]]:
         places: dict[bytes, tuple[str, str]] = {}
         for host in self.hosts.values():
-            ip = ip_of(host.address)
+            ip = packed_ip(host.address)
             if ip is None:
                 continue
             zone, rack = places.setdefault(ip, (host.zone, host.rack))
@@ -44,15 +44,7 @@ class AddressIndex:
 
 
 @lru_cache(maxsize=1 << 16)
-def ip_of(address: str) -> bytes | None:
-    """The packed IP address in `host:port` or `[IPv6]:port`; None for a name."""
-    try:
-        return packed(ip_address(address.rpartition(":")[0].strip("[]")))
-    except ValueError:
-        return None
-
-
-def packed(ip: IPv4Address | IPv6Address) -> bytes:
-    """4 or 16 bytes; an IPv4 address that is written as an IPv6 one has 4."""
-    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
-    return (mapped or ip).packed
+def packed_ip(address: str) -> bytes | None:
+    """The IP address in `host:port` or `[IPv6]:port` in 4 or 16 bytes; None for a name."""
+    ip = ip_of(host_part(address))
+    return ip.packed if ip is not None else None

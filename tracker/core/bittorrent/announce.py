@@ -30,7 +30,7 @@ from typing import Literal
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, TooLarge
-from tracker.core.bittorrent.addresses import AddressIndex, ip_of
+from tracker.core.bittorrent.addresses import AddressIndex, packed_ip
 from tracker.core.bittorrent.peers import Peer, TorrentSwarm
 from tracker.core.host import Host
 from tracker.core.swarm import Swarm
@@ -333,7 +333,7 @@ class Announces:
             if holds is None or not room:
                 continue
             host = self.hosts[name]
-            ip = ip_of(host.address) or b""
+            ip = packed_ip(host.address) or b""
             if (ip, host.bt_port) not in torrent.at:
                 seed, load = holds
                 heard = dict.fromkeys(torrent.hashes, inf)
@@ -348,7 +348,7 @@ class Announces:
         """Of a host that takes part in all these swarms and can be reached by BitTorrent: whether
         it has everything, and its children."""
         host = self.hosts[name]
-        if not host.bt_port or ip_of(host.address) is None:
+        if not host.bt_port or packed_ip(host.address) is None:
             return None
         seed, load = True, 0
         for swarm in swarms:
@@ -371,4 +371,4 @@ def _is_known(torrent: TorrentSwarm, peer: Peer) -> bool:
 def _same(peer: Peer, host: Host, *, seed: bool) -> bool:
     """Whether the agent still has the port, zone, rack, state and address of its peer."""
     here = (host.bt_port, host.zone, host.rack, seed) == (peer.port, peer.zone, peer.rack, peer.seed)
-    return here and ip_of(host.address) in peer.ips.values()
+    return here and packed_ip(host.address) in peer.ips.values()

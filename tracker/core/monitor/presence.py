@@ -31,9 +31,7 @@ class Presence:
     hosts: dict[str, Host]
     """The fleet's hosts by name; `overdue` removes forgotten ones."""
     swarms: dict[Digest, Swarm]
-    """The fleet's swarms by key."""
     started_at: float
-    """Time at which the tracker started."""
     gone: dict[str, Host] = field(default_factory=dict)  # the lost ones, in the order in which they were forgotten
     """The lost hosts by name, in the order in which they were forgotten. `found`, `overdue`,
     `expire`."""

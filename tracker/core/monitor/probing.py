@@ -6,9 +6,10 @@ report every PROBE_INTERVAL_S for PROBE_S. A host that does not is taken for abs
 begin to read the origin are probed as well, since all depend on them.
 
 One slow host makes all hosts below it complain within a moment, however deep. All but its children
-complain of a parent that is held up itself: probing those would tell nothing, and would leave no
-room for others. So a parent that complains of the same stripe is not probed on account of its
-children, nor are they, and a probe ends early when the parent for which it began has been judged.
+complain of a parent that is held up itself: probing such parents would tell nothing, and would
+leave no room for others. So a parent that complains of the same stripe is not probed on account of
+its children, nor are they, and a probe ends early when the parent for which it began has been
+judged.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Probing:
     _held: dict[tuple[Stripe, str], float] = field(default_factory=dict)
     """When hosts complained last, by stripe and host."""
     _groups: dict[str, dict[str, None]] = field(default_factory=dict)
-    """The hosts that are probed because of one host; "" for those that are probed in any case."""
+    """The hosts that are probed because of one host; "" for hosts that are probed in any case."""
     _named: Counter[str] = field(default_factory=Counter)
     """How many groups each host is in."""
     _waiting: dict[str, dict[str, None]] = field(default_factory=dict)
     """The groups that are not probed yet."""
 
     def probe(self, names: Iterable[str], *, now: float) -> list[str]:
-        """Probe hosts, whatever becomes known of others; returns those that are to be asked."""
+        """Probe hosts, whatever becomes known of others; returns the hosts to ask."""
         chosen = dict.fromkeys(names)
         self._group("", self._groups.get("", {}) | chosen)
         return self._probe(chosen, now=now)
@@ -125,6 +126,6 @@ class Probing:
 
 
 def ask_reports(hosts: Mapping[str, Host], names: Iterable[str], interval_s: float) -> list[Send]:
-    """What asks hosts to report at this interval; nothing for those without a session."""
+    """What asks hosts to report at this interval; nothing for hosts without a session."""
     sessions = (hosts[name].session for name in names if name in hosts)
     return [Send(session, Pace(interval_s)) for session in sessions if session is not None]

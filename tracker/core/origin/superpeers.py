@@ -11,15 +11,15 @@ zone has grown by a quarter.
 Shares. Where all receivers of a blob receive it by BitTorrent, up to READERS superpeers of each
 zone read it from the origin, each its share (p2pdist/core/origin_seeding.py): a BitTorrent peer
 gives to peers that have something to give, and a few superpeers would at first trade among
-themselves. Hosts must name the same superpeers, so those that read shares are told at once when
-these change. The next superpeer in the order reads in place of one that is away, and goes on when
-that one is given up: telling ten thousand hosts takes the tracker half a second, and so it does
-this once.
+themselves. Hosts must name the same superpeers, so the tracker tells superpeers that read shares at
+once when these change. The next superpeer in the order reads in place of one that is away, and
+goes on when that one is given up: telling ten thousand hosts takes the tracker half a second, and
+so it does this once.
 
 Each superpeer that reads counts as a lease. Where there are not leases for all of them, and as soon
 as a host receives by trees, the holders of the stripes' leases read instead. A blob is not shared
 while a host has the whole of it and did not get it by BitTorrent: the superpeers would read what
-none of their peers has, and no host needs to read any more (repair/repair.py). It comes from that
+none of their peers has, and no host needs to read any more (repair/remedies.py). It comes from that
 host, which may answer BitTorrent too, or by trees once the swarm stands still. A host that became
 whole in the swarm is known there, and ends no sharing: else all hosts would be told whenever the
 first one is done. But sharing does not begin while a host has the whole blob: a late host would

@@ -96,7 +96,7 @@ class _StripePass:
         self.imported: dict[str, None] = {}
 
     def run(self, *, redraw: bool = False) -> None:
-        """Attach the hosts; those for which there is no parent stay unplanned. In a tree that is
+        """Attach the hosts; hosts for which there is no parent stay unplanned. In a tree that is
         drawn anew the few pieces that hosts have do not matter."""
         queues = self._queues(redraw)
         while True:
@@ -117,7 +117,7 @@ class _StripePass:
             self._import_once(rack)
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
-        """By rack the hosts that wait, the first one last: those that have pieces or children, the
+        """By rack the hosts that wait, the first one last: hosts that have pieces or children, the
         most pieces first, then newcomers."""
         members, stripe, mixed = self.swarm.members, self.stripe, self.swarm.mixed
 

@@ -30,8 +30,8 @@ AT_ONCE_MAX = 100
 JOIN_BATCH_S = 0.1
 JOIN_QUIET_S, CROWD = 0.03, 8
 """So long after a join no other has come: the crowd is there. Fewer than CROWD hosts are not
-planned so soon: the first hosts would be given all slots at the top, and those that come a moment
-later none."""
+planned so soon: the first hosts would be given all slots at the top, and hosts that come a
+moment later none."""
 
 SMALL_BATCH_S = 0.02
 """Where a blob has one stripe: its pieces are there before the rest of a longer batch would have
@@ -70,7 +70,7 @@ class Schedule:
         self.replans[reason] = self.replans.get(reason, 0) + 1
 
     def join(self, swarm: Swarm, now: float) -> None:
-        """Plan a swarm for a host that joins now, and for those that come with it."""
+        """Plan a swarm for a host that joins now, and for the hosts that come with it."""
         if swarm.stripes == 1:
             self.ask(swarm.key, "join", now + SMALL_BATCH_S, wake=True)
             return

@@ -1,16 +1,16 @@
 """Keep-warm: hosts always hold what a tag means, asked for or not.
 
 Theory. For each meaning of a tag there is one preseed, an order. Its name follows from what is kept
-warm, for whom, and the manifest that the tag means, so that a tracker that was started again, and
-each of several trackers of one fleet with the same policies, arrive at the same order. When the tag
-moves the new order is given and the old one cancelled at once: what it held stays in the stores
+warm, at which hosts, and the manifest that the tag means, so that a tracker that was started again,
+and each of several trackers of one fleet with the same policies, arrive at the same order. When the
+tag moves the new order is given and the old one cancelled at once: what it held stays in the stores
 until room is needed, and both need not fit. An order that another process ended is given anew under
 the next number, after a rest that is longer each time: it may have been another tracker, which
 asked later what the tag means or has other policies, and the two must not undo each other's orders
 without end. While the meaning of a tag cannot be found out, its order stays.
 
 Invariant: only preseeds with names such as these are touched: PREFIX, 16 hexadecimal digits for
-what is kept warm and for whom, 16 of the manifest's digest, and a number from 2 on.
+what is kept warm and where, 16 of the manifest's digest, and a number from 2 on.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _check_tag(tag: str, warm: Section) -> None:
 
 
 def stem(warm: Warm, tag: str) -> str:
-    """The part of an order's name that says what is kept warm, and for whom."""
+    """The part of an order's name that says what is kept warm, and at which hosts."""
     said = f"{tag} {warm.selector or ''} {warm.count or ''}"
     return PREFIX + blake2b(said.encode(), digest_size=8).hexdigest()
 

@@ -290,8 +290,8 @@ class _Line:
             heapq.heappush(self.free[load], candidate)
 
     def run(self, limit: int) -> int:
-        """Give the late hosts their parents; return how many moved. Beyond the limit only those
-        move whose slots were taken."""
+        """Give the late hosts their parents; return how many moved. Beyond the limit
+        only hosts move whose slots were taken."""
         moved, left, stripe = 0, self.left, self.stripe
         for child in self.late:
             above = self.swarm.members[child.parents[stripe] or ""]

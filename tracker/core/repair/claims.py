@@ -44,9 +44,7 @@ class Claims:
     """Watches the first children of hosts that claim pieces."""
 
     hosts: dict[str, Host]
-    """The fleet's hosts by name."""
     swarms: dict[Digest, Swarm]
-    """The fleet's swarms by key."""
     schedule: Schedule
     """Hears which swarms are to be planned anew."""
     reputation: Reputation

@@ -17,7 +17,7 @@ from tracker.core.host import Host
 from tracker.core.monitor.progress import keeps_up
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import reclassify
-from tracker.core.repair.repair import demote
+from tracker.core.repair.remedies import demote
 from tracker.core.swarm import Swarm
 
 RECOVERY_S = 3.0
@@ -30,9 +30,7 @@ class Reputation:
     """Sets upload slots of members, and bans hosts."""
 
     hosts: dict[str, Host]
-    """The fleet's hosts by name."""
     swarms: dict[Digest, Swarm]
-    """The fleet's swarms by key."""
     schedule: Schedule
     """Hears which swarms are to be planned anew."""
     capacities: Capacities
@@ -63,7 +61,7 @@ class Reputation:
                 member.set_slots(max(kept, self.slots(self.hosts[member.host], swarm, now=now)))
             member.allot_all()
 
-    def relieve(self, host: Host, reason: str, *, now: float) -> None:
+    def fit_children(self, host: Host, reason: str, *, now: float) -> None:
         """Fit a host's children to its slots. Its best child takes its position, and it becomes a
         leaf."""
         for blob in host.swarms:
@@ -101,7 +99,7 @@ class Reputation:
         self._penalised[host.name] = None
         self._vouch(host, now)
         if host.penalise(by, reason, now=now):
-            self.relieve(host, "blamed", now=now)
+            self.fit_children(host, "blamed", now=now)
 
     def _vouch(self, host: Host, now: float) -> None:
         """The children that have been getting pieces from a host speak for it, however long ago the
@@ -127,7 +125,7 @@ class Reputation:
             if host is None or not host.penalties:
                 del self._penalised[name]
             if host is not None and host.banned and not banned:
-                self.relieve(host, "blamed", now=now)
+                self.fit_children(host, "blamed", now=now)
             if host is not None and banned and not host.banned:
                 for blob in host.swarms:
                     swarm = self.swarms[blob]

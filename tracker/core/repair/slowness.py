@@ -29,7 +29,7 @@ from tracker.core.monitor.progress import (
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import relocate
 from tracker.core.policy.book import PolicyBook
-from tracker.core.repair.repair import AVOID_S
+from tracker.core.repair.remedies import AVOID_S
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
 
@@ -42,7 +42,6 @@ class Slowness:
     """Judges after reports, with the parts of the fleet that it shares."""
 
     hosts: Mapping[str, Host]
-    """The fleet's hosts by name."""
     schedule: Schedule
     """Hears which swarms are to be planned anew."""
     capacities: Capacities
@@ -79,7 +78,7 @@ class Slowness:
         if slow is not None and self.reputation.excused(swarm, now=now):
             slow = None
         if slow is not None and self.capacities.mark_slow(slow[0], slow[1], downlink=slow[2], now=now):
-            self.reputation.relieve(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
+            self.reputation.fit_children(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
             self.probing.judged(slow[0], now=now)
         else:
             self._part(swarm, member, now)

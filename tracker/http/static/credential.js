@@ -5,7 +5,7 @@ import { element, setText } from "./canvas.js";
 
 const KEY = "p2pdist-token";
 
-// Header fields that show who asks.
+// Header fields that carry the token.
 export function credentials() {
   const token = sessionStorage.getItem(KEY);
   return token ? { Authorization: `Bearer ${token}` } : {};

@@ -104,19 +104,19 @@ def _round_claims(one: Round, agents: int) -> list[Claim]:
         if pull.digest == one.digest and pull.bytes_origin + pull.bytes_peers + pull.bytes_cached == one.package_bytes
     ]
     sound = [run for run in one.runs if run.version == one.version and run.sound]
-    everyone = f"{agents} of {agents}"
+    all_agents = f"{agents} of {agents}"
     return [
         Claim(
             f"version {one.version}: every agent holds the package",
             len(complete) == agents,
             f"{len(complete)} of {agents}",
-            everyone,
+            all_agents,
         ),
         Claim(
             f"version {one.version}: the program ran from the merged view",
             len(sound) == agents,
             f"{len(sound)} of {agents}",
-            everyone,
+            all_agents,
         ),
     ]
 

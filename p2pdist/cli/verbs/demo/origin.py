@@ -16,6 +16,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from p2pdist.model.address import parse_address
+
 BLOCK = 256 << 10
 SERVED_PATH = "/-/served"
 
@@ -102,8 +104,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT")
     options = parser.parse_args()
-    host, _, port = options.listen.rpartition(":")
-    asyncio.run(serve(options.directory, host, int(port)))
+    asyncio.run(serve(options.directory, *parse_address(options.listen)))
 
 
 if __name__ == "__main__":

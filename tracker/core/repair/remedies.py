@@ -14,10 +14,11 @@ a stripe that has one, as when the tracker restarted and a newcomer spoke first,
 most pieces keeps it: the others would read again what it has read. Once a host has the whole of a
 stripe, no host reads that from the origin any more.
 
-Reattaching. After a restart of the tracker, or a break of its session, an agent says from whom it
-receives. Such a stream becomes an edge and runs on, unless it would close a cycle, or reads from
-the origin what another host of its zone reads or any host has. While no tracker answered, a
-superpeer may have begun to read (p2pdist/core/sources.py): it gets the lease now, or a parent.
+Reattaching. After a restart of the tracker, or a break of its session, an agent says from which
+hosts it receives. Such a stream becomes an edge and runs on, unless it would close a cycle, or
+reads from the origin what another host of its zone reads or any host has. While no tracker
+answered, a superpeer may have begun to read (p2pdist/core/sources.py): it gets the lease now, or a
+parent.
 """
 
 from __future__ import annotations

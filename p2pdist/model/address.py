@@ -1,0 +1,65 @@
+"""Addresses of hosts: `host:port` as text, where the host is a name or an IP address in numbers.
+
+An IPv6 address is in brackets where a port follows it. IPv4 addresses that a socket of IPv6 shows
+in its notation (::ffff:192.0.2.1) count as what they are.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+IPAddress = IPv4Address | IPv6Address
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `192.0.2.1:7071` or `[2001:db8::1]:7071`; raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{address[:100]!r} is not host:port; an IPv6 address stands in brackets")
+    if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{address[:100]!r} is not host:port")
+    return host, int(port)
+
+
+def address_text(host: str, port: int) -> str:
+    """host:port, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_part(address: str) -> str:
+    """The host of `host:port`, an IPv6 address without brackets; empty for any other text."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def ip_of(host: str) -> IPAddress | None:
+    """The IP address that `host` is in numbers, without its interface; None for a name and any
+    other text."""
+    try:
+        return without_mapping(ip_address(host.partition("%")[0]))
+    except ValueError:
+        return None
+
+
+def without_mapping(ip: IPAddress) -> IPAddress:
+    """An IPv4 address in the notation of IPv6 as such; any other address as it is."""
+    return (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
+
+
+def by_name(address: str) -> bool:
+    """Whether `host:port` gives its host by a name, which must be looked up, and not in numbers."""
+    host = host_part(address)
+    return bool(host) and ip_of(host) is None
+
+
+def on_this_machine(host: str) -> bool:
+    """Whether only processes of this machine reach a service that listens on `host`."""
+    ip = ip_of(host)
+    return host == "localhost" or (ip is not None and ip.is_loopback)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, if it is given in numbers, means the machine itself."""
+    ip = ip_of(host)
+    return ip is not None and (ip.is_loopback or ip.is_unspecified)
