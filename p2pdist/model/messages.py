@@ -40,6 +40,11 @@ Priority = Literal["start", "preseed"]
 PreseedId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 KeptState = Literal["waiting", "pulling", "done", "failed"]
 TicketText = Annotated[str, Meta(max_length=TICKET_CHARACTERS_MAX)]
+LISTED_MAX = 4096
+"""Pieces of one message about a vouched list."""
+
+ListedPieces = Annotated[tuple[Count, ...], Meta(max_length=LISTED_MAX)]
+ListedHashes = Annotated[bytes, Meta(max_length=LISTED_MAX * 32)]
 REASON_CHARACTERS_MAX = 500
 DRAIN_S_MAX = 86400.0
 CHOSEN_BYTES_MAX = 8192
@@ -96,7 +101,8 @@ class Holding(Message, frozen=True):
     it receives by BitTorrent, and parents say little. Sent to join a swarm, when the priority rises
     or the transport changes and, after a new session opens, to rebuild the tracker's view. `ticket`
     is the last one that the host got for the blob: it shows a tracker that has just started that
-    the host may receive it. `selected` says, while access is on, which blob a selection is of."""
+    the host may receive it. `selected` says, while access is on, which blob a selection is of.
+    `vouched`: the host has no piece list but the vouched one (model/vouched.py)."""
 
     blob: WireDigest
     size: Count
@@ -107,6 +113,7 @@ class Holding(Message, frozen=True):
     swarm: bool = False
     ticket: TicketText = ""
     selected: Selected | None = None
+    vouched: bool = False
 
 
 class Holdings(Message, frozen=True):
@@ -142,6 +149,25 @@ class Complaint(Message, frozen=True):
     reason: Reason
     piece: Count | None = None
     nameless: bool = False
+
+
+class Vouched(Message, frozen=True):
+    """The host has read these pieces from upstream itself: `hashes` is the BLAKE3 of each, 32 bytes
+    a piece, in the order of `pieces`. `round` is that of the list as the host knows it."""
+
+    blob: WireDigest
+    round: Count
+    pieces: ListedPieces
+    hashes: ListedHashes
+
+
+class Judged(Message, frozen=True):
+    """The host has all pieces as the vouched list of this round has them, and the SHA-256 of the
+    whole `matches` the blob's digest, or not."""
+
+    blob: WireDigest
+    round: Count
+    matches: bool
 
 
 class Left(Message, frozen=True):
@@ -212,6 +238,24 @@ class Assign(Message, frozen=True):
     ticket: TicketText = ""
 
 
+class Listed(Message, frozen=True):
+    """More of a vouched piece list: `hashes` is the BLAKE3 of each of `pieces`, 32 bytes a piece. A
+    higher `round` than before begins a new round."""
+
+    blob: WireDigest
+    round: Count
+    pieces: ListedPieces
+    hashes: ListedHashes
+
+
+class Reread(Message, frozen=True):
+    """The host is the arbiter of this round: it reads every piece of the blob from upstream again,
+    what it holds included, and vouches for each."""
+
+    blob: WireDigest
+    round: Count
+
+
 class Access(Message, frozen=True):
     """What an agent needs to judge others while access is on. Sent after the welcome and when any
     of it changes; replaces what was sent before. `keys`: public halves of the keys that sign
@@ -261,8 +305,8 @@ class Reject(Message, frozen=True):
     blob: WireDigest | None = None
 
 
-FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares
-FromTracker = Welcome | Pace | OriginShare | Assign | Access | Keep | Release | Reject
+FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares | Vouched | Judged
+FromTracker = Welcome | Pace | OriginShare | Assign | Access | Keep | Release | Reject | Listed | Reread
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
