@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.stream_slots import Displace, Peer, StreamSlots
@@ -25,6 +25,7 @@ from p2pdist.core.uplink import (
     Event,
     Held,
     Limited,
+    Lost,
     Opened,
     Ready,
     Send,
@@ -200,6 +201,11 @@ class Uplink:
     def verified(self, blob: Digest, piece: int) -> None:
         """A piece of a held blob may be served from now on."""
         self.submit(Verified(blob, piece))
+
+    def lost(self, blob: Digest, pieces: Sequence[int]) -> None:
+        """Pieces of a held blob turned out to be wrong: they are served no more until they verify
+        again. A child that is being sent one finds out by itself."""
+        self.submit(Lost(blob, tuple(pieces)))
 
     def dropped(self, blob: Digest) -> None:
         """Stop serving a blob: its streams end, and its children receive from other hosts."""

@@ -132,8 +132,14 @@ class Admission:
         now = time.time()
         pieces_digest = self._documents.put([pieces.encode()])[0] if pieces is not None else VOUCHED
         entry = Entry(digest, layout.size, layout.piece_size, pieces_digest, False, False, "", now, now)
-        stored = {} if pieces is None else None
-        blob = Blob(self._context, entry, PieceSet(layout.count), complete=False, pieces=pieces, vouched=stored)
+        blob = Blob(
+            self._context,
+            entry,
+            PieceSet(layout.count),
+            complete=False,
+            pieces=pieces,
+            vouched={} if pieces is None else None,
+        )
         try:
             self._context.index.add(entry)
             with failures(self._context.paths.partial, needed=layout.size):

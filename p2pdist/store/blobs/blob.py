@@ -68,9 +68,7 @@ class Blob:
         """In seconds since the epoch; hold() and release() set it."""
         self.in_memory = context.in_memory
         """Whether no write waits for a disk, which may hang: only then the event loop writes."""
-        self.files = BlobFiles(
-            context, entry.digest, self.layout, complete=complete, hashed=vouched is not None
-        )
+        self.files = BlobFiles(context, entry.digest, self.layout, complete=complete, hashed=vouched is not None)
         self._context = context
         self._pieces = pieces
         self.whole = False
@@ -151,9 +149,7 @@ class Blob:
 
     # -- pieces
 
-    def write(
-        self, piece: int, data: bytes | bytearray | memoryview, wait: HashWait | None = None
-    ) -> bool:
+    def write(self, piece: int, data: bytes | bytearray | memoryview, wait: HashWait | None = None) -> bool:
         """Verify `data` as piece number `piece`, write it and mark it; the buffer must not change
         meanwhile. Where the blob is vouched for, this waits until the hash of the piece is listed,
         or `wait` is cancelled.
@@ -413,14 +409,20 @@ def vouch(blob: Blob, piece: int, data: bytes, *, prevail: bool = False) -> tupl
     Raises what Blob.write raises, and Conflict once the blob has a piece list."""
     _require_piece(blob, piece)
     vouched = require_vouched(blob)
-    digest, listed = vouched.vouch(piece, data, prevail=prevail)
-    if listed:
-        with blob.held(), failures(blob.path, needed=len(data)):
-            try:
-                blob._put(piece, data, digest)
-            except Unlisted:
-                listed = False
-    return digest, listed
+    digest = vouched.hash(piece, data)
+    listed = vouched.vouch(piece, digest, prevail=prevail)
+    return digest, listed and store_vouched(blob, piece, data, digest)
+
+
+def store_vouched(blob: Blob, piece: int, data: bytes, digest: bytes) -> bool:
+    """Store a piece whose `digest` was listed; False when the list has another hash since. Raises
+    what Blob.write raises."""
+    with blob.held(), failures(blob.path, needed=len(data)):
+        try:
+            blob._put(piece, data, digest)
+        except Unlisted:
+            return False
+    return True
 
 
 def unmark(blob: Blob, lost: Sequence[int]) -> None:

@@ -48,7 +48,9 @@ def read_hashes(path: Path, count: int) -> dict[int, StoredHash] | None:
     if len(data) != _HEAD.size + count * _SLOT or _HEAD.unpack_from(data) != (_MAGIC, count):
         return None
     slots = [data[start : start + _SLOT] for start in range(_HEAD.size, len(data), _SLOT)]
-    return {piece: StoredHash(slot[1:], slot[0] == _OWN) for piece, slot in enumerate(slots) if slot[0] in (_HELD, _OWN)}
+    return {
+        piece: StoredHash(slot[1:], slot[0] == _OWN) for piece, slot in enumerate(slots) if slot[0] in (_HELD, _OWN)
+    }
 
 
 class HashesFile:

@@ -2,9 +2,9 @@
 and the event loop that hears of the list share it.
 
 A piece that comes before its hash is listed keeps the thread that received it waiting, and with it
-the socket: its sender notices that as back pressure. A piece that does not match waits a moment as
-well, since the list may be about to change: the sender may know of a new round already. Only a
-piece whose hash has never changed, and that does not match after that, is wrong bytes.
+the socket: its sender notices that as back pressure. A piece that does not match what the round
+has stated waits a moment as well, since the list may be about to change: the sender may know of
+another round already.
 
 The list may change hashes of pieces that are held. Such pieces are lost: they are taken out of
 `have` at once, in memory, by `put` on the event loop; `unmark` brings the bitmap in line, in a
@@ -23,7 +23,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from blake3 import blake3
@@ -41,13 +41,10 @@ MISMATCH_WAIT_S = 2.5
 """How long a piece that does not match waits for the list to change: a tracker of many hosts sends
 the list on every two seconds."""
 
-FORMER_MAX = 16
-"""Hashes that are remembered of one piece: rounds are few."""
-
 
 class Unlisted(Unavailable):
-    """A piece could not be stored because its hash is not listed, or was another one a moment ago:
-    that is not its sender's fault."""
+    """A piece could not be stored because its hash is not listed, or is another one since a moment
+    ago: that is not its sender's fault."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,18 +66,6 @@ class Listing:
     hashes: bytes
 
 
-@dataclass(slots=True)
-class _Former:
-    """Hashes that pieces had before."""
-
-    by_piece: dict[int, set[bytes]] = field(default_factory=dict)
-
-    def note(self, piece: int, digest: bytes) -> None:
-        hashes = self.by_piece.setdefault(piece, set())
-        if len(hashes) < FORMER_MAX:
-            hashes.add(digest)
-
-
 class VouchedPieces:
     """Thread-safe. `have` are the pieces that are held, whose hashes `stored` has; only this class
     changes the set as long as the blob is vouched for."""
@@ -94,7 +79,6 @@ class VouchedPieces:
         self._list = VouchedList(layout)
         self._own = PieceSet(layout.count)
         """The pieces that this host has read from upstream itself, as the list has them."""
-        self._former = _Former()
         self._closed = False
         for piece, slot in stored.items():
             if piece in have:
@@ -132,9 +116,8 @@ class VouchedPieces:
         """Take in what the tracker says of the list: its word counts before what was listed. A
         listing of another round begins that round. Returns the pieces that are lost by it, for
         `unmark`. Raises UsageError for what no list can hold."""
+        self._check(listing)
         pieces, hashes = listing.pieces, listing.hashes
-        if len(hashes) != len(pieces) * HASH_SIZE or any(not 0 <= piece < self.layout.count for piece in pieces):
-            raise UsageError("a vouched list names pieces that do not exist, or does not have a hash for each")
         with self._changed:
             if self.proven:
                 return []
@@ -145,20 +128,20 @@ class VouchedPieces:
             self._changed.notify_all()
         return lost
 
-    def put_missing(self, listing: Listing) -> bool:
-        """Take in what another host says of the list: only of pieces for which the present round
-        has stated nothing, and that are not held with another hash. Returns whether that was
-        anything new. Raises what `put` raises."""
-        size, pieces, hashes = HASH_SIZE, list[int](), list[bytes]()
+    def suggest(self, listing: Listing) -> None:
+        """Take in what another host says of the list: of pieces of which no hash is known. Raises
+        UsageError for what no list can hold."""
+        self._check(listing)
+        size, hashes = HASH_SIZE, listing.hashes
         with self._changed:
             for number, piece in enumerate(listing.pieces):
-                if 0 <= piece < self.layout.count and piece not in self._list.confirmed:
-                    digest = listing.hashes[number * size : (number + 1) * size]
-                    if self._list.hash_of(piece) in (None, digest):
-                        pieces.append(piece)
-                        hashes.append(digest)
-            self.put(Listing(self._list.round, tuple(pieces), b"".join(hashes)))
-        return bool(pieces)
+                self._list.suggest(piece, hashes[number * size : (number + 1) * size])
+            self._changed.notify_all()
+
+    def _check(self, listing: Listing) -> None:
+        pieces, count = listing.pieces, self.layout.count
+        if len(listing.hashes) != len(pieces) * HASH_SIZE or any(not 0 <= piece < count for piece in pieces):
+            raise UsageError("a vouched list names pieces that do not exist, or does not have a hash for each")
 
     def begin(self, round_: int) -> None:
         """Begin another round, of which nothing is stated yet."""
@@ -180,39 +163,37 @@ class VouchedPieces:
         with self._changed:
             pieces = tuple(self._own)
             hashes = [self._list.hash_of(piece) or b"" for piece in pieces]
-            for piece, digest in zip(pieces, hashes, strict=True):
-                self._list.put(piece, digest)
             return Listing(self._list.round, pieces, b"".join(hashes))
 
     def first_unlisted(self) -> int | None:
-        """The first piece whose hash the present round has not stated; None when there is none."""
+        """The first piece whose hash is not listed; None when there is none."""
         with self._changed:
-            confirmed = self._list.confirmed
-            return None if confirmed.complete else next(iter(confirmed.missing()), None)
+            return None if self._list.listed.complete else self._list.listed.missing()[0]
 
-    def unread(self, stripe: int, stripes: int) -> list[int]:
-        """The pieces of a stripe that a reader of upstream has to read: first those that are not
-        held, then those that are, and for which no host vouches in the present round."""
+    def unread(self, stripe: int, stripes: int, *, doubtful: bool) -> list[int]:
+        """The pieces of a stripe that a reader of upstream has to read: those that are not held,
+        and after them, with `doubtful`, those that are held and for which no host vouches in the
+        present round, nor does this one."""
         with self._changed:
-            doubtful = [piece for piece in self._list.confirmed.missing(stripe, stripes) if piece in self._have]
-            return [*self._have.missing(stripe, stripes), *doubtful]
+            held = self._list.confirmed.missing(stripe, stripes) if doubtful else []
+            return [
+                *self._have.missing(stripe, stripes),
+                *(piece for piece in held if piece in self._have and piece not in self._own),
+            ]
 
     def is_unread(self, piece: int) -> bool:
-        """Whether a reader of upstream has to read a piece."""
+        """Whether a reader of upstream still has to read a piece that `unread` named."""
         with self._changed:
-            return piece not in self._have or piece not in self._list.confirmed
+            return piece not in self._have or not (piece in self._list.confirmed or piece in self._own)
 
     def _state(self, piece: int, digest: bytes) -> bool:
         """List a hash, whatever was listed before; returns whether a held piece is lost by that.
         The caller holds the lock."""
         before = self._list.hash_of(piece)
-        changed = before is not None and before != digest
-        if changed and before is not None:
+        if before not in (None, digest):
             self._list.confirmed.discard(piece)
             self._own.discard(piece)
-            self._former.note(piece, before)
-        self._list.put(piece, digest)
-        return changed and self._lose(piece)
+        return self._list.put(piece, digest) and self._lose(piece)
 
     def _lose(self, piece: int) -> bool:
         if piece not in self._have:
@@ -236,23 +217,26 @@ class VouchedPieces:
                 wait.piece = None
 
     def _matched(self, piece: int, digest: bytes, wait: HashWait) -> bytes:
-        began, differs_since = time.monotonic(), 0.0
+        began, wrong_since = time.monotonic(), 0.0
         while piece not in self._have:
             if self._closed or wait.cancelled:
                 raise Unlisted(f"piece {piece} is not waited for any more")
-            listed, now = self._list.hash_of(piece), time.monotonic()
-            if listed == digest:
-                return digest
+            now = time.monotonic()
+            match self._list.verdict(piece, digest):
+                case "good":
+                    return digest
+                case "stale":
+                    raise Unlisted(f"piece {piece} came as it was listed before")
+                case "unlisted":
+                    left_s, wrong_since = began + HASH_WAIT_S - now, 0.0
+                    if left_s <= 0:
+                        raise Unlisted(f"the hash of piece {piece} is not listed")
+                case "wrong":
+                    wrong_since = wrong_since or now
+                    left_s = wrong_since + MISMATCH_WAIT_S - now
+                    if left_s <= 0:
+                        return b""
             wait.piece = piece
-            if listed is None:
-                left_s, differs_since = began + HASH_WAIT_S - now, 0.0
-            else:
-                differs_since = differs_since or now
-                left_s = differs_since + MISMATCH_WAIT_S - now
-            if left_s <= 0:
-                if listed is not None and piece not in self._former.by_piece:
-                    return b""
-                raise Unlisted(f"the hash of piece {piece} is not listed, or was another one before")
             self._changed.wait(left_s)
         return digest
 
@@ -262,20 +246,24 @@ class VouchedPieces:
             wait.cancelled = True
             self._changed.notify_all()
 
-    def vouch(self, piece: int, data: bytes, *, prevail: bool = False) -> tuple[bytes, bool]:
-        """Hash a piece that this host has read from upstream, and list it. Returns the hash, and
-        whether the list has it now: what the present round has stated stays, unless `prevail`."""
+    def hash(self, piece: int, data: bytes) -> bytes:
+        """The hash of a piece that came from upstream. Raises Conflict for another length."""
         if len(data) != self.layout.length(piece):
             raise Conflict(f"piece {piece} has {len(data)} bytes instead of {self.layout.length(piece)}")
-        digest = blake3(data).digest()
+        return blake3(data).digest()
+
+    def vouch(self, piece: int, digest: bytes, *, prevail: bool = False) -> bool:
+        """List the hash of a piece that this host has read from upstream, where none is listed, or
+        with `prevail` in any case. Returns whether the list has this hash now. A piece that was
+        held with another hash is held no more."""
         with self._changed:
-            listed = self._list.hash_of(piece)
-            if listed != digest and (self.proven or (piece in self._list.confirmed and not prevail)):
-                return digest, False
-            self._state(piece, digest)
+            if prevail and not self.proven:
+                self._state(piece, digest)
+            if not self._list.suggest(piece, digest):
+                return False
             self._own.add(piece)
             self._changed.notify_all()
-        return digest, True
+        return True
 
     def admit(self, piece: int, digest: bytes) -> StoredHash:
         """What is to be written beside a piece with this hash, before its bytes are. Raises
