@@ -277,12 +277,12 @@ class Uplink:
             self._emptied = None
 
     @contextlib.asynccontextmanager
-    async def reading(self, blob: Digest, stripe: int) -> AsyncIterator[None]:
-        """Read a piece of a stripe from the origin within: begins once this host's children are not
-        far behind what it has and reads, or after LEAD_WAIT_S."""
+    async def reading(self, blob: Digest, stripe: int, lead_max: int = LEAD_MAX) -> AsyncIterator[None]:
+        """Read a piece of a stripe from the origin within: begins once this host's children are no
+        more than `lead_max` pieces behind what it has and reads, or after LEAD_WAIT_S."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEAD_WAIT_S
-        while (lead := self._core.lead(blob, stripe)) and lead + self._reading[blob, stripe] > LEAD_MAX:
+        while (lead := self._core.lead(blob, stripe)) and lead + self._reading[blob, stripe] > lead_max:
             if loop.time() >= deadline:
                 break
             if self._moved is None:

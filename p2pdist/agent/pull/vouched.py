@@ -19,9 +19,10 @@ from p2pdist.agent.tasks import Tasks
 from p2pdist.core.pull import Event
 from p2pdist.core.vouched.read_ahead import ReadAhead
 from p2pdist.core.vouched.whole import CheckWhole, Judge, ListChanged, WholeChecked
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
-from p2pdist.model.messages import LISTED_MAX, Judged, Listed, Vouched
-from p2pdist.model.pieces import HASH_SIZE
+from p2pdist.model.messages import LISTED_MAX, Basis, Judged, Listed, Vouched
+from p2pdist.model.pieces import HASH_SIZE, PieceList
 from p2pdist.store.blobs.blob import Blob, check_whole, store_vouched, unmark, vouch
 from p2pdist.store.blobs.vouched import Listing, VouchedPieces
 
@@ -96,11 +97,6 @@ class Statements:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self.leave)
 
-    def add_all(self, listing: Listing) -> None:
-        """State the hashes of many pieces."""
-        for number, piece in enumerate(listing.pieces):
-            self.add(Statement(piece, listing.hashes[number * HASH_SIZE : (number + 1) * HASH_SIZE]))
-
     def leave(self) -> None:
         """Send what waits."""
         if self._timer is not None:
@@ -112,11 +108,12 @@ class Statements:
             hashes = b"".join(statement.hash for statement in waiting)
             self._send(Vouched(self._blob.digest, self._vouched.round, pieces, hashes))
 
-    def close(self) -> None:
-        """Send nothing more."""
+    def drop(self) -> None:
+        """Forget what waits."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
 
 class VouchedPull:
@@ -144,7 +141,7 @@ class VouchedPull:
 
     def close(self) -> None:
         """The pull has ended."""
-        self._statements.close()
+        self._statements.leave()
         self._tasks.cancel()
 
     # -- what this host reads
@@ -173,14 +170,22 @@ class VouchedPull:
         self._statements.add(statement)
 
     def tracker_changed(self, present: bool) -> None:
-        """A tracker answers from now on, or none does."""
+        """A tracker answers from now on, and counts its rounds anew, or none does."""
         self.tracked = present
+        if present:
+            self._statements.drop()
+            self.list.begin(0)
 
     def restate(self) -> None:
         """Vouch again for all that this host has read: a tracker may know nothing of the list."""
-        listing = self.list.restate()
-        logger.debug("blob=%s vouches for %d pieces again", self._blob.digest, len(listing.pieces))
-        self._statements.add_all(listing)
+        for message in statements(self._blob.digest, self.list.read_here(), "read"):
+            self._context.send(message)
+
+    def recalled(self) -> None:
+        """The tracker lacks hashes of the list: tell it all that is known here."""
+        self.restate()
+        for message in statements(self._blob.digest, self.list.told(), "told"):
+            self._context.send(message)
 
     # -- the list
 
@@ -358,13 +363,22 @@ class VouchedPull:
         raise AssertionError("the last attempt raises")
 
 
-def listings(listing: Listing) -> list[Listing]:
-    """A listing in parts that messages may hold."""
+def statements(blob: Digest, listing: Listing, basis: Basis, round_: int | None = None) -> list[Vouched]:
+    """The messages that state a listing, in a round that need not be its own."""
     return [
-        Listing(
-            listing.round,
+        Vouched(
+            blob,
+            listing.round if round_ is None else round_,
             listing.pieces[start : start + LISTED_MAX],
             listing.hashes[start * HASH_SIZE : (start + LISTED_MAX) * HASH_SIZE],
+            basis,
         )
         for start in range(0, len(listing.pieces), LISTED_MAX)
     ]
+
+
+def listing_of(pieces: PieceList, first: int = 0, pieces_max: int | None = None) -> Listing:
+    """The listing of a whole piece list, from a piece on."""
+    first = min(first, pieces.layout.count)
+    last = pieces.layout.count if pieces_max is None else min(pieces.layout.count, first + pieces_max)
+    return Listing(0, tuple(range(first, last)), pieces.hashes[first * HASH_SIZE : last * HASH_SIZE])

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -144,26 +144,31 @@ class VouchedPieces:
             raise UsageError("a vouched list names pieces that do not exist, or does not have a hash for each")
 
     def begin(self, round_: int) -> None:
-        """Begin another round, of which nothing is stated yet."""
+        """Begin a round, of which nothing is stated yet: another one, or the first of a tracker
+        that has just answered."""
         with self._changed:
-            if not self.proven and round_ != self._list.round:
+            if not self.proven:
                 self._list.begin(round_)
 
-    def known(self, first: int, pieces_max: int, *, held: bool = False) -> Listing:
-        """What is listed of the pieces from `first` on, up to `pieces_max` of them; with `held`
-        only of pieces that are held."""
+    def known(self, first: int, pieces_max: int) -> Listing:
+        """What is listed of the pieces from `first` on, up to `pieces_max` of them."""
         with self._changed:
-            those = self._have if held else self._list.listed
-            pieces = tuple(islice((piece for piece in range(first, self.layout.count) if piece in those), pieces_max))
-            return Listing(self._list.round, pieces, b"".join(self._list.hash_of(piece) or b"" for piece in pieces))
+            listed = (piece for piece in range(first, self.layout.count) if piece in self._list.listed)
+            return self._listing(islice(listed, pieces_max))
 
-    def restate(self) -> Listing:
-        """All that this host has read itself and still holds: it vouches for it in the present
-        round, too."""
+    def read_here(self) -> Listing:
+        """What this host has read from upstream itself."""
         with self._changed:
-            pieces = tuple(self._own)
-            hashes = [self._list.hash_of(piece) or b"" for piece in pieces]
-            return Listing(self._list.round, pieces, b"".join(hashes))
+            return self._listing(self._own)
+
+    def told(self) -> Listing:
+        """What is listed and was read by other hosts."""
+        with self._changed:
+            return self._listing(piece for piece in self._list.listed if piece not in self._own)
+
+    def _listing(self, pieces: Iterable[int]) -> Listing:
+        chosen = tuple(pieces)
+        return Listing(self._list.round, chosen, b"".join(self._list.hash_of(piece) or b"" for piece in chosen))
 
     def first_unlisted(self) -> int | None:
         """The first piece whose hash is not listed; None when there is none."""
