@@ -491,8 +491,8 @@ class Download:
                     self._close_all(out, after_piece=True)
             case Tick():
                 self._tick(now, out)
-            case Awaiting(number) if stripe := self._streams.get(number):
-                stripe.await_hash()
+            case Awaiting(number) if waiting := self._streams.get(number):
+                waiting.await_hash()
             case Lost(pieces):
                 self._lose(pieces)
             case WholeMatches():

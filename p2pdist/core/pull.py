@@ -12,8 +12,8 @@ each Holding carries `report_swarm`, and ReportTransport asks for another one.
 
 Of a blob with a vouched piece list the pull also decides when the whole is compared and what is told
 to the tracker (`Whole` in vouched/whole.py). Such a blob comes by trees alone: a swarm knows its
-pieces before it begins. While no tracker answers, a host whose pieces wait for their hashes asks
-the hosts that sent them for their list (AskList).
+pieces before it begins. While no tracker answers, or nothing is listed for long, a host whose pieces
+wait for their hashes asks the hosts that sent them for their list (AskList).
 
 Invariants: a swarm begins only when no stream writes into the blob, and a stream is opened only
 when no swarm does; writers of an earlier pull count. Between BeginSwarm and SwarmClosed the blob is
@@ -30,8 +30,8 @@ from typing import Literal
 
 from p2pdist.core import download as dl
 from p2pdist.core.download import Download
-from p2pdist.core.vouched.whole import CheckWhole, Judge, ListChanged, VerifyPieces, Whole, WholeChecked
 from p2pdist.core.transport import Begin, CutShort, Leave, Policy, Transport, TransportChoice, TransportSwitch
+from p2pdist.core.vouched.whole import CheckWhole, Judge, ListChanged, VerifyPieces, Whole, WholeChecked
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Priority
 from p2pdist.model.plan import Source
@@ -45,6 +45,10 @@ how long after an answer that is asked again."""
 
 LIST_ASK_S = 0.5
 """Pause between two requests for a peer's list, while no tracker answers."""
+
+LIST_LATE_S = 6.0
+"""With a tracker peers are asked once no piece was stored and nothing listed for so long: the
+tracker, or the host that read the piece, has gone, and its successor does not know the hash."""
 
 LOSS_REPORT_S = 1.0
 """Pieces that are lost are told to the tracker at once, but no more often."""
@@ -152,6 +156,7 @@ class PullCore:
         "_asked_at",
         "_choice",
         "_loss_told_at",
+        "_moved_at",
         "_other_writers",
         "_peers_due",
         "_priority",
@@ -176,6 +181,7 @@ class PullCore:
         self._whole = Whole(download.blob) if vouched else None
         self._accused: dict[Source, None] = {}  # sources of wrong bytes, by the list of this round
         self._asked_at = self._loss_told_at = -inf
+        self._moved_at = download.started_at  # when a piece was stored or the list grew last
         policy = "trees" if vouched else policy
         self.swarm_writes = False
         """Whether a swarm writes into the blob: from BeginSwarm to SwarmClosed."""
@@ -205,9 +211,10 @@ class PullCore:
         if isinstance(event, dl.PieceStored):  # first: it comes with every piece
             self._choice.progressed(now=now)
             commands = self.download.handle(event, now=now)
-            if self._whole is not None and self.download.have.complete:
-                commands += self._whole.stored(now=now)
-            return commands
+            if self._whole is None:
+                return commands
+            self._moved_at = now
+            return [*commands, *self._whole.stored(now=now)] if self.download.have.complete else commands
         if self.download.finished:
             self.swarm_writes = self.swarm_writes and not isinstance(event, SwarmClosed)
             return []
@@ -251,6 +258,7 @@ class PullCore:
         download, out = self.download, list[Command]()
         match event:
             case ListChanged(_, lost, _):
+                self._moved_at = now
                 if whole.list_changed(event, now=now):
                     for source in self._accused:
                         download.sources.forgive(source)
@@ -268,7 +276,9 @@ class PullCore:
                 out += self._handle(event, now)
                 if isinstance(event, dl.Tick) and not download.finished:
                     out += self._tick_vouched(whole, now)
-        self._accused |= {each.source: None for each in out if isinstance(each, dl.Complain) and each.reason == "corrupt"}
+        self._accused |= {
+            each.source: None for each in out if isinstance(each, dl.Complain) and each.reason == "corrupt"
+        }
         if download.have.complete and not download.finished:
             out += whole.stored(now=now)
         return out
@@ -279,7 +289,8 @@ class PullCore:
             out: list[Command] = [*whole.tick(now=now)]
         except P2PDistError as error:
             return [*self.download.handle(dl.Rejected(error), now=now)]
-        if whole.alone and now - self._asked_at >= LIST_ASK_S:
+        patience_s = 0.0 if whole.alone else LIST_LATE_S
+        if now - self._asked_at >= LIST_ASK_S and now - self._moved_at >= patience_s:
             sources = [source for source in self.download.awaiting() if not source.is_origin]
             out += map(AskList, dict.fromkeys(sources))
             self._asked_at = now if sources else self._asked_at

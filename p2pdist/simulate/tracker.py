@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import inf
 
+from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
     Assign,
     FromAgent,
@@ -19,14 +20,30 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    Listed,
     Pace,
+    Recall,
     Reject,
     Report,
+    Reread,
     Welcome,
 )
+from p2pdist.model.pieces import PieceList
 from p2pdist.simulate.clock import Processor, World
 from p2pdist.simulate.network import CONNECT_TIMEOUT_S, TRACKER_NAME, Network
-from tracker.core.events import Command, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import (
+    Broadcast,
+    Command,
+    Drop,
+    Due,
+    Event,
+    ListMatched,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    Tick,
+)
 from tracker.core.fleet import Fleet
 
 RETRY_FIRST_S = 0.2
@@ -39,11 +56,15 @@ SILENCE_S = 5.0
 """Both sides end a session when its path has been silent for so long (heartbeats)."""
 
 
+SwarmMessage = Assign | Reject | Listed | Reread | Recall
+"""What a tracker sends about a blob."""
+
+
 class AgentSession:
     """A host's side of its session with the tracker, over all lives of its process.
 
     `holdings` says what the host holds and wants, `report` what is new since the last report (None:
-    nothing), `on_message` hears Assign and Reject, `on_change` whether a tracker answers.
+    nothing), `on_message` hears what is said of blobs, `on_change` whether a tracker answers.
     """
 
     __slots__ = (
@@ -71,7 +92,7 @@ class AgentSession:
         *,
         holdings: Callable[[], tuple[Holding, ...]],
         report: Callable[[], Report | None],
-        on_message: Callable[[Assign | Reject], None],
+        on_message: Callable[[SwarmMessage], None],
         on_change: Callable[[bool], None],
     ) -> None:
         self._hello, self._tracker, self._processor = hello, tracker, processor
@@ -145,7 +166,7 @@ class AgentSession:
                 self._report_every(session, interval_s)
             case Pace(interval_s):
                 self._report_every(session, interval_s)
-            case Assign() | Reject():
+            case Assign() | Reject() | Listed() | Reread() | Recall():
                 self._on_message(message)
 
     def _connect(self, life: int, pause_s: float) -> None:
@@ -257,6 +278,8 @@ class Tracker:
         self.world, self.network = world, network
         #: The core of the process that runs, None while none does; start() and kill() set it.
         self.fleet: Fleet | None = None
+        #: Vouched lists that were held, by blob; a tracker with a state directory keeps them.
+        self.lists: dict[Digest, PieceList] = {}
         #: How many messages of hosts have been handled, by all processes.
         self.messages = 0
         self._watcher, self._make_fleet = watcher, make_fleet
@@ -334,12 +357,14 @@ class Tracker:
             self.world.at(self._due_at, self._due, self._life)
         self._watcher(self.fleet, event, commands, self._sessions)
         for command in commands:
-            session = self._sessions.get(command.session)
-            if session is None:
-                continue
             match command:
-                case Send(_, message):
+                case Send(number, message) if (session := self._sessions.get(number)) is not None:
                     session.to_host(message)
-                case Drop():
+                case Broadcast(numbers, message):
+                    for session in filter(None, map(self._sessions.get, numbers)):
+                        session.to_host(message)
+                case Drop(number) if (session := self._sessions.get(number)) is not None:
                     session.close_from_tracker()
-                    del self._sessions[session.number]
+                    del self._sessions[number]
+                case ListMatched(blob, pieces):
+                    self.lists[blob] = pieces

@@ -90,7 +90,9 @@ class Round:
 
     def authors(self) -> dict[str, None]:
         """The hosts that stated something."""
-        return self.named | {host: None for host, _, _ in self.objections} | ({self.arbiter: None} if self.arbiter else {})
+        return (
+            self.named | {host: None for host, _, _ in self.objections} | ({self.arbiter: None} if self.arbiter else {})
+        )
 
 
 @dataclass(slots=True)
@@ -126,7 +128,7 @@ class Ledger:
         return self.rounds[-1]
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """About how much memory the hashes take."""
         return sum(1 for each in self.rounds if each.hashes is not None) * self.layout.count * 64
 

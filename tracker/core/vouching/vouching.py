@@ -308,7 +308,7 @@ class Vouching:
 
     def _full(self, layout: PieceLayout) -> bool:
         """Whether there is no room for one more list."""
-        kept = sum(case.ledger.bytes for case in self._cases.values())
+        kept = sum(case.ledger.size_bytes for case in self._cases.values())
         return kept + layout.count * 64 > LISTS_BYTES_MAX
 
     def _believed(self, case: Case, host: str, stripe: int, basis: str) -> bool:
