@@ -36,8 +36,8 @@ is paused another transport brings the pieces and no stream is opened.
 Where the blob has a vouched piece list (vouched/whole.py) a piece may have to wait for its hash
 (`Awaiting`): its source is neither slow nor silent meanwhile. Pieces that turn out to be listed
 otherwise are lost and come again, and the download is complete only when its owner says that the
-whole matches (`WholeMatches`). Bytes from the origin that do not match the list are stated to the tracker,
-and say nothing of the origin.
+whole matches (`WholeMatches`). Bytes from the origin that do not match the list are stated to the
+tracker, and say nothing of the origin.
 
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is
 avoided; no stream is opened for a complete stripe; exactly one of Completed and GaveUp is given,
@@ -452,7 +452,7 @@ class Download:
     """Whether the superpeers share the reading of the origin, by the last plan."""
     _origin_corrupt: int = 0
     """Wrong pieces that the origin sent."""
-    _window: _Window = field(default_factory=lambda: _Window())
+    _window: _Window = field(default_factory=_Window)
     _failure: tuple[str, float] = ("", -1.0)
     """Why a source failed last, in words for the user; and when."""
 

@@ -146,6 +146,11 @@ class ChildStream(Flow):
             self.cursor -= 1
             self.left += piece not in self.skip
 
+    def withdraw(self) -> None:
+        """Do not begin with the piece that was to come next."""
+        self.queue.waiting.remove(self)
+        self.block, self.piece = 0, -1
+
     def take_off(self) -> None:
         """Note that the block has been sent."""
         self.offset += self.block
@@ -326,7 +331,7 @@ class Uplink:
             case Limited(blob, limit):
                 self._limit(blob, limit)
             case Lost(blob, pieces):
-                self._lose(blob, pieces)
+                self._lose(blob, pieces, out)
             case Dropped(blob):
                 self._blobs.pop(blob, None)
             case Tick():
@@ -404,7 +409,7 @@ class Uplink:
             for stream in chain(*served.streams):
                 stream.limit = limit
 
-    def _lose(self, blob: Digest, pieces: tuple[int, ...]) -> None:
+    def _lose(self, blob: Digest, pieces: tuple[int, ...], out: list[Command]) -> None:
         served = self._blobs.get(blob)
         for piece in pieces if served is not None else ():
             assert served is not None
@@ -415,6 +420,9 @@ class Uplink:
                 del served.order[stripe][index]
                 for stream in served.streams[stripe]:
                     stream.lose(piece, index)
+                    if stream.piece == piece and not stream.offset and not stream.in_flight:
+                        stream.withdraw()
+                        self._wait(stream, out)
 
     def _verified(self, blob: Digest, piece: int, out: list[Command]) -> None:
         served = self._blobs.get(blob)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import inf
 
-from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
     Assign,
     FromAgent,
@@ -28,7 +27,6 @@ from p2pdist.model.messages import (
     Reread,
     Welcome,
 )
-from p2pdist.model.pieces import PieceList
 from p2pdist.simulate.clock import Processor, World
 from p2pdist.simulate.network import CONNECT_TIMEOUT_S, TRACKER_NAME, Network
 from tracker.core.events import (
@@ -37,7 +35,6 @@ from tracker.core.events import (
     Drop,
     Due,
     Event,
-    ListMatched,
     Received,
     Send,
     SessionClosed,
@@ -64,7 +61,8 @@ class AgentSession:
     """A host's side of its session with the tracker, over all lives of its process.
 
     `holdings` says what the host holds and wants, `report` what is new since the last report (None:
-    nothing), `on_message` hears what is said of blobs, `on_change` whether a tracker answers.
+    nothing), `on_message` hears what is said of blobs, `on_change` whether a tracker answers,
+    `on_held` that it was told what the host holds.
     """
 
     __slots__ = (
@@ -74,6 +72,7 @@ class AgentSession:
         "_life",
         "_network",
         "_on_change",
+        "_on_held",
         "_on_message",
         "_processor",
         "_report",
@@ -94,11 +93,12 @@ class AgentSession:
         report: Callable[[], Report | None],
         on_message: Callable[[SwarmMessage], None],
         on_change: Callable[[bool], None],
+        on_held: Callable[[], None],
     ) -> None:
         self._hello, self._tracker, self._processor = hello, tracker, processor
         self._world, self._network = tracker.world, tracker.network
         self._holdings, self._report = holdings, report
-        self._on_message, self._on_change = on_message, on_change
+        self._on_message, self._on_change, self._on_held = on_message, on_change, on_held
         #: Whether a tracker answers; set by the welcome, cleared when the session ends.
         self.welcomed = False
         #: The session that is open or being opened.
@@ -163,6 +163,7 @@ class AgentSession:
                 holdings = self._holdings()
                 if holdings:
                     self.send(Holdings(holdings))
+                    self._on_held()
                 self._report_every(session, interval_s)
             case Pace(interval_s):
                 self._report_every(session, interval_s)
@@ -278,8 +279,6 @@ class Tracker:
         self.world, self.network = world, network
         #: The core of the process that runs, None while none does; start() and kill() set it.
         self.fleet: Fleet | None = None
-        #: Vouched lists that were held, by blob; a tracker with a state directory keeps them.
-        self.lists: dict[Digest, PieceList] = {}
         #: How many messages of hosts have been handled, by all processes.
         self.messages = 0
         self._watcher, self._make_fleet = watcher, make_fleet
@@ -366,5 +365,3 @@ class Tracker:
                 case Drop(number) if (session := self._sessions.get(number)) is not None:
                     session.close_from_tracker()
                     del self._sessions[number]
-                case ListMatched(blob, pieces):
-                    self.lists[blob] = pieces
