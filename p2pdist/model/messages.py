@@ -438,6 +438,20 @@ class BlobHolding(msgspec.Struct, frozen=True):
     settled: bool
 
 
+KNOWN_PIECES_BYTES_MAX = 256 << 10
+
+
+class KnownPieces(msgspec.Struct, frozen=True):
+    """Response to GET /v1/blobs/{digest}/pieces, as MessagePack of at most KNOWN_PIECES_BYTES_MAX:
+    the BLAKE3 of each of `pieces`, 32 bytes a piece, as far as the agent knows them from the piece
+    `first` of the query on, at most LISTED_MAX of them. `whole`: the agent has the blob, and the
+    SHA-256 of the whole matched."""
+
+    pieces: ListedPieces
+    hashes: ListedHashes
+    whole: bool = False
+
+
 STREAM_END = 0xFFFFFFFF
 """Piece number of the closing frame, whose length is 0."""
 

@@ -206,6 +206,8 @@ class BlobPull:
         """Begin; a blob that lacks nothing is done at once."""
         if self._swarm is not None and not self.blob.have.complete:
             self._lookups.spawn(self._find_torrent(self._swarm))
+        if self.vouched is not None:
+            self.vouched.restate()  # what an earlier pull read
         self._tick()
 
     def holding(self) -> Holding:

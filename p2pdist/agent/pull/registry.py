@@ -45,7 +45,7 @@ from p2pdist.model.messages import (
     StreamRequest,
     Vouched,
 )
-from p2pdist.model.pieces import PieceSet
+from p2pdist.model.pieces import PieceSet, piece_size_for
 from p2pdist.model.plan import Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.origin.origin import Origin
@@ -438,6 +438,7 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
     layout = blob.layout
     counts = tuple(blob.have.stripe_counts(layout.stripes))
     ticket, selected = resources.shown(blob.digest)
+    matched = blob.whole and layout.piece_size == piece_size_for(layout.size)
     return Holding(
         blob.digest,
         layout.size,
@@ -445,6 +446,6 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
         counts,
         ticket=ticket,
         selected=selected,
-        vouched=blob.whole,
-        matched=blob.whole,
+        vouched=matched,
+        matched=matched,
     )

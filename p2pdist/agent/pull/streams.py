@@ -174,7 +174,7 @@ class PullStreams:
                 tls=self._context.tls,
                 pacer=self._context.pacer_of(self._blob.digest),
                 connections=self._context.connections if self._stripes == 1 else None,
-                # A disk may hang, and the loop with it; and what waits for its hash would keep the loop.
+                # A disk may hang, and the loop with it; so may a piece that waits for its hash.
                 inbox=self._mail if self._blob.in_memory and self._vouched is None else None,
                 fields=self._ticket(),
             )

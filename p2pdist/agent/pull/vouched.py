@@ -218,7 +218,7 @@ class VouchedPull:
 
     def _lost(self, pieces: Sequence[int]) -> None:
         self.losses += 1
-        self._prefix = min(self._prefix, min(pieces))
+        self._prefix = min(self._prefix, *pieces)
         self._followed = min(self._followed, self._blob.layout.offset(self._prefix))
         self._context.lost(pieces)
 

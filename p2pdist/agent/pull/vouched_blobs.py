@@ -1,5 +1,5 @@
-"""The blobs of an agent that have no piece list of their own: fetching them, and what a tracker sends
-of their lists.
+"""The blobs of an agent that have no piece list of their own: fetching them, and what a tracker
+sends of their lists.
 
 A host that has such a blob whole has made a piece list of it, and tells it to a tracker that lacks
 one (Recall), or that would have it read the blob again (Reread).
@@ -19,7 +19,7 @@ from p2pdist.agent.pull.vouched import listing_of, statements
 from p2pdist.agent.tasks import Tasks
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError
-from p2pdist.model.messages import LISTED_MAX, KnownPieces, Listed, Priority, Recall, Reread, Vouched
+from p2pdist.model.messages import LISTED_MAX, Basis, KnownPieces, Listed, Priority, Recall, Reread, Vouched
 from p2pdist.model.pieces import PieceList
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
@@ -87,7 +87,9 @@ class VouchedBlobs:
         except P2PDistError as error:
             logger.warning("blob=%s: the tracker asks for its piece list: %s", digest, error)
             return
-        for message in statements(digest, listing_of(pieces), "whole", round_):
+        # An arbiter is believed what it has read: this is what it would read.
+        basis: Basis = "read" if round_ else "whole"
+        for message in statements(digest, listing_of(pieces), basis, round_):
             self._send(message)
 
     # -- other agents

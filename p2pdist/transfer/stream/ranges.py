@@ -79,11 +79,11 @@ async def serve_range(
     `have` is the live set of pieces that may be sent (None: all); for any other piece
     `wait_for(piece)` is awaited, which returns once the piece is in the file and verified. If it
     raises before the head has been sent, the error goes to the caller (a problem document); later,
-    the connection is broken so that the client sees a truncated body. `proven` is awaited before the
-    last piece of the body is sent, and raises where what was sent is wrong. With `flow` every block waits
-    for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until this returns.
-    `dead_after_s`: the kernel drops a client that acknowledges nothing for so long. `disk`: the
-    file is on a disk, whose reads may hang.
+    the connection is broken so that the client sees a truncated body. `proven` is awaited before
+    the last piece of the body is sent, and raises where what was sent is wrong. With `flow` every
+    block waits for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until
+    this returns. `dead_after_s`: the kernel drops a client that acknowledges nothing for so long.
+    `disk`: the file is on a disk, whose reads may hang.
     """
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
     early = _precondition(request, digest, headers)
