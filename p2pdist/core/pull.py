@@ -50,7 +50,7 @@ LIST_LATE_S = 6.0
 """With a tracker peers are asked once no piece was stored and nothing listed for so long: the
 tracker, or the host that read the piece, has gone, and its successor does not know the hash."""
 
-LOSS_REPORT_S = 1.0
+LOSS_REPORT_S = 0.5
 """Pieces that are lost are told to the tracker at once, but no more often."""
 
 # -- events, beside the ones of Download and of Whole
@@ -156,6 +156,7 @@ class PullCore:
         "_asked_at",
         "_choice",
         "_loss_told_at",
+        "_loss_untold",
         "_moved_at",
         "_other_writers",
         "_peers_due",
@@ -181,6 +182,7 @@ class PullCore:
         self._whole = Whole(download.blob) if vouched else None
         self._accused: dict[Source, None] = {}  # sources of wrong bytes, by the list of this round
         self._asked_at = self._loss_told_at = -inf
+        self._loss_untold = False  # pieces were lost, and no Holding has said so
         self._moved_at = download.started_at  # when a piece was stored or the list grew last
         policy = "trees" if vouched else policy
         self.swarm_writes = False
@@ -264,9 +266,8 @@ class PullCore:
                         download.sources.forgive(source)
                     self._accused.clear()
                 out += download.handle(dl.Lost(lost), now=now) if lost else ()
-                if lost and now - self._loss_told_at >= LOSS_REPORT_S:
-                    self._loss_told_at = now
-                    out.append(ReportTransport())
+                self._loss_untold = self._loss_untold or bool(lost)
+                out += self._tell_loss(now)
             case WholeChecked():
                 if whole.checked(event, now=now) and download.have.complete:
                     return [Judge(True, whole.round), *download.handle(dl.WholeMatches(), now=now)]
@@ -289,12 +290,21 @@ class PullCore:
             out: list[Command] = [*whole.tick(now=now)]
         except P2PDistError as error:
             return [*self.download.handle(dl.Rejected(error), now=now)]
+        out += self._tell_loss(now)
         patience_s = 0.0 if whole.alone else LIST_LATE_S
         if now - self._asked_at >= LIST_ASK_S and now - self._moved_at >= patience_s:
             sources = [source for source in self.download.awaiting() if not source.is_origin]
             out += map(AskList, dict.fromkeys(sources))
             self._asked_at = now if sources else self._asked_at
         return out
+
+    def _tell_loss(self, now: float) -> list[Command]:
+        """Say what is held, where pieces were lost and it was not said a moment ago. The answer
+        names the parents again: stripes that had been complete have none."""
+        if not self._loss_untold or now - self._loss_told_at < LOSS_REPORT_S:
+            return []
+        self._loss_told_at, self._loss_untold = now, False
+        return [ReportTransport()]
 
     def _steer(self, now: float) -> list[Command]:
         """Leave the present transport when it is time for another, and begin that one once nothing

@@ -97,7 +97,8 @@ class Case:
         """Whether time changes nothing here."""
         ledger = self.ledger
         settled = ledger.phase == "held" and ledger.blamed
-        return (settled or not self.followers) and self.sent == len(ledger.round.order) and ledger.phase != "failed"
+        idle = not self.followers and (ledger.round.arbiter is None or ledger.phase == "held")
+        return (settled or idle) and self.sent == len(ledger.round.order) and ledger.phase != "failed"
 
 
 @dataclass(slots=True)
@@ -186,7 +187,8 @@ class Vouching:
         if conflict:
             return self._next_round(case, f"{host.name} read other bytes than are listed", now=now)
         due = now - case.sent_at >= self._pause_s(case, now)
-        return [*self._send_news(case, now)] if due or ledger.round.complete else []
+        out = [*self._send_news(case, now)] if due or ledger.round.complete else []
+        return [*out, *self._conclude(case, now=now)] if ledger.round.complete else out
 
     def judged(self, host: Host, message: Judged, *, now: float) -> list[Command]:
         """A host has compared the whole."""
@@ -200,6 +202,9 @@ class Vouching:
             return []
         case.ledger.judge(host.name, host.voter or host.name, message.matches, now=now)
         case.swarm.record(now, f"{host.name} finds that the whole {'matches' if message.matches else 'does not match'}")
+        if message.matches and host.name == case.ledger.round.arbiter and not case.ledger.round.complete:
+            # It has become whole on the way, and reads no further: what it has is the rest.
+            return [Send(host.session, Recall(case.swarm.blob))] if host.session is not None else []
         return self._conclude(case, now=now)
 
     def kept(self, blob: Digest, pieces: PieceList) -> list[Command]:
@@ -248,7 +253,7 @@ class Vouching:
             self._unbar(case.swarm)
         if (arbiter := ledger.round.arbiter) is not None and ledger.phase == "open" and not ledger.round.complete:
             host = self.hosts.get(arbiter)
-            there = host is not None and host.available and arbiter in case.followers
+            there = host is not None and host.available and self._arbitrates(case, arbiter)
             if not there or now - ledger.round.heard_at >= ARBITER_S:
                 self._drop_stale(case)
                 if case.followers and (arbiter != NO_ARBITER or self._choose(case, now) != NO_ARBITER):
@@ -258,6 +263,12 @@ class Vouching:
         if ledger.round.against or (ledger.phase == "held" and not ledger.blamed):
             out += self._conclude(case, now=now)
         return out
+
+    def _arbitrates(self, case: Case, arbiter: str) -> bool:
+        """Whether the arbiter is still in the swarm and either reads, or was found whole and is to
+        say what it has."""
+        member = case.swarm.members.get(arbiter)
+        return arbiter in case.followers or (member is not None and member.seed)
 
     def _recall(self, case: Case, now: float) -> list[Command]:
         """Ask a host for what it knows of a list with gaps."""
@@ -315,7 +326,7 @@ class Vouching:
         """Whether a host may state hashes of a stripe."""
         swarm, first = case.swarm, case.ledger.round.arbiter is None
         if host == case.ledger.round.arbiter:
-            return basis == "read"
+            return basis != "told"
         if basis == "read":
             reads = stripe in case.readers.get(host, ()) or host in swarm.edges.roots[stripe]
             return reads or (first and host in case.brought)
