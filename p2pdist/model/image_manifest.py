@@ -45,6 +45,23 @@ _ATTESTED = "vnd.docker.reference.type"
 """An annotation of what belongs to an image and is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class ImageDocument:
+    """A manifest or index as its registry serves it: the media type belongs to it."""
+
+    data: bytes
+    media_type: str
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class TagPage:
+    """Some tags of a repository, in the registry's order; `more`: further ones follow."""
+
+    names: tuple[str, ...]
+    more: bool
+
+
 class _Descriptor(msgspec.Struct, rename={"media_type": "mediaType"}):
     digest: str
     size: int

@@ -28,13 +28,20 @@ from typing import TypeVar
 from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable
 from p2pdist.model.image import ImageName, ImageReference
-from p2pdist.model.image_manifest import ImageIndex, ImageManifest, decode_image, image_layout
+from p2pdist.model.image_manifest import (
+    ImageDocument,
+    ImageIndex,
+    ImageManifest,
+    TagPage,
+    decode_image,
+    image_layout,
+)
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.platform import Platform
 from p2pdist.model.upstream import Upstream, UpstreamSettings
 from p2pdist.origin.registry.authentication import PullToken
-from p2pdist.origin.registry.upstream import TagPage, UpstreamManifest, UpstreamRegistry, UpstreamRepository
+from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
 from tracker.reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
 
@@ -123,7 +130,7 @@ class Upstreams:
         """By `name@digest`, of blobs that manifests name."""
         self._confirmed: OrderedDict[str, None] = OrderedDict()
         """By `name@digest`: the registry has the blob under that name."""
-        self._lists: OrderedDict[str, tuple[float, TagPage | UpstreamManifest]] = OrderedDict()
+        self._lists: OrderedDict[str, tuple[float, TagPage | ImageDocument]] = OrderedDict()
         """Tags and referrers, and when they were asked for."""
         self._described: OrderedDict[str, float] = OrderedDict()
         """By `name@digest` when `learned` heard of a manifest's blobs."""
@@ -143,7 +150,7 @@ class Upstreams:
 
     # -- manifests
 
-    async def manifest(self, name: ImageName, target: str) -> UpstreamManifest:
+    async def manifest(self, name: ImageName, target: str) -> ImageDocument:
         """The manifest or index that a tag or digest names. Raises NotFound, Refused, Corrupt,
         Unavailable."""
         registry = self._registry(name)
@@ -194,7 +201,7 @@ class Upstreams:
         assert found is not None
         return await self._keep(name, found)
 
-    async def _by_digest(self, registry: _Registry, name: ImageName, digest: Digest) -> UpstreamManifest:
+    async def _by_digest(self, registry: _Registry, name: ImageName, digest: Digest) -> ImageDocument:
         key = f"{name}@{digest}"
         described = self._manifests.get(key) or await self._recall(f"image {key}")
         data = await self._held(digest) if described is not None else None
@@ -207,7 +214,7 @@ class Upstreams:
             raise Unavailable(f"{key} was evicted as soon as it was read", remedy="Try again")
         self._cache.put(digest, data)
         remember(self._manifests, key, described, MANIFESTS_MAX)
-        found = UpstreamManifest(data, described.media_type, digest)
+        found = ImageDocument(data, described.media_type, digest)
         self._describe(name, found)
         return found
 
@@ -216,7 +223,7 @@ class Upstreams:
         assert found is not None
         return await self._keep(name, found)
 
-    async def _keep(self, name: ImageName, found: UpstreamManifest) -> Descriptor:
+    async def _keep(self, name: ImageName, found: ImageDocument) -> Descriptor:
         """Keep a document that a registry sent under this name."""
         described = Descriptor(found.media_type, found.digest, len(found.data))
         self._cache.put(found.digest, found.data)
@@ -226,7 +233,7 @@ class Upstreams:
             await self._note({f"image {name}@{found.digest}": described})
         return described
 
-    def _describe(self, name: ImageName, found: UpstreamManifest) -> None:
+    def _describe(self, name: ImageName, found: ImageDocument) -> None:
         """Note the sizes of a manifest's blobs, and have the core hear of them."""
         key, now = f"{name}@{found.digest}", time.monotonic()
         if now - self._described.get(key, -DESCRIBED_S) < DESCRIBED_S:
@@ -303,16 +310,16 @@ class Upstreams:
         assert isinstance(page, TagPage)
         return page
 
-    async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> UpstreamManifest:
+    async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> ImageDocument:
         """The index of what refers to a manifest. Raises NotFound, Refused, Corrupt, Unavailable."""
         key = f"referrers {name}@{digest} {artifact_type}"
         found = await self._list(name, key, lambda repository: repository.referrers(digest, artifact_type))
-        assert isinstance(found, UpstreamManifest)
+        assert isinstance(found, ImageDocument)
         return found
 
     async def _list(
-        self, name: ImageName, key: str, ask: Ask[TagPage | UpstreamManifest]
-    ) -> TagPage | UpstreamManifest:
+        self, name: ImageName, key: str, ask: Ask[TagPage | ImageDocument]
+    ) -> TagPage | ImageDocument:
         registry, now = self._registry(name), time.monotonic()
         settings = registry.registry.settings
         kept = self._lists.get(key)

@@ -17,7 +17,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ from p2pdist.model.image_manifest import (
     EMPTY_INDEX,
     INDEX_TYPE,
     SIZE_MAX,
+    ImageDocument,
+    TagPage,
     clean_media_type,
     decode_image,
 )
@@ -66,23 +67,6 @@ IDLE_S = 5.0
 """How long a response that is read whole waits for another reader."""
 
 _RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/(?:[0-9]{1,19}|\*)\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamManifest:
-    """A manifest or index as its registry serves it."""
-
-    data: bytes
-    media_type: str
-    digest: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class TagPage:
-    """Some tags of a repository, in the registry's order; `more`: further ones follow."""
-
-    names: tuple[str, ...]
-    more: bool
 
 
 class UpstreamRegistry:
@@ -146,7 +130,7 @@ class UpstreamRepository:
 
     async def manifest(
         self, target: str, accept: tuple[str, ...] = ACCEPTED_TYPES, *, known: Digest | None = None
-    ) -> UpstreamManifest | None:
+    ) -> ImageDocument | None:
         """The manifest or index that a tag or digest names, verified; None where it still is the
         one with the digest `known`."""
         _check_target(target)
@@ -165,7 +149,7 @@ class UpstreamRepository:
                     f"{self.name} at its registry sent {digest} as {expected}", remedy="Tell the registry's operator"
                 )
         kind = decode_image(data, media_type).media_type
-        return None if digest == known else UpstreamManifest(data, kind, digest)
+        return None if digest == known else ImageDocument(data, kind, digest)
 
     async def head(
         self, target: str, accept: tuple[str, ...] = ACCEPTED_TYPES
@@ -237,8 +221,9 @@ class UpstreamRepository:
                 whole = self._registry.whole(self, digest)
                 whole.begin(response, stack.pop_all())
                 return await whole.read(start, length)
-            data = await self._taken(response, digest, start, length)
-        self._registry.ranges = response.status == 206 or self._registry.ranges
+                data = await self._taken(response, digest, start, length)
+            if response.status == 206:
+                self._registry.ranges = True
         return data
 
     async def _range(self, digest: Digest, start: int, length: int) -> bytes:
@@ -298,7 +283,7 @@ class UpstreamRepository:
             names += page[after:]
         return TagPage(tuple(names[:wanted]), len(names) > wanted or url is not None)
 
-    async def referrers(self, digest: Digest, artifact_type: str = "") -> UpstreamManifest:
+    async def referrers(self, digest: Digest, artifact_type: str = "") -> ImageDocument:
         """The index of what refers to a manifest, such as signatures. A registry that has no list
         of these keeps them under a tag (specification, "Unavailable Referrers API")."""
         parse_digest(digest)
@@ -320,11 +305,11 @@ class UpstreamRepository:
                 break
         return _referrers(listed, artifact_type)
 
-    async def _tagged_referrers(self, digest: Digest, artifact_type: str) -> UpstreamManifest:
+    async def _tagged_referrers(self, digest: Digest, artifact_type: str) -> ImageDocument:
         try:
             found = await self.manifest(f"sha256-{hex_of(digest)}", (INDEX_TYPE,))
         except NotFound:
-            return UpstreamManifest(EMPTY_INDEX, INDEX_TYPE, digest_of(EMPTY_INDEX))
+            return ImageDocument(EMPTY_INDEX, INDEX_TYPE, digest_of(EMPTY_INDEX))
         assert found is not None
         return _referrers(_manifests_in(found.data, self.name), artifact_type)
 
@@ -526,8 +511,8 @@ def _manifests_in(data: bytes, name: ImageName) -> list[Any]:
     return listed
 
 
-def _referrers(listed: list[Any], artifact_type: str) -> UpstreamManifest:
+def _referrers(listed: list[Any], artifact_type: str) -> ImageDocument:
     chosen = [entry for entry in listed if not artifact_type or entry.get("artifactType") == artifact_type]
     document = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": chosen[:REFERRERS_MAX]}
     data = json.dumps(document, separators=(",", ":")).encode()
-    return UpstreamManifest(data, INDEX_TYPE, digest_of(data))
+    return ImageDocument(data, INDEX_TYPE, digest_of(data))
