@@ -17,6 +17,7 @@ import msgspec
 
 from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused
+from p2pdist.model.image import ImageReference
 from p2pdist.model.manifest import MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor
 from p2pdist.model.pieces import PieceLayout, piece_size_for
 from p2pdist.model.platform import Platform, platform_of
@@ -129,6 +130,17 @@ class ImageIndex:
                 remedy="Choose another one with --platform",
             )
         return max(fitting, key=lambda entry: entry.platform.level if entry.platform else (-1, -1)).descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image whose documents are here: what its reference names (`digest`), the documents from
+    there to the manifest of one platform, and the blobs of that manifest, which are to be had."""
+
+    reference: ImageReference
+    digest: Digest
+    documents: tuple[Digest, ...]
+    blobs: tuple[Descriptor, ...]
 
 
 def image_layout(size: int) -> PieceLayout:
