@@ -278,9 +278,9 @@ class UpstreamRepository:
             async with self._request("GET", url, {}, frozenset({200})) as response:
                 page = _tags_in(await self._small(response, TAGS_BYTES_MAX), self.name)
                 url = self._following(response) if page else None
-            # Registries without pages send all tags.
-            after = page.index(last) + 1 if last in page else 0
-            names += page[after:]
+            if not names and url is None and (not last or last in page or len(page) > wanted):
+                page = sorted(tag for tag in page if tag > last)  # a registry without pages sends all tags
+            names += page
         return TagPage(tuple(names[:wanted]), len(names) > wanted or url is not None)
 
     async def referrers(self, digest: Digest, artifact_type: str = "") -> ImageDocument:
@@ -495,7 +495,7 @@ def _is_range(response: ClientResponse, start: int, length: int) -> bool:
 def _tags_in(data: bytes, name: ImageName) -> list[str]:
     try:
         listed = json.loads(data).get("tags") or []
-        return [str(tag) for tag in listed if is_tag(str(tag))]
+        return [tag for tag in listed if isinstance(tag, str) and is_tag(tag)]
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise Corrupt(f"the list of tags of {name} is malformed: {error}") from error
 
