@@ -18,6 +18,8 @@ from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmS
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
+from p2pdist.agent.images.images import Images
+from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
@@ -54,7 +56,9 @@ from p2pdist.model.messages import (
     Reread,
     check_hello,
 )
+from p2pdist.model.upstream import UpstreamSettings
 from p2pdist.origin.drivers import open_origin
+from p2pdist.package.archive.import_ import this_platform
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import connections_max
 from p2pdist.transfer.pacer import Pacer
@@ -105,6 +109,8 @@ class AgentSettings:
     """Seconds in which everything that is stored is read once; 0 for never."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
+    upstreams: tuple[UpstreamSettings, ...] = ()
+    """Registries that the agent asks itself while no tracker answers."""
 
 
 class Agent:
@@ -167,9 +173,14 @@ class Agent:
             tracker_wait_s=wait_s,
         )
         self.vouched_blobs = VouchedBlobs(store, self.registry, session.send)
-        self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
+        self.images = self._images(settings)
+        self.pulls = Pulls(
+            store, self.packages, self.registry, images=self.images, unreachable=self.reachability.warning
+        )
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
-        self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
+        self.preseeds = Preseeds(
+            store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
+        )
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
@@ -186,6 +197,18 @@ class Agent:
             self.settings.tls,
             alone=lambda: not self.session.connected,
             clock_ahead_s=lambda: self.session.clock_ahead_s or 0.0,
+        )
+
+    def _images(self, settings: AgentSettings) -> Images:
+        tracked = TrackedImages(self.session)
+        return Images(
+            self.store,
+            tracked,
+            UpstreamRegistries(settings.upstreams, tracked),
+            self.vouched_blobs,
+            platform=this_platform(),
+            learn=self.access.names.learn_name,
+            wait_tracker=self.packages.wait_tracker,
         )
 
     async def start(self) -> None:
@@ -224,6 +247,7 @@ class Agent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.access.stop()
         await self.mounts.close()
+        await self.images.close()
         await self._origins.close()
         await asyncio.to_thread(self.store.close)
 
@@ -268,6 +292,7 @@ class Agent:
             self.reachability.connected()
         self.registry.tracker_changed(present)
         self.vouched_blobs.tracker_changed(present)
+        self.images.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
         if present and self.drain.draining:
@@ -336,6 +361,7 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
         tls,
         secrets.token_hex(8),
         settings.download_bytes_s or 0.0,
+        str(this_platform()),
     )
     check_hello(hello)
     return hello

@@ -3,7 +3,6 @@ upstream, and nothing is complete before the whole has matched."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
