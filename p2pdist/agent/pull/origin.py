@@ -164,7 +164,7 @@ class OriginReader:
     async def _read_some(self, pieces: Iterator[int]) -> None:
         layout, vouched = self._blob.layout, self._vouched
         for piece in pieces:
-            if vouched is not None and not vouched.is_unread(piece):
+            if vouched is not None and not await vouched.is_unread(piece):
                 continue
             async with self._reading(layout.length(piece)):
                 data = await self._read(layout.offset(piece), layout.length(piece))

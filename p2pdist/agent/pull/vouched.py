@@ -38,6 +38,7 @@ FOLLOW_BYTES = 4 << 20
 FOLLOW_BYTES_MAX = 64 << 20
 """What is summed at once for one blob, before others have their turn."""
 
+ARBITER_LOOK_S = 0.02
 REREAD_AT_ONCE = 4
 REREAD_TRIES = 3
 REREAD_PAUSE_S = 1.0
@@ -192,6 +193,10 @@ class VouchedPull:
         self._tasks = Tasks(logger, f"{blob.digest} is not vouched for as it should be")
         self._whole = WholeSum(blob, vouched, self._tasks)
         self._arbiter: asyncio.Task[None] | None = None
+        self._left: set[int] = set()
+        """The pieces that this host has yet to read as the arbiter."""
+        self._told_round = -1
+        """The last round of which the log says that pieces were lost."""
 
     def close(self) -> None:
         """The pull has ended."""
@@ -200,8 +205,11 @@ class VouchedPull:
 
     # -- what this host reads
 
-    def is_unread(self, piece: int) -> bool:
-        """Whether a reader of upstream still has to read a piece that `unread` named."""
+    async def is_unread(self, piece: int) -> bool:
+        """Whether a reader of upstream still has to read a piece that `unread` named. What this
+        host reads as the arbiter is waited for."""
+        while piece in self._left:
+            await asyncio.sleep(ARBITER_LOOK_S)
         return self.list.view.is_unread(piece)
 
     def unread(self, stripe: int) -> list[int]:
@@ -264,7 +272,9 @@ class VouchedPull:
     def _changed(self, lost: Sequence[int] = (), *, marked: bool = True) -> None:
         """Pieces are lost or the list has changed. `marked`: the bitmap still has the pieces."""
         if lost:
-            logger.warning("blob=%s: %d pieces were wrong and come again", self._blob.digest, len(lost))
+            level = logging.DEBUG if self._told_round == self.list.round else logging.WARNING
+            logger.log(level, "blob=%s: pieces were listed or stored wrong, and come again", self._blob.digest)
+            self._told_round = self.list.round
             self.losses += 1
             self._whole.lost(lost)
             self._context.lost(lost)
@@ -346,11 +356,13 @@ class VouchedPull:
 
     async def _reread_all(self, round_: int) -> None:
         self._arbiter = asyncio.current_task()
+        self._left = left = set(range(self._blob.layout.count))
         pieces = iter(range(self._blob.layout.count))
 
         async def some() -> None:
             for piece in pieces:
                 await self._reread_piece(piece, round_)
+                left.discard(piece)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -359,6 +371,8 @@ class VouchedPull:
         except* P2PDistError as failures:
             error = failures.exceptions[0]
             logger.warning("blob=%s could not be read again for round %d: %s", self._blob.digest, round_, error)
+        finally:
+            left.clear()
         self._statements.leave()
         self._changed()
 
