@@ -38,7 +38,6 @@ FOLLOW_BYTES = 4 << 20
 FOLLOW_BYTES_MAX = 64 << 20
 """What is summed at once for one blob, before others have their turn."""
 
-ARBITER_LOOK_S = 0.02
 REREAD_AT_ONCE = 4
 REREAD_TRIES = 3
 REREAD_PAUSE_S = 1.0
@@ -195,6 +194,8 @@ class VouchedPull:
         self._arbiter: asyncio.Task[None] | None = None
         self._left: set[int] = set()
         """The pieces that this host has yet to read as the arbiter."""
+        self._moved = asyncio.Event()
+        """Set, and replaced, when one of them has been read."""
         self._told_round = -1
         """The last round of which the log says that pieces were lost."""
 
@@ -209,7 +210,7 @@ class VouchedPull:
         """Whether a reader of upstream still has to read a piece that `unread` named. What this
         host reads as the arbiter is waited for."""
         while piece in self._left:
-            await asyncio.sleep(ARBITER_LOOK_S)
+            await self._moved.wait()
         return self.list.view.is_unread(piece)
 
     def unread(self, stripe: int) -> list[int]:
@@ -362,7 +363,7 @@ class VouchedPull:
         async def some() -> None:
             for piece in pieces:
                 await self._reread_piece(piece, round_)
-                left.discard(piece)
+                self._read_past(left, {piece})
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -372,9 +373,14 @@ class VouchedPull:
             error = failures.exceptions[0]
             logger.warning("blob=%s could not be read again for round %d: %s", self._blob.digest, round_, error)
         finally:
-            left.clear()
+            self._read_past(left, set(left))
         self._statements.leave()
         self._changed()
+
+    def _read_past(self, left: set[int], pieces: set[int]) -> None:
+        left -= pieces
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     async def _reread_piece(self, piece: int, round_: int) -> None:
         data = await self._read_again(piece)
