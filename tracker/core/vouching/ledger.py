@@ -9,12 +9,13 @@ of the whole, once they have stored all pieces as it says:
                         otherwise
     open,   -> open     the next round: more hosts say that it does not match than that it does, or
     held                two readers state different hashes for a piece
-    open    -> failed   two rounds that read independently came to the same list, and no host says
-                        that it matches: upstream itself is wrong; or too many rounds went by
+    open    -> failed   two rounds that read independently came to the same list, and it does not
+                        match: upstream itself is wrong; or too many rounds went by
 
 One host that says otherwise may have a broken disk, or lie: others are waited for. What a list's
 own vouchers say of it weighs nothing against another host's word. A round that comes to the same
-list as the one before it outweighs hosts that say otherwise, once any host says that it matches.
+list as the one before it outweighs one host that says otherwise, once any host says that it
+matches.
 
 Blame. When a list is held, each host that stated another hash, in whatever round, gave what is not
 of the blob: it lied, or upstream gave it other bytes. Until TRUST hosts, or all that can judge,
@@ -206,7 +207,7 @@ class Ledger:
         several = len(now_round.against) > 1
         waited = now_round.doubted_at is not None and now - now_round.doubted_at >= JUDGES_WAIT_S
         if self._confirmed():
-            if now_round.matching or now_round.own:
+            if not several and (now_round.matching or now_round.own):
                 return "held"
             return "failed" if all_judged() or (several and waited) else "wait"
         return "next" if several or waited or all_judged() else "wait"
