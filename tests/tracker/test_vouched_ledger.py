@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList
+from tests.effort import examples
 from tracker.core.vouching.ledger import JUDGES_WAIT_S, ROUNDS_MAX, TRUST, Decision, Ledger
 
 COUNT = 4
@@ -24,9 +25,10 @@ class Book:
         self.ledger, self.judges, self.now = Ledger(LAYOUT), dict.fromkeys(judges), 0.0
 
     def state(self, host: str, *hashes: bytes, first: int = 0, named: bool = True) -> bool:
-        return any(
-            [self.ledger.state(host, first + i, each, named=named, now=self.now) for i, each in enumerate(hashes)]
-        )
+        conflicts = [
+            self.ledger.state(host, first + i, each, named=named, now=self.now) for i, each in enumerate(hashes)
+        ]
+        return True in conflicts
 
     def judge(self, *hosts: str, matches: bool) -> Decision:
         for host in hosts:
@@ -268,7 +270,7 @@ def test_a_list_that_was_kept_is_held_until_hosts_say_otherwise() -> None:
 HOSTS = [f"h{number}" for number in range(8)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.data())
 def test_one_liar_of_eight_is_found_and_no_other_host_is(data: st.DataObject) -> None:
     """Whatever it states, whichever way it votes, whenever it is the arbiter: the list that is held
