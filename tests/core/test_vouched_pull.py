@@ -4,6 +4,7 @@ told, and how pieces come again that another round lists differently."""
 from __future__ import annotations
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,6 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
-from tests.effort import examples
 
 BLOB = digest_of(b"blob")
 A, B = Source("A", "A:7071"), Source("B", "B:7071")

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList
-from tests.effort import examples
 from tracker.core.vouching.ledger import JUDGES_WAIT_S, ROUNDS_MAX, TRUST, Decision, Ledger
 
 COUNT = 4
