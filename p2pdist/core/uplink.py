@@ -141,14 +141,16 @@ class ChildStream(Flow):
         return True
 
     def lose(self, piece: int, index: int) -> None:
-        """A verified piece, the one at this index of its stripe, is no more: it comes again."""
+        """A verified piece, the one at this index of its stripe, is no more. What was sent already
+        is not sent again over this stream: the child asks anew for what it dropped."""
         if index < self.cursor:
             self.cursor -= 1
-            self.left += piece not in self.skip
+            self.skip.add(piece)
 
     def withdraw(self) -> None:
         """Do not begin with the piece that was to come next."""
         self.queue.waiting.remove(self)
+        self.skip.discard(self.piece)  # it is sent once it has verified anew
         self.block, self.piece = 0, -1
 
     def take_off(self) -> None:

@@ -358,43 +358,62 @@ def test_whatever_happens_the_whole_is_judged_as_it_is(steps: list[tuple[str, in
 # -- what goes on to children, and how far the reader is ahead
 
 
-def test_a_lost_piece_is_sent_again_when_it_has_come_again() -> None:
-    """A child that had not been sent it waits for the right one; a child that had gets it again."""
-    layout = PieceLayout(4 * 65536, 65536)
-    uplink, have = ul.Uplink(), PieceSet.full(4)
-    uplink.handle(ul.Held(BLOB, layout, 1, have), now=0.0)
-    sent: list[int] = []
+class Sending:
+    """An uplink with a blob of four pieces, and what it sends. Blocks are taken one by one."""
 
-    def take(commands: list[ul.Command]) -> None:
-        while commands:
-            sent.extend(each.piece for each in commands if isinstance(each, ul.Send))
-            ended = any(isinstance(each, ul.End) for each in commands)
-            commands = [] if ended else uplink.handle(ul.BlockSent(1), now=0.0)
+    def __init__(self) -> None:
+        self.uplink = ul.Uplink()
+        self.uplink.handle(ul.Held(BLOB, PieceLayout(4 * 65536, 65536), 1, PieceSet.full(4)), now=0.0)
+        self.sent: list[tuple[int, int]] = []
+        self.ended: list[int] = []
 
-    first = uplink.handle(ul.Opened(1, BLOB, 0, PieceSet(4)), now=0.0)
-    assert [each.piece for each in first if isinstance(each, ul.Send)] == [0]
-    second = uplink.handle(ul.BlockSent(1), now=0.0)
-    uplink.handle(ul.Lost(BLOB, (0, 3)), now=0.0)
-    take([*first, *second])
-    assert sent == [0, 1, 2]
-    sent.clear()
-    take(uplink.handle(ul.Verified(BLOB, 3), now=0.0))
-    assert sent == [3]
-    sent.clear()
-    commands = uplink.handle(ul.Verified(BLOB, 0), now=0.0)
-    take(commands)
-    assert sent == [0], "the first one was of the former list"
+    def __call__(self, event: ul.Event) -> None:
+        for command in self.uplink.handle(event, now=0.0):
+            if isinstance(command, ul.Send):
+                self.sent.append((command.stream, command.piece))
+            else:
+                self.ended.append(command.stream)
+
+    def take(self, count: int) -> None:
+        for _ in range(count):
+            self(ul.BlockSent(self.sent[-1][0]))
+
+
+def test_a_lost_piece_is_sent_when_it_has_come_again() -> None:
+    """A child that had not been sent it waits for it; one that had asks anew."""
+    sending = Sending()
+    sending(ul.Opened(1, BLOB, 0, PieceSet(4)))
+    sending.take(1)
+    sending(ul.Lost(BLOB, (0, 3)))
+    sending.take(2)
+    assert sending.sent == [(1, 0), (1, 1), (1, 2)]
+    sending(ul.Verified(BLOB, 0))
+    assert len(sending.sent) == 3
+    sending(ul.Verified(BLOB, 3))
+    sending.take(1)
+    assert sending.sent[3:] == [(1, 3)]
+    assert sending.ended == [1]
+    sending(ul.Opened(2, BLOB, 0, PieceSet(4, bytes([0b1110]))))
+    assert sending.sent[4:] == [(2, 0)]
 
 
 def test_a_lost_piece_that_was_about_to_be_sent_is_not() -> None:
-    layout = PieceLayout(4 * 65536, 65536)
-    uplink = ul.Uplink()
-    uplink.handle(ul.Held(BLOB, layout, 1, PieceSet.full(4)), now=0.0)
-    uplink.handle(ul.Opened(1, BLOB, 0, PieceSet(4)), now=0.0)
-    uplink.handle(ul.Opened(2, BLOB, 0, PieceSet(4)), now=0.0)  # waits for the block of the first
-    uplink.handle(ul.Lost(BLOB, (0,)), now=0.0)
-    commands = uplink.handle(ul.BlockSent(1), now=0.0)
-    assert [(each.stream, each.piece) for each in commands if isinstance(each, ul.Send)] == [(2, 1)]
+    """It is sent last, in its new form."""
+    sending = Sending()
+    sending(ul.Opened(1, BLOB, 0, PieceSet(4)))
+    sending(ul.Opened(2, BLOB, 0, PieceSet(4)))  # waits for the block of the first
+    sending(ul.Closed(1))
+    assert sending.sent == [(1, 0), (2, 0)]
+    sending(ul.Opened(3, BLOB, 0, PieceSet(4)))
+    sending(ul.Lost(BLOB, (0,)))
+    sending(ul.Closed(2))
+    assert sending.sent[2:] == [(3, 1)]
+    sending.take(2)
+    sending(ul.BlockSent(3))
+    sending(ul.Verified(BLOB, 0))
+    sending(ul.BlockSent(3))
+    assert sending.sent[2:] == [(3, 1), (3, 2), (3, 3), (3, 0)]
+    assert sending.ended == [3]
 
 
 def test_a_reader_is_ahead_by_what_is_listed_at_once() -> None:
