@@ -339,9 +339,10 @@ class _Stripe:
 
     def excuses(self, event: StreamEnded, receiving: Receiving) -> bool:
         """Whether a list explains other bytes than are listed: the source has not heard of the
-        latest round, unless that happens again and again, or the origin differs from the list."""
+        latest round, unless that happens again and again, or the origin differs from the list. An
+        error with it says what else is wrong with the origin, such as its length."""
         self.stale += event.reason == "stale"
-        differs = event.reason == "corrupt" and receiving.source == ORIGIN
+        differs = event.reason == "corrupt" and receiving.source == ORIGIN and event.error is None
         return differs or (event.reason == "stale" and self.stale <= STALE_MAX)
 
     def retry(self) -> None:
@@ -670,7 +671,8 @@ class Download:
         self.sources.failed(source, reason, now=now)
         self._origin_corrupt += reason == "corrupt" and source == ORIGIN
         if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
-            self._give_up(_corrupt_at_origin(self.blob, event.error), out)
+            what = event.error if self.vouched and event.error is not None else None
+            self._give_up(what or _corrupt_at_origin(self.blob, event.error), out)
             return
         self._open(stripe, now, out)
 

@@ -257,7 +257,8 @@ class VouchedPull:
                 self._reread(round_)
             case Recall():
                 self.restate()
-                for known in statements(self._blob.digest, self.list.view.told(), "told"):
+                basis: Basis = "whole" if self.list.proven else "told"
+                for known in statements(self._blob.digest, self.list.view.told(), basis):
                     self._context.send(known)
 
     def _listed(self, message: Listed) -> None:
@@ -362,6 +363,8 @@ class VouchedPull:
 
         async def some() -> None:
             for piece in pieces:
+                if self.list.round != round_:
+                    return
                 await self._reread_piece(piece, round_)
                 self._read_past(left, {piece})
 
