@@ -189,8 +189,8 @@ class Authentication:
 def _kinds(challenges: Sequence[str]) -> dict[str, dict[str, str]]:
     """The kinds of credentials that are asked for, in lower case, and their parameters."""
     kinds: dict[str, dict[str, str]] = {}
-    for text in challenges[:8]:
-        text = text[:4096]
+    for challenge in challenges[:8]:
+        text = challenge[:4096]
         plain_text = _QUOTED.sub(lambda quoted: "x" * len(quoted[0]), text)  # which may hold commas
         marks = list(_CHALLENGE.finditer(plain_text))
         for mark, following in zip(marks, [*marks[1:], None], strict=True):
