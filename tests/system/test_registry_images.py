@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from image_rig import docker_config, make_image, make_index, push_image, reads
 from registry_rig import PASSWORD, Realm, Registry, needs_registry, running_registry
-from site_rig import Agent, Site, running_site, wait_for
+from site_rig import Agent, Site, running_site, until, wait_for
 
 from p2pdist.package.archive.import_ import this_platform
 
@@ -109,3 +110,50 @@ def test_an_image_becomes_a_package(
     assert code == 2
     left = [path for path in (tmp_path / "layout").rglob("*") if "downloaded" in path.name]
     assert left == []
+
+
+def test_with_access_control_hosts_get_the_images_that_they_may_read(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
+    (tmp_path / "account.json").write_text(docker_config(registry))
+    upstreams, access = tmp_path / "upstreams.toml", tmp_path / "access" / "access.toml"
+    upstreams.write_text(f'[[upstream]]\nhost = "{registry.address}"\ncredentials = "account.json"\n')
+    access.parent.mkdir(mode=0o700)
+    rules = (f'[join.{name}]\nread = ["{registry.address}/team-{name}/*"]\n' for name in "ab")
+    access.write_text('fleet = "prod"\n' + "".join(rules))
+    access.chmod(0o600)
+    image = make_image(*LAYERS, architecture=HERE)
+    push_image(registry, "team-a/app", "v1", image)
+    reference = f"docker://{registry.address}/team-a/app:v1"
+    with running_site(tmp_path, tracker=False) as site:
+        words = ["tracker", "--listen", f"127.0.0.1:{site.tracker_port}", "--state", str(tmp_path / "state")]
+        words += ["--access", str(access), "--upstreams", str(upstreams)]
+
+        def start_tracker() -> None:
+            site.tracker_process = site.spawn(words, tmp_path / "tracker.log")
+            until(lambda: (access.parent / "join-b.token").exists())
+
+        def agent(name: str, join: str) -> Agent:
+            file = str(access.parent / f"join-{join}.token")
+            url = site.tracker_url.replace("http:", "https:")
+            return Agent(site, name, tracker=url, join_file=file).start()
+
+        def pull(at: Agent) -> tuple[int, dict[str, Any], str]:
+            return site.command("pull", reference, "--socket", str(at.socket))
+
+        start_tracker()
+        first, second, stranger = agent("a0", "a"), agent("a1", "a"), agent("b0", "b")
+        code, pulled, errors = pull(first)
+        assert code == 0 and pulled["bytes_upstream"] == image.size, errors
+        code, _, errors = pull(stranger)
+        assert code == 3, errors
+        code, pulled, errors = pull(second)
+        assert code == 0 and (pulled["bytes_upstream"], pulled["bytes_peers"]) == (0, image.size), errors
+        site.kill_tracker()
+        start_tracker()
+        code, pulled, errors = pull(agent("a2", "a"))
+        # It may have asked before the others had come back to the tracker.
+        assert code == 0 and pulled["bytes_upstream"] + pulled["bytes_peers"] == image.size, errors
+        assert pull(stranger)[0] == 3
+        assert PASSWORD not in "".join(path.read_text() for path in tmp_path.glob("*.log"))
