@@ -45,12 +45,12 @@ CREATE TABLE IF NOT EXISTS trees (
     contents BLOB NOT NULL, pages BLOB NOT NULL DEFAULT x''
 );
 CREATE TABLE IF NOT EXISTS tree_pages (name BLOB PRIMARY KEY, contents BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS wholes (digest TEXT NOT NULL, pieces_digest TEXT NOT NULL, PRIMARY KEY (digest, pieces_digest))
+WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS images (
     name TEXT NOT NULL, target TEXT NOT NULL, digest TEXT NOT NULL, media_type TEXT NOT NULL, last_used REAL NOT NULL,
     PRIMARY KEY (name, target)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS wholes (digest TEXT NOT NULL, pieces_digest TEXT NOT NULL, PRIMARY KEY (digest, pieces_digest))
-WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
