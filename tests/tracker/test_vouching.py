@@ -41,8 +41,9 @@ from tracker.core.events import (
 from tracker.core.fleet import Fleet
 from tracker.core.vouching import vouching
 from tracker.core.vouching.ledger import JUDGES_WAIT_S
+from tracker.core.vouching.liars import PENALTY_S
 from tracker.core.vouching.pace import PAUSE_MIN_S, PAUSE_S_PER_HOST, pause_s
-from tracker.core.vouching.vouching import ARBITER_S, FAILED_S, PENALTY_S
+from tracker.core.vouching.vouching import ARBITER_S, FAILED_S
 
 BLOB, OTHER_BLOB = digest_of(b"blob"), digest_of(b"other")
 COUNT = 8
@@ -350,7 +351,7 @@ def test_the_liar_is_named_and_reads_no_more() -> None:
     assert control.reader(blob) != reader
     control.now += PENALTY_S
     control.run(10.0)
-    assert control.fleet.vouching.liars == {}
+    assert control.fleet.vouching.liars.until == {}
 
 
 def test_a_liar_that_is_alone_may_read() -> None:
@@ -418,7 +419,7 @@ def test_an_arbiter_that_is_gone_is_replaced(leaves: str) -> None:
     control.run(ARBITER_S / 2)
     control.vouch(second, ALL[:4], round_=2)
     control.run(ARBITER_S / 2 + 1)
-    assert control.fleet.vouching.liars == {}
+    assert control.fleet.vouching.liars.until == {}
     assert all(Reread(BLOB, 3) not in heard for heard in control.heard.values()), "it goes on"
 
 
@@ -458,7 +459,7 @@ def test_judgements_of_an_earlier_round_count_no_more() -> None:
     control, _, others = lied()
     control.vouch(control.arbiter(1), ALL, round_=1)
     control.judge(*others, matches=False, round_=0)
-    assert control.fleet.vouching.liars == {}
+    assert control.fleet.vouching.liars.until == {}
     assert all(Reread(BLOB, 2) not in heard for heard in control.heard.values())
 
 
