@@ -29,6 +29,7 @@ from tracker.core.events import (
     Blamed,
     Broadcast,
     Command,
+    Described,
     ListKept,
     ListMatched,
     ListWanted,
@@ -597,3 +598,32 @@ def test_a_swarm_without_a_vouched_list_costs_nothing() -> None:
     control.run(1.0)
     assert control.fleet.vouching._cases == {}
     assert control.vouch("a", ALL) == []
+
+
+def test_a_blob_that_comes_again_has_a_list_of_its_own() -> None:
+    """Its swarm is another one, even where all hosts of the first left a moment ago."""
+    control, reader, others = swarm()
+    control.vouch(reader, ALL)
+    for host in (reader, *others):
+        control.do(Received(control.numbers[host], Left(BLOB)))
+    control.hold(*others)
+    control.run(0.5)
+    before = len(control.heard[others[1]])
+    control.vouch(control.reader(), [0], WRONG)
+    assert Listed(BLOB, 0, (0,), WRONG) in control.heard[others[1]][before:]
+
+
+def test_a_swarm_that_gets_another_key_keeps_its_list() -> None:
+    """A manifest says how the blob is cut, after a host had said otherwise."""
+    control = Control("liar", "a", "b")
+    control.do(Received(control.numbers["liar"], Holding(BLOB, SIZE + 1, 65536, (0,), vouched=True)))
+    control.hold("a", "b")
+    control.run(0.5)
+    swarm = next(each for each in control.fleet.swarms.values() if each.layout.size == SIZE)
+    (root,) = swarm.edges.roots[0]
+    control.vouch(root, [0])
+    control.do(Described(((BLOB, PieceLayout(SIZE, 65536)),)))
+    assert control.fleet.swarms[BLOB] is swarm
+    control.run(0.2)
+    control.vouch(root, [1])
+    assert control.listed("a") == control.listed("b") == {0: RIGHT, 1: RIGHT}

@@ -85,7 +85,7 @@ class Vouching:
         """A host has said what it holds of a blob, and is a member of its swarm."""
         swarm = self.swarms[host.key(holding.blob)]
         if not holding.vouched:
-            if (case := self._cases.get(swarm.key)) is not None:
+            if (case := self._found(swarm)) is not None:
                 case.followers.pop(host.name, None)
             return []
         if swarm.layout.piece_size != piece_size_for(swarm.layout.size):
@@ -113,7 +113,7 @@ class Vouching:
 
     def planned(self, swarm: Swarm) -> None:
         """The swarm was planned, or streams were reattached: its roots may state hashes."""
-        case = self._cases.get(swarm.key)
+        case = self._found(swarm)
         for stripe, roots in enumerate(swarm.edges.roots) if case is not None else ():
             for name in roots:
                 assert case is not None
@@ -167,7 +167,7 @@ class Vouching:
         """A list that was held before is given back. Where hashes were stated meanwhile it comes
         too late."""
         swarm = self.swarms.get(blob)
-        case = self._cases.get(swarm.key) if swarm is not None else None
+        case = self._found(swarm) if swarm is not None else None
         if case is None:
             while len(self._kept) >= KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
@@ -186,7 +186,7 @@ class Vouching:
 
     def accused(self, swarm: Swarm, host: str, voter: str) -> None:
         """A complaint of wrong bytes was held against a host."""
-        if (case := self._cases.get(swarm.key)) is not None and case.ledger.phase == "open":
+        if (case := self._found(swarm)) is not None and case.ledger.phase == "open":
             case.accusations[host, voter] = None
 
     # -- what time brings
@@ -265,7 +265,7 @@ class Vouching:
 
     def _case(self, swarm: Swarm, out: list[Command]) -> Case:
         """The case of a swarm, maybe a new one."""
-        case = self._cases.get(swarm.key)
+        case = self._found(swarm)
         if case is None:
             kept = self._kept.pop(swarm.blob, None)
             known = kept is not None and kept.layout == swarm.layout
@@ -276,10 +276,15 @@ class Vouching:
             case.sent = len(ledger.round.order)
         return case
 
+    def _found(self, swarm: Swarm) -> Case | None:
+        """The case of a swarm, not that of an earlier swarm of the blob."""
+        case = self._cases.get(swarm.key)
+        return case if case is not None and case.swarm is swarm else None
+
     def _case_of(self, host: Host, blob: Digest) -> Case | None:
         """The case of a host's swarm, if it is a member."""
         swarm = self.swarms.get(host.key(blob))
-        return self._cases.get(swarm.key) if swarm is not None and host.name in swarm.members else None
+        return self._found(swarm) if swarm is not None and host.name in swarm.members else None
 
     def _full(self, layout: PieceLayout) -> bool:
         """Whether there is no room for one more list."""
@@ -354,7 +359,7 @@ class Vouching:
             if (host := self.hosts.get(name)) is not None:
                 by = (arbiter.voter or arbiter.name) if arbiter is not None else ""
                 self.reputation.penalise(host, by, "corrupt", now=now)
-                for swarm in [self.swarms[key] for key in host.swarms if key in self._cases]:
+                for swarm in [self.swarms[key] for key in host.swarms if self._found(self.swarms[key])]:
                     self.liars.bar(swarm, swarm.members[name], now=now)
         return out
 
