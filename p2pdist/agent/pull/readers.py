@@ -54,7 +54,7 @@ class Readers:
     async def fetch(self, digest: Digest, address: str) -> BlobPull | None:
         """The pull of a blob that is not complete here; None once it is. Raises its failure, and
         Unavailable when there is no room for it, or too many fetches are under way."""
-        if self._registry.fetching(digest):
+        if self._registry.fetching(digest) is not None:
             return await self._pulls.blob(digest)
         if self._fetches.total() >= FETCHES_MAX or self._fetches[address] >= FETCHES_OF_ADDRESS_MAX:
             raise Unavailable("this agent fetches as much as it may for readers", remedy="Ask again soon")

@@ -17,6 +17,7 @@ from p2pdist.cli.main import read_again
 from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.units import parse_size
+from p2pdist.model.upstream import parse_upstream, unique
 
 if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
@@ -125,6 +126,13 @@ def tls_options(command: Function) -> Function:
     metavar="RATE",
     help="Never send or receive preseeds faster, such as 50MB/s.",
 )
+@click.option(
+    "--upstream",
+    "upstreams",
+    multiple=True,
+    metavar="NAME[=URL]",
+    help="A registry that this agent asks itself while no tracker answers, such as docker.io; may be repeated. Trackers name theirs.",
+)
 @tls_options
 @click.option(
     "--probe-listen",
@@ -180,9 +188,7 @@ def command(
     rack: str,
     capacity: str,
     tracker_wait: float,
-    upload_limit: str,
-    download_limit: str,
-    preseed_limit: str,
+    upstreams: tuple[str, ...],
     join_file: Path | None,
     tls: TlsFiles | None,
     probe_listen: str,
@@ -194,6 +200,7 @@ def command(
     scrub_days: float,
     drain_seconds: float,
     name: str,
+    **limits: str,
 ) -> None:
     """Run the agent of this host: it fetches, keeps, shares and shows packages.
 
@@ -218,15 +225,14 @@ def command(
         rack=rack,
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
-        upload_bytes_s=parse_rate(upload_limit) if upload_limit else None,
-        download_bytes_s=parse_rate(download_limit) if download_limit else None,
-        preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
+        **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
         discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
+        upstreams=unique(tuple(map(parse_upstream, upstreams))),
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen)))
 

@@ -69,6 +69,7 @@ async def serve_range(
     *,
     have: PieceSet | None = None,
     wait_for: WaitFor | None = None,
+    proven: Callable[[], Awaitable[None]] | None = None,
     flow: ReaderFlow | None = None,
     dead_after_s: float = 300.0,
     disk: bool = True,
@@ -78,10 +79,11 @@ async def serve_range(
     `have` is the live set of pieces that may be sent (None: all); for any other piece
     `wait_for(piece)` is awaited, which returns once the piece is in the file and verified. If it
     raises before the head has been sent, the error goes to the caller (a problem document); later,
-    the connection is broken so that the client sees a truncated body. With `flow` every block waits
-    for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until this returns.
-    `dead_after_s`: the kernel drops a client that acknowledges nothing for so long. `disk`: the
-    file is on a disk, whose reads may hang.
+    the connection is broken so that the client sees a truncated body. `proven` is awaited before
+    the last piece of the body is sent, and raises where what was sent is wrong. With `flow` every
+    block waits for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until
+    this returns. `dead_after_s`: the kernel drops a client that acknowledges nothing for so long.
+    `disk`: the file is on a disk, whose reads may hang.
     """
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
     early = _precondition(request, digest, headers)
@@ -95,7 +97,7 @@ async def serve_range(
     if request.method == "HEAD" or start == end:
         await response.prepare(request)
         return response
-    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow)
+    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, proven)
     connection = _connection(request, flow, dead_after_s, disk=disk)
     try:
         with connection:
@@ -160,14 +162,20 @@ class _Body:
     """The bytes of a blob as they become available."""
 
     def __init__(
-        self, file: int, layout: PieceLayout, have: PieceSet | None, wait_for: WaitFor | None, flow: ReaderFlow | None
+        self,
+        file: int,
+        layout: PieceLayout,
+        have: PieceSet | None,
+        wait_for: WaitFor | None,
+        flow: ReaderFlow | None,
+        proven: Callable[[], Awaitable[None]] | None,
     ) -> None:
         assert have is None or wait_for is not None, "missing pieces can be waited for"
         self._file = file
         self._layout = layout
         self._have = have
         self._wait_for = wait_for
-        self._flow = flow
+        self._flow, self._proven = flow, proven
         self._run_bytes = RUN_BYTES if flow is None else BLOCK_BYTES
 
     def _has(self, piece: int) -> bool:
@@ -181,9 +189,16 @@ class _Body:
             await self._wait_for(piece)
 
     async def send(self, connection: Connection, start: int, end: int) -> None:
+        """Send the bytes from `start` to `end` as they come."""
+        held_back = end
+        if self._proven is not None:
+            held_back = self._layout.offset((end - 1) // self._layout.piece_size)
         while start < end:
             await self.available(start)
-            run_end = self._run_end(start, min(end, start + self._run_bytes))
+            if start >= held_back and self._proven is not None:
+                await self._proven()
+            limit = held_back if start < held_back else end
+            run_end = self._run_end(start, min(limit, start + self._run_bytes))
             if self._flow is not None:
                 await self._flow.wait(run_end - start)
             await connection.send_file(self._file, start, run_end - start)
