@@ -509,6 +509,14 @@ async def test_a_busy_registry_says_for_how_long(odd: Odd, opened: Opens) -> Non
     assert caught.value.details["retry_after"] == 77
     assert odd.count("GET", "v1") == 1
 
+    async def says_nothing(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=429)
+
+    odd.answers["v1"] = says_nothing
+    with pytest.raises(Unavailable) as caught:
+        await opened(odd.address).repository("team/app").manifest("v1")
+    assert caught.value.details["retry_after"] > 0
+
 
 async def test_errors_and_hangs_are_unavailable(odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2pdist.origin.registry.upstream.DOCUMENT_TIMEOUT_S", 0.3)
