@@ -35,6 +35,7 @@ from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
+from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.model.errors import Refused, from_problem
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
@@ -155,6 +156,7 @@ class Agent:
         )
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
+        self.mirrored = MirrorCounts()
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
