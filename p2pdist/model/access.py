@@ -67,7 +67,10 @@ TICKET_ALONE_S = 86400.0
 SKEW_S = 60.0
 """How far two clocks may differ."""
 
-_PATTERN = re.compile(r"(?:\*|[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*(?:/\*)?)\Z")
+_PATTERN = re.compile(
+    r"(?:\*|[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*(?:/\*)?)\Z"
+)
+"""An image's name begins with that of its registry, which may have a port."""
 
 Now = float
 """Seconds since the epoch: tickets and tokens are compared on several machines."""
@@ -89,7 +92,7 @@ class Patterns:
             if len(pattern) > PATTERN_CHARACTERS_MAX or not _PATTERN.match(pattern):
                 raise UsageError(
                     f"{where}: {pattern[:80]!r} is no pattern of package names",
-                    remedy='Write "team/trainer", "team/*" for all below it, or "*" for everything',
+                    remedy='Write "team/trainer", "team/*" for all below it, or "*" for everything; images are "docker.io/library/debian"',
                 )
         return cls(parsed)
 

@@ -62,7 +62,8 @@ class Hello(Message, frozen=True):
     space. `upload_bytes_s` and `download_bytes_s` are the host's configured limits, 0 for none;
     `bt_port` is its BitTorrent port, 0 for none. `tls`: it speaks TLS with other agents. `instance`
     names the running agent, so that the tracker recognises it after its address has changed; it is
-    a secret between the two (`instance_proof`)."""
+    a secret between the two (`instance_proof`). `platform` is what images the host runs, such as
+    linux/amd64/v3."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -74,6 +75,7 @@ class Hello(Message, frozen=True):
     tls: bool = False
     instance: Annotated[str, Meta(max_length=64)] = ""
     download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
+    platform: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Selected(msgspec.Struct, frozen=True, array_like=True):
@@ -441,8 +443,8 @@ class PullRequest(msgspec.Struct, frozen=True):
 class PullStatus(msgspec.Struct, frozen=True):
     """Progress of a pull. Byte counts cover the layers, and each byte once: a byte that two sources
     sent counts for the first one (p2pdist_agent_received_bytes_total counts both); bytes_cached
-    were in the store before. `warning` says why the pull reads the origin, now or later, although
-    other hosts have the content."""
+    were in the store before. Of an image bytes_upstream takes the place of bytes_origin. `warning`
+    says why the pull reads the origin, now or later, although other hosts have the content."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -458,6 +460,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     output: str = ""
     error: dict[str, Any] | None = None
     warning: str = ""
+    bytes_upstream: int = 0
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")

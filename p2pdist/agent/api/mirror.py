@@ -27,12 +27,13 @@ from p2pdist.gateway.registry.admission import Admission
 from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.gateway.registry.credentials import Credential, parse_credential
 from p2pdist.gateway.registry.failures import ErrorDocument
-from p2pdist.gateway.registry.mirror import BEGIN_S, VERSION, ImageDocument, Mirror, Sent, TagPage
+from p2pdist.gateway.registry.mirror import BEGIN_S, VERSION, Mirror, Sent
 from p2pdist.gateway.registry.names import RegistryRequest
 from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Unauthenticated, Unavailable
 from p2pdist.model.image import ImageName
+from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.connections import address_key, in_use
 from p2pdist.transfer.guard import Identify, guard, identity_of, peer_of
@@ -66,12 +67,11 @@ class AgentImages:
 
     async def tags(self, name: ImageName, count: int, last: str) -> TagPage:
         """Up to `count` tags after the tag `last`."""
-        page = await self._agent.images.tags(name, count, last)
-        return TagPage(page.names, page.more)
+        return await self._agent.images.tags(name, count, last)
 
-    async def referrers(self, name: ImageName, digest: Digest) -> bytes:
+    async def referrers(self, name: ImageName, digest: Digest, artifact_type: str) -> ImageDocument:
         """The index of what refers to a manifest."""
-        return (await self._agent.images.referrers(name, digest)).data
+        return await self._agent.images.referrers(name, digest, artifact_type)
 
     async def blob_size(self, name: ImageName, digest: Digest) -> int:
         """The size of a blob of an image."""

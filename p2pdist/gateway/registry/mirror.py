@@ -19,7 +19,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
@@ -35,8 +35,9 @@ from p2pdist.gateway.registry.credentials import parse_credential
 from p2pdist.gateway.registry.failures import JSON_TYPE, RegistryFailure, as_failure, failure_response
 from p2pdist.gateway.registry.names import RegistryRequest, parse_request
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, Unavailable
+from p2pdist.model.errors import Unavailable
 from p2pdist.model.image import ImageName, is_tag
+from p2pdist.model.image_manifest import INDEX_TYPE, ImageDocument, TagPage
 
 BEGIN_S = 2.0
 """How long a client waits for the head of an answer, at most."""
@@ -51,32 +52,12 @@ TOKEN_S = 300
 """How long a client uses the form in which a token carries its credential."""
 
 VERSION = {"Docker-Distribution-API-Version": "registry/2.0"}
-INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}\Z")
 _COUNT = re.compile(r"[0-9]{1,6}\Z")
 _Value = TypeVar("_Value")
 
 logger = logging.getLogger(__name__)
-
-
-class ImageDocument(Protocol):
-    """A manifest or index, as its upstream keeps it."""
-
-    @property
-    def data(self) -> bytes: ...
-    @property
-    def media_type(self) -> str: ...
-    @property
-    def digest(self) -> Digest: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TagPage:
-    """Some tags of a repository, in order; `more` follow."""
-
-    tags: Sequence[str]
-    more: bool = False
 
 
 class Images(Protocol):
@@ -95,8 +76,8 @@ class Images(Protocol):
     async def tags(self, name: ImageName, count: int, last: str) -> TagPage:
         """Up to `count` tags after the tag `last` ("": from the first on)."""
 
-    async def referrers(self, name: ImageName, digest: Digest) -> bytes:
-        """The index (JSON) of what refers to a manifest."""
+    async def referrers(self, name: ImageName, digest: Digest, artifact_type: str) -> ImageDocument:
+        """The index of what refers to a manifest, of one type where one is given."""
 
     async def blob_size(self, name: ImageName, digest: Digest) -> int:
         """The size of a blob of an image, which need not be here."""
@@ -211,9 +192,10 @@ class Mirror:
                 page = await _by(deadline, self._images.tags(name, count, last))
                 response = _tags(request, name, page, count)
             case "referrers":
-                source = "tracker"
-                index = await _by(deadline, self._images.referrers(name, Digest(asked.target)))
-                response = _referrers(index, request.query.get("artifactType", ""))
+                source, kind = "tracker", _artifact_type(request)
+                index = await _by(deadline, self._images.referrers(name, Digest(asked.target), kind))
+                headers = {"OCI-Filters-Applied": "artifactType"} if kind else {}
+                response = web.Response(body=index.data, headers={"Content-Type": INDEX_TYPE, **headers})
         if isinstance(response.body, bytes) and request.method == "GET":
             self._counts.bytes[source] += len(response.body)
         return Sent(response, source, True)
@@ -261,25 +243,18 @@ def _last(request: web.Request) -> str:
 
 def _tags(request: web.Request, name: ImageName, page: TagPage, count: int) -> web.Response:
     response = web.Response(
-        body=msgspec.json.encode({"name": name.repository, "tags": list(page.tags)}), content_type=JSON_TYPE
+        body=msgspec.json.encode({"name": name.repository, "tags": list(page.names)}), content_type=JSON_TYPE
     )
-    if page.more and page.tags:
-        query = {"n": str(count), "last": page.tags[-1]}
+    if page.more and page.names:
+        query = {"n": str(count), "last": page.names[-1]}
         if namespace := request.query.get("ns"):
             query["ns"] = namespace
         response.headers["Link"] = f'<{request.rel_url.raw_path}?{urlencode(query)}>; rel="next"'
     return response
 
 
-def _referrers(index: bytes, artifact_type: str) -> web.Response:
-    """The list of referrers, those of one type where the client asks for that."""
-    headers = {"Content-Type": INDEX_TYPE}
-    if artifact_type:
-        try:
-            document = msgspec.json.decode(index, type=dict[str, object])
-            entries = msgspec.convert(document.get("manifests", []), list[dict[str, object]])
-        except (msgspec.ValidationError, *UNDECODABLE) as error:
-            raise Corrupt("the list of referrers is no index") from error
-        document["manifests"] = [entry for entry in entries if entry.get("artifactType") == artifact_type]
-        index, headers["OCI-Filters-Applied"] = msgspec.json.encode(document), "artifactType"
-    return web.Response(body=index, headers=headers)
+def _artifact_type(request: web.Request) -> str:
+    text = request.query.get("artifactType", "")
+    if text and not _MEDIA_TYPE.match(text):
+        raise RegistryFailure(400, "UNSUPPORTED", f"{text[:100]!r} is no type of artifacts")
+    return text
