@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.guard import serving
+from p2pdist.agent.images.credentials import upstream_lets
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
@@ -31,7 +32,7 @@ from p2pdist.gateway.registry.mirror import BEGIN_S, VERSION, Mirror, Sent
 from p2pdist.gateway.registry.names import RegistryRequest
 from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Unauthenticated, Unavailable
+from p2pdist.model.errors import NotFound, Unauthenticated, Unavailable
 from p2pdist.model.image import ImageName
 from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.store.blobs.blob import Blob
@@ -83,7 +84,12 @@ class AgentImages:
 
     async def lets(self, asked: RegistryRequest, credential: Credential) -> bool:
         """Whether the upstream itself gives `asked` to the bearer of `credential`."""
-        return await self._agent.images.lets(asked.name, asked.kind, asked.target, credential.authorization)
+        upstreams = self._agent.images.upstreams
+        upstream = next((known for known in upstreams if known.name == asked.name.upstream), None)
+        if upstream is None:
+            raise NotFound(f"{asked.name.upstream} is no upstream here")
+        path = {"blob": f"blobs/{asked.target}", "tags": "tags/list?n=1"}.get(asked.kind, f"manifests/{asked.target}")
+        return await upstream_lets(upstream, asked.name, path, user=credential.user, secret=credential.secret)
 
 
 class WithheldEnd:

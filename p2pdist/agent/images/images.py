@@ -117,6 +117,10 @@ class Images:
 
     # -- manifests
 
+    def keeps(self, name: ImageName, target: str) -> bool:
+        """Whether what a tag or digest named last is in this host's store."""
+        return self._store.images.get(str(name), target) is not None
+
     async def manifest(self, name: ImageName, target: str) -> ImageDocument:
         """The manifest or index that a tag or digest names. Raises NotFound, Refused, Corrupt,
         Unavailable, UsageError."""
@@ -327,20 +331,22 @@ class Images:
         """Ask the tracker; where none answers, or it does not know the upstream, ask the upstream
         itself, if this agent was given it. `quick`: something is known already, and the tracker is
         not waited for long."""
-        failure: P2PDistError = Unavailable(
-            f"no tracker answers for {name}, and this agent was not given --upstream {name.upstream}",
-            remedy="Start the tracker, or give the agent the upstream",
-        )
-        if self._tracked.connected and (self._registries.is_learned(name) or not self._registries.is_own(name)):
+        own = self._registries.is_own(name)
+        if self._tracked.connected and (self._registries.is_learned(name) or not own):
             try:
                 async with asyncio.timeout(KNOWN_WAIT_S if quick else None):
                     return await tracker()
-            except TimeoutError:
-                failure = Unavailable(f"the tracker does not answer for {name} within {KNOWN_WAIT_S} s")
-            except Unavailable as error:
-                failure = error
-        if not self._registries.is_own(name) or (self._tracked.connected and "retry_after" in failure.details):
-            raise failure
+            except TimeoutError as error:
+                raise Unavailable(f"the tracker does not answer for {name} within {KNOWN_WAIT_S} s") from error
+            except Unavailable:
+                # Else every agent would ask an upstream that the tracker leaves alone.
+                if self._tracked.connected or not own:
+                    raise
+        if not own:
+            raise Unavailable(
+                f"no tracker answers for {name}, and this agent was not given --upstream {name.upstream}",
+                remedy="Start the tracker, or give the agent the upstream",
+            )
         return await upstream(self._registries.reader(name))
 
 
