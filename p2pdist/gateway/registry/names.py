@@ -3,7 +3,8 @@ specification 1.1, and what clients of mirrors add to it).
 
 containerd and its kin keep the repository in the path and name the upstream as `?ns=HOST`. Clients
 of containers/image (podman, skopeo, buildah, CRI-O) know no `ns`: the upstream comes first in the
-path. The Docker daemon sends neither, and means Docker Hub. A path is compared as it was sent: a
+path, with `__` before its port, as no colon may stand there (`registry.example__5000`). The Docker
+daemon sends neither, and means Docker Hub. A path is compared as it was sent: a
 slash or a dot that is written in another way than as itself is part of no name.
 """
 
@@ -31,6 +32,11 @@ _HUB_HOSTS = frozenset(["index.docker.io", "registry-1.docker.io", "registry.hub
 
 _HIDDEN = re.compile(r"%(?:2[eEfF]|5[cC]|0|1|7[fF])")
 """Slashes, dots, backslashes and control characters in disguise."""
+
+
+_PORT = re.compile(r"([^_]+)__([0-9]{1,5})\Z")
+_HOST = re.compile(r"[.:]|\Alocalhost\Z")
+"""Where the first part of a path is a host, as Docker tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,8 @@ def _name(repository: str, namespaces: Sequence[str], upstreams: Collection[str]
         upstream = namespaces[0]
     else:
         first, slash, rest = repository.partition("/")
-        if slash and (first in upstreams or first == "localhost" or "." in first or ":" in first):
+        first = _PORT.sub(r"\1:\2", first)
+        if slash and (first in upstreams or _HOST.search(first)):
             upstream, repository = first, rest
         else:
             upstream = DOCKER_HUB
