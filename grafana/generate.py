@@ -102,6 +102,21 @@ FLEET = [
     ),
     Panel("Preseeds", "short", [q("sum by (state) (p2pdist_tracker_preseeds)", "{{state}}")]),
     Panel(
+        "Images given to container runtimes",
+        "Bps",
+        [q("sum by (source) (rate(p2pdist_agent_mirror_bytes_total[$__rate_interval]))", "{{source}}")],
+        "store: they were there. swarm: they came while they were read.",
+    ),
+    Panel(
+        "Requests to mirrors",
+        "ops",
+        [
+            q("sum by (kind) (rate(p2pdist_agent_mirror_requests_total[$__rate_interval]))", "{{kind}}"),
+            q("sum by (reason) (rate(p2pdist_agent_mirror_fallbacks_total[$__rate_interval]))", "left: {{reason}}"),
+        ],
+        "left: the mirror had nothing to give, and the client went to the registry.",
+    ),
+    Panel(
         "Time of pulls",
         "s",
         [

@@ -117,7 +117,7 @@ class Agent:
     and the store's failures."""
 
     def __init__(self, settings: AgentSettings, membership: Membership | None = None) -> None:
-        self.settings, self.host = settings, settings.host
+        self.settings, self.host, self.mirrored = settings, settings.host, MirrorCounts()
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
         self.access = access = self._access(membership)
@@ -166,7 +166,6 @@ class Agent:
             store, self.packages, self.registry, images=self.images, unreachable=self.reachability.warning
         )
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
-        self.mirrored = MirrorCounts()
         self.preseeds = Preseeds(
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )

@@ -234,8 +234,7 @@ def command(
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
     )
-    mirror = _mirror_address(mirror_listen)
-    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), mirror))
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror_listen)))
 
 
 def _urls(text: str) -> tuple[str, ...]:
