@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from p2pdist.agent.access.identity import Membership, check_secure, read_join_file
@@ -24,17 +23,19 @@ from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
+from p2pdist.agent.pull.lists import PeerLists
 from p2pdist.agent.pull.origin import Origins
 from p2pdist.agent.pull.packages import WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
+from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.scrub import StoreScrub
 from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
-from p2pdist.agent.tracker.session import Handlers, TrackerSession
+from p2pdist.agent.tracker.session import Handlers, ToHost, TrackerSession
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
@@ -48,14 +49,17 @@ from p2pdist.model.messages import (
     Hello,
     Keep,
     Leaving,
+    Listed,
     OriginShare,
+    Recall,
     Reject,
     Release,
+    Reread,
     check_hello,
 )
-from p2pdist.model.platform import Platform, machine_platform
 from p2pdist.model.upstream import UpstreamSettings
 from p2pdist.origin.drivers import open_origin
+from p2pdist.package.archive.import_ import this_platform
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import connections_max
 from p2pdist.transfer.pacer import Pacer
@@ -145,7 +149,15 @@ class Agent:
         if listener is not None and settings.swarm is not None:
             self.swarming = SwarmService(settings.swarm, swarming, listener, files, self.policies.transport)
         self.resources = PullResources(
-            settings.host, session, access, self.policies, self._origins, self.uplink, self.swarming, received_bytes
+            settings.host,
+            session,
+            access,
+            self.policies,
+            self._origins,
+            self.uplink,
+            self.swarming,
+            received_bytes,
+            lists=PeerLists(access),
         )
         self.policy_pins, wait_s = PolicyPins(store, self.policies), settings.tracker_wait_s
         self.packages = Packages(
@@ -161,6 +173,7 @@ class Agent:
             alone=alone if own_origin is not None else None,
             tracker_wait_s=wait_s,
         )
+        self.vouched_blobs = VouchedBlobs(store, self.registry, session.send)
         self.images = self._images(settings)
         self.pulls = Pulls(
             store, self.packages, self.registry, images=self.images, unreachable=self.reachability.warning
@@ -193,7 +206,7 @@ class Agent:
             self.store,
             tracked,
             UpstreamRegistries(settings.upstreams, tracked),
-            self.registry,
+            self.vouched_blobs,
             platform=this_platform(),
             learn=self.access.names.learn_name,
             wait_tracker=self.packages.wait_tracker,
@@ -228,6 +241,7 @@ class Agent:
         if self.swarming is not None:
             await self.swarming.stop()
         self.uplink.stop()
+        await self.vouched_blobs.stop()
         await self.registry.stop()
         for task in self._tasks:
             task.cancel()
@@ -244,8 +258,10 @@ class Agent:
         await self.preseeds.stop()
         await self.pulls.stop()
 
-    def _on_message(self, message: Assign | Access | OriginShare | Keep | Release | Reject) -> None:
+    def _on_message(self, message: ToHost) -> None:
         match message:
+            case Listed() | Reread() | Recall():
+                self.vouched_blobs.receive(message)
             case OriginShare(bytes_s):
                 self.resources.origin_share.limit_bytes_s = bytes_s
             case Keep() | Release():
@@ -276,6 +292,7 @@ class Agent:
             self._origins.prepare()
             self.reachability.connected()
         self.registry.tracker_changed(present)
+        self.vouched_blobs.tracker_changed(present)
         self.images.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
@@ -349,16 +366,6 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
     )
     check_hello(hello)
     return hello
-
-
-@cache
-def this_platform() -> Platform:
-    """What images this host runs."""
-    try:
-        cpu = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        cpu = ""  # the least of its architecture
-    return machine_platform(platform.machine(), cpu)
 
 
 def _mounts(store: BlobStore) -> Mounts:

@@ -5,18 +5,25 @@ Receiver threads write into the blob and post what happened; everything else is 
 verified piece goes to the uplink at once, whichever transport brought it, so this host's children
 receive it while the rest is still arriving. The pull ends only after a swarm's transfer has let go
 of the file.
+
+Of a blob without a piece list every piece is provisional until the SHA-256 of the whole has matched
+(vouched.py). Bodies to clients are sent such pieces, but for their last one (`Body`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
+from p2pdist.agent.pull.origin import RangeSource
 from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
+from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.tasks import Tasks
 from p2pdist.core.download import (
     AskTicket,
+    Awaiting,
     CloseStream,
     Complain,
     Completed,
@@ -32,6 +39,7 @@ from p2pdist.core.download import (
 )
 from p2pdist.core.pull import (
     SWARM,
+    AskList,
     BeginSwarm,
     EndSwarm,
     Event,
@@ -46,10 +54,11 @@ from p2pdist.core.pull import (
     WriterGone,
 )
 from p2pdist.core.transport import CutShort
-from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
-from p2pdist.model.messages import Advance, Complaint, Holding, Priority
+from p2pdist.core.vouched.whole import CheckWhole, Judge, VerifyPieces
+from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, foreseen
+from p2pdist.model.messages import Advance, Complaint, Holding, Judged, Priority, Vouched
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import Plan, by_name
+from p2pdist.model.plan import Plan, Source, by_name
 from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.names import NAMES
@@ -89,9 +98,37 @@ class PieceWaits:
                 waiter.exception()  # marks it as seen: the callers may have been cancelled
 
 
+class Body:
+    """One reading of a blob while it is pulled, by a client that is sent what comes. Not before the
+    blob is complete it may be sent its last piece."""
+
+    def __init__(self, pull: BlobPull) -> None:
+        self._pull, self._losses = pull, pull.losses
+
+    async def piece(self, piece: int) -> None:
+        """Wait until a piece is there; raises the pull's failure, and Corrupt when a piece that may
+        have been sent turned out to be wrong since this reading began."""
+        await self._pull.piece(piece)
+        self._check()
+
+    async def proven(self) -> None:
+        """Wait until everything that was sent is certain to be right; raises what `piece`
+        raises."""
+        if self._pull.vouched is not None:
+            await asyncio.shield(self._pull.done)
+            self._check()
+
+    def _check(self) -> None:
+        if self._pull.losses != self._losses:
+            raise Corrupt(
+                f"some of what came of {self._pull.blob.digest} was wrong, and comes again", remedy="Ask again"
+            )
+
+
 class BlobPull:
     """Fetches one blob. `selection`: the part of another blob at the origin that this blob is.
-    Lives on the event loop."""
+    `upstream`: the registry that a lease lets this host read, in place of the origin. Lives on the
+    event loop."""
 
     def __init__(
         self,
@@ -101,6 +138,7 @@ class BlobPull:
         tracker_present: bool,
         priority: Priority = "start",
         selection: Selection | None = None,
+        upstream: RangeSource | None = None,
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self.blob = blob
@@ -119,7 +157,17 @@ class BlobPull:
             blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
         )
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
-        self._streams = PullStreams(blob, context, self._mail, priority=priority, selection=selection)
+        self.vouched = VouchedPull(blob, blob.vouched, _VouchedSide(self)) if blob.vouched is not None else None
+        """What the pull of a blob without a piece list does beside."""
+        self._streams = PullStreams(
+            blob,
+            context,
+            self._mail,
+            priority=priority,
+            selection=selection,
+            upstream=upstream,
+            vouched=self.vouched,
+        )
         self.unreached = self._streams.unreached
         self._reported: tuple[int, ...] = tuple(self._download.counts)
         self._waits = PieceWaits()
@@ -128,15 +176,22 @@ class BlobPull:
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
         self._lookups = Tasks(logger, f"{blob.digest} finds no swarm")
-        # A selection has no torrent of its own, and an empty blob needs none.
-        swarming = context.swarming if selection is None and blob.size else None
+        # A selection has no torrent of its own, an empty blob needs none, and of what comes from an
+        # upstream there is none.
+        swarming = context.swarming if selection is None and upstream is None and blob.size else None
         policy = swarming.policy_of(blob.digest) if swarming is not None else "trees"
         self._swarm: SwarmFetch | None = None
         if swarming is not None and policy != "trees":
             origin = OriginAccess(self._download.readers, self._streams.read_origin, self._streams.complain_of_origin)
             self._swarm = SwarmFetch(blob, context.host, swarming, origin, self._mail.post)
         self._writers = BlobWriters(context.writers, blob.digest)
-        self._core = PullCore(self._download, policy, priority=priority, other_writers=self._writers.others)
+        self._core = PullCore(
+            self._download,
+            policy,
+            priority=priority,
+            other_writers=self._writers.others,
+            vouched=self.vouched is not None,
+        )
         self._begins_with_swarm = policy == "swarm"
         context.uplink.held(blob.digest, blob.layout, self._stripes, self._download.have)
         if not tracker_present:
@@ -151,6 +206,8 @@ class BlobPull:
         """Begin; a blob that lacks nothing is done at once."""
         if self._swarm is not None and not self.blob.have.complete:
             self._lookups.spawn(self._find_torrent(self._swarm))
+        if self.vouched is not None:
+            self.vouched.restate()  # what an earlier pull read
         self._tick()
 
     def holding(self) -> Holding:
@@ -160,9 +217,9 @@ class BlobPull:
         read = self._swarm.reading if self._swarm is not None else ()
         parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._download.parents()))
         by_swarm = self._core.report_swarm()
-        shown = self._context.shown(self.blob.digest)
+        shown, vouched = self._context.shown(self.blob.digest), self.vouched is not None
         return Holding(
-            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm, *shown
+            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm, *shown, vouched
         )
 
     def advance(self) -> Advance | None:
@@ -188,6 +245,8 @@ class BlobPull:
 
     def tracker_changed(self, present: bool) -> None:
         """A tracker answers from now on, or none does."""
+        if self.vouched is not None:
+            self.vouched.tracker_changed(present)
         self._mail.context.run(self._submit, TrackerChanged(present))
 
     def escalate(self) -> None:
@@ -201,13 +260,26 @@ class BlobPull:
         self._submit(Rejected(error))
 
     async def piece(self, piece: int) -> None:
-        """Wait until a piece is there; raises the pull's failure."""
+        """Wait until a piece is there; raises the pull's failure. The last piece of a blob without
+        a piece list is there when the blob is complete."""
+        if self.vouched is not None and piece == self.blob.layout.count - 1:
+            await asyncio.shield(self.done)
+            return
         if piece in self._download.have:
             return
         if self.done.done():
             self.done.result()
             return
         await self._waits.wait(piece)
+
+    @property
+    def losses(self) -> int:
+        """How often pieces that had been stored turned out to be wrong."""
+        return self.vouched.losses if self.vouched is not None else 0
+
+    def body(self) -> Body:
+        """A reading of the blob that begins now."""
+        return Body(self)
 
     def stop(self) -> None:
         """End without a result, as when the agent stops: streams are closed, what has arrived
@@ -237,6 +309,14 @@ class BlobPull:
                     self._end(error)
                 case ReportTransport():
                     self._context.send_to_tracker(self.holding())
+                case CheckWhole() if self.vouched is not None:
+                    self.vouched.check(command)
+                case Judge() if self.vouched is not None:
+                    self.vouched.judge(command)
+                case VerifyPieces() if self.vouched is not None:
+                    self.vouched.verify()
+                case AskList(source) if self.vouched is not None:
+                    self._lookups.spawn(self._ask_list(source, self.vouched))
                 case AskTicket():
                     self._context.ask_ticket(self.blob.digest, self.holding, refused=True)
                 case Switched(before, after):
@@ -260,10 +340,17 @@ class BlobPull:
     async def _find_peers(self, swarm: SwarmFetch) -> None:
         self._submit(PeersKnown(await swarm.peers_v1()))
 
+    async def _ask_list(self, source: Source, vouched: VouchedPull) -> None:
+        listing = await self._context.ask_list(source, self.blob.digest, vouched.list)
+        if listing is not None:
+            vouched.heard(listing)
+
     def _tick(self) -> None:
         self._find_unreported()
         for _ in range(self._writers.count_gone()):
             self._submit(WriterGone())
+        for number in self._streams.awaiting():
+            self._submit(Awaiting(number))
         for quiet in self._streams.quiet():
             self._submit(quiet)
         self._submit(Tick())
@@ -287,6 +374,8 @@ class BlobPull:
         file."""
         self._outcome = (error,)
         self._lookups.cancel()
+        if self.vouched is not None:
+            self.vouched.close()
         if self._swarm is not None and self._core.swarm_writes:
             self._swarm.close()
             return
@@ -353,6 +442,8 @@ class BlobPull:
 
     def _received(self, number: int, piece: int, ok: bool) -> None:
         source = self._streams.source(number) if number != SWARM else None
+        if ok and self.vouched is not None and piece not in self.blob.have:
+            return  # it was listed otherwise since, and comes again
         if not ok:
             logger.warning("source=%s sent wrong bytes for piece %d of %s", source, piece, self.blob.digest)
             self._context.count_rejected("corrupt")
@@ -373,4 +464,31 @@ class BlobPull:
         if self._swarm is not None:
             self._swarm.held(piece)
         self._submit(PieceStored(number, piece))
+        if self.vouched is not None:
+            self.vouched.piece_stored(piece)
         self._waits.stored(piece)
+
+
+class _VouchedSide:
+    """What the vouched side of a pull needs of it (VouchedContext)."""
+
+    def __init__(self, pull: BlobPull) -> None:
+        self._pull = pull
+
+    def submit(self, event: Event) -> None:
+        self._pull._submit(event)
+
+    def send(self, message: Vouched | Judged) -> None:
+        self._pull._context.send_to_tracker(message)
+
+    def lost(self, pieces: Sequence[int]) -> None:
+        self._pull._context.uplink.lost(self._pull.blob.digest, pieces)
+
+    def stored(self, piece: int) -> None:
+        self._pull._stored(0, piece)
+
+    def fail(self, error: P2PDistError) -> None:
+        self._pull.reject(error)
+
+    async def read_upstream(self, piece: int) -> bytes:
+        return await self._pull._streams.read_origin(piece)

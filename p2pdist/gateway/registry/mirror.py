@@ -5,10 +5,9 @@ Theory. A client of a mirror asks the registry itself when the mirror fails at o
 often for half a minute a blob, when it says nothing. So no request is silent: within BEGIN_S the
 head of an answer goes out, or 404 for what is unknown and 503 for what cannot be given now. The
 body of a blob begins with its first verified piece and follows the others in order as they come;
-its last piece is sent once the SHA-256 of the whole matched. A range that ends before the last
-piece ends before that: its bytes are those that the hosts which read them vouched for, and clients
-of registries compare digests themselves. A pull that fails later breaks the connection, so that the
-client sees a truncated body and resumes with a Range, here or elsewhere.
+the last piece of a body, that of a range included, is sent once the SHA-256 of the whole matched. A
+pull that fails later breaks the connection, so that the client sees a truncated body and resumes
+with a Range, here or elsewhere.
 
 Content goes out as it is stored: no Content-Encoding is ever added. Nothing can be pushed.
 
