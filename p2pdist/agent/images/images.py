@@ -336,7 +336,8 @@ class Images:
         itself, if this agent was given it. `quick`: something is known already, and the tracker is
         not waited for long."""
         own = self._registries.is_own(name)
-        if self._tracked.connected and (self._registries.is_learned(name) or not own):
+        tracked = self._tracked
+        if tracked.connected and (self._registries.is_learned(name) or not own):
             try:
                 async with asyncio.timeout(KNOWN_WAIT_S if quick else None):
                     return await tracker()
@@ -344,7 +345,7 @@ class Images:
                 raise Unavailable(f"the tracker does not answer for {name} within {KNOWN_WAIT_S} s") from error
             except Unavailable:
                 # Else every agent would ask an upstream that the tracker leaves alone.
-                if self._tracked.connected or not own:
+                if not own or self._tracked.connected:
                     raise
         if not own:
             raise Unavailable(

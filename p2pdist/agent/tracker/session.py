@@ -197,13 +197,9 @@ class TrackerSession:
         """The URL of the origin that the tracker named last."""
         self.problem = ""
         """Why no tracker answers, in words for the user."""
+        self.zone = hello.zone
         self.instance = hello.instance
         """Names this process towards trackers; no other program may hear it."""
-
-    @property
-    def zone(self) -> str:
-        """The zone of this host."""
-        return self._hello.zone
 
     @property
     def connected(self) -> bool:
