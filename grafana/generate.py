@@ -56,6 +56,10 @@ FLEET = [
         [
             q("p2pdist:delivered_bytes:rate1m", "delivered to hosts"),
             q("p2pdist:origin_read_bytes:rate1m", "read from the origin"),
+            q(
+                'sum(rate(p2pdist_agent_received_bytes_total{source="upstream"}[1m]))',
+                "read from registries of images",
+            ),
             q("max(p2pdist_tracker_origin_budget_bytes_per_second)", "budget of the origin (0: none)"),
         ],
         "The origin gives each byte about once for each zone, however many hosts there are.",

@@ -108,7 +108,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         agent = self._agent
         received = CounterMetricFamily("p2pdist_agent_received_bytes", "Verified bytes received", labels=["source"])
-        for source in ("origin", "peer", "bittorrent"):
+        for source in ("origin", "upstream", "peer", "bittorrent"):
             received.add_metric([source], agent.resources.received_bytes[source])
         yield received
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])

@@ -78,7 +78,7 @@ class PullResources:
     uplink: Uplink
     swarming: SwarmService | None
     received_bytes: Counter[str]
-    """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
+    """Bytes of verified pieces, by "origin", "upstream", "peer" and "bittorrent"."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Pieces that were not stored, by reason."""
     sources: Sources = field(default_factory=Sources)

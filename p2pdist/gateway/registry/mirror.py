@@ -150,7 +150,7 @@ class Mirror:
         """Serve a manifest, blob, list of tags or list of referrers of an image. `?ns=` names the
         upstream, else the first part of the path does where it looks like a host, else it is Docker
         Hub."""
-        kind, self._answering = "other", self._answering + 1
+        kind, asked, self._answering = "other", None, self._answering + 1
         try:
             if self._answering > REQUESTS_MAX:
                 raise Unavailable("this mirror answers as many requests as it may")
@@ -163,7 +163,8 @@ class Mirror:
             self._counts.answered(kind, 200, "none", whole=False)
             raise
         except Exception as error:
-            failure = as_failure(error, kind)
+            known = asked is not None and asked.name.upstream in self._images.known_upstreams()
+            failure = as_failure(error, kind if known else "")
             self._counts.answered(kind, failure.status, "none")
             if failure.status >= 500:
                 logger.info("%s %s is not answered: %s", request.method, request.path[:200], failure.what)
