@@ -1,5 +1,5 @@
-"""Images go through the mirrors of several agents: a real registry, a tracker, agents, and skopeo as
-the container runtime of each host. The registry sends one copy."""
+"""Images go through the mirrors of several agents: a real registry, a tracker, agents, and skopeo
+as the container runtime of each host. The registry sends one copy."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_registries_that_were_not_named_are_never_asked(mirrors: Mirrors, 
     site = web.TCPSite(server, "127.0.0.1", 0)
     await site.start()
     try:
-        address = "127.0.0.1:{}".format(server.addresses[0][1])
+        address = f"127.0.0.1:{server.addresses[0][1]}"
         _, url = await mirrors.start("h0")
         async with aiohttp.ClientSession(url) as http:
             for path in (f"/v2/{address}/app/manifests/v1", f"/v2/app/manifests/v1?ns={address}"):
