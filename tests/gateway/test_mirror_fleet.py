@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from test_mirror_skopeo import configuration, skopeo
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.mirror import make_mirror_app
 from p2pdist.model.upstream import parse_upstream
+from tracker.core.views.view import View
 
 pytestmark = [needs_registry, pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo")]
 HOSTS = 4
@@ -58,6 +60,13 @@ class Mirrors:
         _, _, errors = await skopeo(*options, "copy", "--src-tls-verify=false", source, f"dir:{directory / 'copy'}")
         return errors
 
+    def titles(self) -> set[str]:
+        """What the page of the tracker calls the swarms."""
+        assert self.site.service is not None
+        view = View(self.site.service.fleet)
+        view.update(now=time.monotonic())
+        return {row.title for row in view.since(0, now=time.monotonic()).swarms}
+
     def sent(self) -> int:
         """Bytes of blobs that the registry has sent."""
         lines = re.findall(r'"GET /v2/\S+/blobs/\S+ HTTP/1.1" 20[06] (\d+)', self.registry.log.read_text())
@@ -92,6 +101,7 @@ async def test_hosts_that_start_at_once_take_one_copy(mirrors: Mirrors, image: I
     assert mirrors.sent() - before == size
     assert sum(agent.resources.received_bytes["upstream"] for agent, _ in started) == size
     assert not any(agent.resources.received_bytes["origin"] for agent, _ in started)
+    assert mirrors.titles() == {f"{mirrors.registry.address}/team/app:v1"}
     agent, url = await mirrors.start("later")
     await mirrors.copy(url, tmp_path / "later")
     assert is_copy(tmp_path / "later", image) and agent.mirrored.requests["blob", "ok", "swarm"]
