@@ -209,6 +209,7 @@ class Agent:
             self.vouched_blobs,
             platform=this_platform(),
             learn=self.access.names.learn_name,
+            learn_policy=self.policy_pins.learned,
             wait_tracker=self.packages.wait_tracker,
         )
 

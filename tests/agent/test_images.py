@@ -15,11 +15,12 @@ from registry_rig import Realm, Registry, needs_registry, running_registry
 
 from p2pdist.agent.agent import Agent
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Corrupt, NotFound, Unavailable, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
 from p2pdist.model.image import image_name, parse_image
 from p2pdist.model.preseed import PreseedRequest, RankRequest
 from p2pdist.model.upstream import parse_upstream
 from p2pdist.package.archive.import_ import this_platform
+from tracker.core.policy.table import read_table
 
 HERE = this_platform().architecture
 LAYERS = ({"bin/hello": b"#!/bin/sh\necho hello\n"}, {"data": bytes(range(256)) * 8000}, {"more": b"m" * 300_000})
@@ -235,3 +236,25 @@ async def test_hosts_read_a_private_registry_without_an_account(
         assert sum(pull.status().bytes_upstream for pull in pulls) == image.size
     granted = {scope for query in guarded.realm.asked for scope in query["scope"]} if guarded.realm else set()
     assert granted == {"repository:private/app:pull"}
+
+
+async def test_policies_of_an_image_hold_for_its_blobs(odd: Odd, site: ImageSite) -> None:
+    image = publish(odd)
+    assert site.service is not None
+    rules = {"match": f"{odd.address}/team/*", "priority": "preseed", "cache": "pin"}
+    table, mistakes = read_table({"policy": [rules, {"match": f"{odd.address}/far/*", "zones": ["other"]}]})
+    assert not mistakes
+    site.service.fleet.policies.replace(table)
+    agent = await site.agent("h1")
+    pull = await pulled(agent, f"docker://{odd.address}/team/app:v1")
+    owner = f"policy:docker://{odd.address}/team/app@{image.digest}"
+    for blob in image.blobs:
+        assert agent.policies.of(blob).priority == "preseed"
+        assert owner in agent.store.pins.owners(blob)
+    assert pull.state == "done"
+    publish(odd, "far/app")
+    with pytest.raises(Refused):
+        await pulled(agent, f"docker://{odd.address}/far/app:v1")
+    await site.stop_agent("h1")
+    again = await site.agent("h1")
+    assert all(again.policies.of(blob).priority == "preseed" for blob in image.blobs)

@@ -252,6 +252,33 @@ async def test_an_image_is_that_of_the_platform(odd: Odd, opened: Opens) -> None
         await upstreams.image(reference, parse_platform("linux/s390x")[0])
 
 
+async def test_a_registry_that_asks_for_no_token_is_not_asked_for_one_by_each_host(odd: Odd, opened: Opens) -> None:
+    async def tags(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"tags": ["v1"]})
+
+    odd.answers["tags/list"] = tags
+    upstreams = opened(odd.address)
+    for _ in range(20):
+        assert (await upstreams.token(name_at(odd))).token == ""
+    assert len(odd.requests) == 1
+
+
+async def test_blobs_that_a_repository_has_are_asked_for_once(odd: Odd, opened: Opens, tmp_path: Path) -> None:
+    """Also by the next tracker."""
+    image, absent = make_image(LAYER), digest_of(b"absent")
+    odd.put("team/app", "v1", image)
+    blobs = list(image.blobs)
+    for _ in range(2):
+        documents = Documents(tmp_path / "state")
+        upstreams = opened(odd.address, documents)
+        assert await upstreams.confirmed(name_at(odd), blobs, image.digest) == set(blobs)
+        assert await upstreams.confirmed(name_at(odd), blobs, image.digest) == set(blobs)
+        assert await upstreams.confirmed(name_at(odd), [*blobs, absent], absent) == set(blobs)
+        documents.close()
+    assert odd.count("HEAD", image.digest) == 0
+    assert odd.count("HEAD", blobs[0]) == 2, "for the document that names what is absent, too"
+
+
 # -- settings
 
 
