@@ -293,7 +293,6 @@ class Agent:
             self._origins.prepare()
             self.reachability.connected()
         self.registry.tracker_changed(present)
-        self.vouched_blobs.tracker_changed(present)
         self.images.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)

@@ -211,8 +211,8 @@ def test_what_is_read_is_listed_and_stored(store: BlobStore) -> None:
     blob = begin(store)
     digest, stored = vouch(blob, 4, BLOB.piece(4))
     assert stored and digest == BLOB.pieces.hashes[4 * 32 : 5 * 32] and 4 in blob.have
-    assert require_vouched(blob).read_here() == listing(BLOB, 4)
-    assert require_vouched(blob).unread(0, 1, doubtful=True) == [piece for piece in range(COUNT) if piece != 4]
+    assert require_vouched(blob).view.read_here() == listing(BLOB, 4)
+    assert require_vouched(blob).view.unread(0, 1, doubtful=True) == [piece for piece in range(COUNT) if piece != 4]
 
 
 def test_what_is_listed_otherwise_is_stated_and_not_stored(store: BlobStore) -> None:
@@ -236,7 +236,7 @@ def test_the_tracker_may_have_heard_another_host_first(store: BlobStore) -> None
     other, blob = sample(2, len(BLOB.data)), begin(store)
     assert vouch(blob, 4, other.piece(4))[1]
     assert put(blob, listing(BLOB, 4)) == [4] and 4 not in blob.have
-    assert not require_vouched(blob).read_here().pieces
+    assert not require_vouched(blob).view.read_here().pieces
 
 
 def test_pieces_that_nobody_vouches_for_are_read_again(store: BlobStore) -> None:
@@ -247,10 +247,10 @@ def test_pieces_that_nobody_vouches_for_are_read_again(store: BlobStore) -> None
     state = require_vouched(blob)
     state.begin(1)
     rest = [4, *range(6, COUNT)]
-    assert state.unread(0, 1, doubtful=True) == [*rest, 0, 1, 2, 3]
-    assert state.unread(0, 1, doubtful=False) == rest
-    assert all(map(state.is_unread, [0, 4])) and not state.is_unread(5)
-    assert vouch(blob, 0, BLOB.piece(0))[1] and not state.is_unread(0)
+    assert state.view.unread(0, 1, doubtful=True) == [*rest, 0, 1, 2, 3]
+    assert state.view.unread(0, 1, doubtful=False) == rest
+    assert all(map(state.view.is_unread, [0, 4])) and not state.view.is_unread(5)
+    assert vouch(blob, 0, BLOB.piece(0))[1] and not state.view.is_unread(0)
 
 
 # -- restarts
@@ -266,8 +266,8 @@ def test_what_was_stored_survives_a_restart(store: BlobStore, open_store: OpenSt
     blob = begin(again)
     assert sorted(blob.have) == [*range(10), 12]
     state = require_vouched(blob)
-    assert state.read_here() == listing(BLOB, 12) and not state.complete
-    assert state.known(0, 100) == listing(BLOB, *range(10), 12)
+    assert state.view.read_here() == listing(BLOB, 12) and not state.complete
+    assert state.view.known(0, 100) == listing(BLOB, *range(10), 12)
     fill(blob, BLOB)
     assert check_whole(blob).matches
 

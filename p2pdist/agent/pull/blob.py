@@ -53,7 +53,7 @@ from p2pdist.core.pull import (
     TorrentKnown,
     WriterGone,
 )
-from p2pdist.core.transport import CutShort
+from p2pdist.core.transport import CutShort, Policy
 from p2pdist.core.vouched.whole import CheckWhole, Judge, VerifyPieces
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Judged, Priority, Vouched
@@ -61,6 +61,7 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan, Source, by_name
 from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.vouched import Listing, VouchedPieces
 from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 
@@ -103,7 +104,7 @@ class Body:
     blob is complete it may be sent its last piece."""
 
     def __init__(self, pull: BlobPull) -> None:
-        self._pull, self._losses = pull, pull.losses
+        self._pull, self._losses = pull, pull.vouched.losses if pull.vouched is not None else 0
 
     async def piece(self, piece: int) -> None:
         """Wait until a piece is there; raises the pull's failure, and Corrupt when a piece that may
@@ -119,7 +120,8 @@ class Body:
             self._check()
 
     def _check(self) -> None:
-        if self._pull.losses != self._losses:
+        vouched = self._pull.vouched
+        if vouched is not None and vouched.losses != self._losses:
             raise Corrupt(
                 f"some of what came of {self._pull.blob.digest} was wrong, and comes again", remedy="Ask again"
             )
@@ -170,20 +172,15 @@ class BlobPull:
         )
         self.unreached = self._streams.unreached
         self._reported: tuple[int, ...] = tuple(self._download.counts)
-        self._waits = PieceWaits()
-        self._unreported: set[int] = set()  # pieces on the disk at the last tick that no stream reported
+        self._waits, self._unreported = PieceWaits(), Unreported()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
         self._lookups = Tasks(logger, f"{blob.digest} finds no swarm")
         # A selection has no torrent of its own, an empty blob needs none, and of what comes from an
         # upstream there is none.
-        swarming = context.swarming if selection is None and upstream is None and blob.size else None
-        policy = swarming.policy_of(blob.digest) if swarming is not None else "trees"
-        self._swarm: SwarmFetch | None = None
-        if swarming is not None and policy != "trees":
-            origin = OriginAccess(self._download.readers, self._streams.read_origin, self._streams.complain_of_origin)
-            self._swarm = SwarmFetch(blob, context.host, swarming, origin, self._mail.post)
+        may_swarm = selection is None and upstream is None and blob.size > 0
+        policy, self._swarm = _swarm_of(self, context) if may_swarm else ("trees", None)
         self._writers = BlobWriters(context.writers, blob.digest)
         self._core = PullCore(
             self._download,
@@ -205,7 +202,7 @@ class BlobPull:
     def start(self) -> None:
         """Begin; a blob that lacks nothing is done at once."""
         if self._swarm is not None and not self.blob.have.complete:
-            self._lookups.spawn(self._find_torrent(self._swarm))
+            self._lookups.spawn(_find_torrent(self, self._swarm))
         if self.vouched is not None:
             self.vouched.restate()  # what an earlier pull read
         self._tick()
@@ -272,11 +269,6 @@ class BlobPull:
             return
         await self._waits.wait(piece)
 
-    @property
-    def losses(self) -> int:
-        """How often pieces that had been stored turned out to be wrong."""
-        return self.vouched.losses if self.vouched is not None else 0
-
     def body(self) -> Body:
         """A reading of the blob that begins now."""
         return Body(self)
@@ -309,14 +301,8 @@ class BlobPull:
                     self._end(error)
                 case ReportTransport():
                     self._context.send_to_tracker(self.holding())
-                case CheckWhole() if self.vouched is not None:
-                    self.vouched.check(command)
-                case Judge() if self.vouched is not None:
-                    self.vouched.judge(command)
-                case VerifyPieces() if self.vouched is not None:
-                    self.vouched.verify()
-                case AskList(source) if self.vouched is not None:
-                    self._lookups.spawn(self._ask_list(source, self.vouched))
+                case CheckWhole() | Judge() | VerifyPieces() | AskList() if self.vouched is not None:
+                    self.vouched.carry_out(command)
                 case AskTicket():
                     self._context.ask_ticket(self.blob.digest, self.holding, refused=True)
                 case Switched(before, after):
@@ -329,24 +315,11 @@ class BlobPull:
                 case EndSwarm() if self._swarm is not None:
                     self._swarm.close()
                 case FindPeers() if self._swarm is not None:
-                    self._lookups.spawn(self._find_peers(self._swarm))
-
-    async def _find_torrent(self, swarm: SwarmFetch) -> None:
-        exists = await swarm.find(at_once=self._begins_with_swarm)
-        if not exists:
-            logger.info("blob=%s has no torrent: it comes by trees", self.blob.digest)
-        self._submit(TorrentKnown(exists))
-
-    async def _find_peers(self, swarm: SwarmFetch) -> None:
-        self._submit(PeersKnown(await swarm.peers_v1()))
-
-    async def _ask_list(self, source: Source, vouched: VouchedPull) -> None:
-        listing = await self._context.ask_list(source, self.blob.digest, vouched.list)
-        if listing is not None:
-            vouched.heard(listing)
+                    self._lookups.spawn(_find_peers(self, self._swarm))
 
     def _tick(self) -> None:
-        self._find_unreported()
+        for piece in self._unreported.find(self.blob.have, self._download.have):
+            self._stored(0, piece)
         for _ in range(self._writers.count_gone()):
             self._submit(WriterGone())
         for number in self._streams.awaiting():
@@ -357,17 +330,6 @@ class BlobPull:
         self._context.ask_ticket(self.blob.digest, self.holding)
         if not self._download.finished:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
-
-    def _find_unreported(self) -> None:
-        """Take in stored pieces that no stream of this pull has reported for a whole tick: a stream
-        of an earlier pull may have written them."""
-        if len(self.blob.have) <= len(self._download.have):
-            self._unreported.clear()
-            return
-        unknown = self.blob.have.beyond(self._download.have)
-        for piece in sorted(unknown & self._unreported):
-            self._stored(0, piece)
-        self._unreported = unknown
 
     def _end(self, error: P2PDistError | None) -> None:
         """The core has ended; so does the pull, once a swarm that still writes has let go of the
@@ -387,17 +349,7 @@ class BlobPull:
             self._finish(error)
 
     async def _complete(self) -> None:
-        try:
-            await asyncio.to_thread(self.blob.finish)
-        except P2PDistError as error:
-            self._finish(error)
-        except Exception as error:
-            logger.exception("%s cannot be completed", self.blob.digest)
-            expected = foreseen(error) if isinstance(error, OSError) else None
-            failure = P2PDistError(f"{self.blob.digest} stays incomplete: {error!r}", remedy="See the agent's log")
-            self._finish(expected or failure)
-        else:
-            self._finish(None)
+        self._finish(await _completed(self.blob))
 
     def _finish(self, error: P2PDistError | None) -> None:
         if self._ticker is not None:
@@ -468,6 +420,53 @@ class BlobPull:
         self._waits.stored(piece)
 
 
+def _swarm_of(pull: BlobPull, context: PullContext) -> tuple[Policy, SwarmFetch | None]:
+    """By which transports a blob may come, and its part in a BitTorrent swarm."""
+    swarming = context.swarming
+    policy = swarming.policy_of(pull.blob.digest) if swarming is not None else "trees"
+    if swarming is None or policy == "trees":
+        return policy, None
+    origin = OriginAccess(pull._download.readers, pull._streams.read_origin, pull._streams.complain_of_origin)
+    return policy, SwarmFetch(pull.blob, context.host, swarming, origin, pull._mail.post)
+
+
+async def _find_torrent(pull: BlobPull, swarm: SwarmFetch) -> None:
+    exists = await swarm.find(at_once=pull._begins_with_swarm)
+    if not exists:
+        logger.info("blob=%s has no torrent: it comes by trees", pull.blob.digest)
+    pull._submit(TorrentKnown(exists))
+
+
+async def _find_peers(pull: BlobPull, swarm: SwarmFetch) -> None:
+    pull._submit(PeersKnown(await swarm.peers_v1()))
+
+
+class Unreported:
+    """Pieces that are stored and that no stream of this pull reports: a stream of an earlier pull
+    may have written them."""
+
+    def __init__(self) -> None:
+        self._before: set[int] = set()  # at the last look
+
+    def find(self, stored: PieceSet, known: PieceSet) -> list[int]:
+        """The pieces that are stored, and were at the last look, but are not known."""
+        before, self._before = self._before, stored.beyond(known) if len(stored) > len(known) else set()
+        return sorted(self._before & before)
+
+
+async def _completed(blob: Blob) -> P2PDistError | None:
+    """Make a blob complete; returns why it could not be."""
+    try:
+        await asyncio.to_thread(blob.finish)
+    except P2PDistError as error:
+        return error
+    except Exception as error:
+        logger.exception("%s cannot be completed", blob.digest)
+        expected = foreseen(error) if isinstance(error, OSError) else None
+        return expected or P2PDistError(f"{blob.digest} stays incomplete: {error!r}", remedy="See the agent's log")
+    return None
+
+
 class _VouchedSide:
     """What the vouched side of a pull needs of it (VouchedContext)."""
 
@@ -491,3 +490,6 @@ class _VouchedSide:
 
     async def read_upstream(self, piece: int) -> bytes:
         return await self._pull._streams.read_origin(piece)
+
+    async def ask_list(self, source: Source, known: VouchedPieces) -> Listing | None:
+        return await self._pull._context.ask_list(source, self._pull.blob.digest, known)

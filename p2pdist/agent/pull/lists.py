@@ -42,7 +42,7 @@ class PeerLists:
 
     async def ask(self, source: Source, blob: Digest, known: VouchedPieces) -> Listing | None:
         """What a host knows of the list beyond `known`; None where it does not say."""
-        first = known.first_unlisted()
+        first = known.view.first_unlisted()
         if first is None:
             return None
         if self._http is None:

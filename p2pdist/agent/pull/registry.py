@@ -360,10 +360,6 @@ class Registry:
         """The pull of the blob that is under way, if there is one."""
         return self._fetching.get(digest)
 
-    def pulls(self) -> list[BlobPull]:
-        """The pulls under way."""
-        return list(self._fetching.values())
-
     async def describe(self, digest: Digest) -> Descriptor:
         """The descriptor of a blob that is requested by digest, without fetching it. Raises
         NotFound, Unavailable."""

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2pdist.agent.tasks import Tasks
-from p2pdist.core.pull import Event
+from p2pdist.core.pull import AskList, Event
 from p2pdist.core.vouched.read_ahead import ReadAhead
-from p2pdist.core.vouched.whole import CheckWhole, Judge, ListChanged, WholeChecked
+from p2pdist.core.vouched.whole import CheckWhole, Judge, ListChanged, VerifyPieces, WholeChecked
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
-from p2pdist.model.messages import LISTED_MAX, Basis, Judged, Listed, Vouched
+from p2pdist.model.messages import LISTED_MAX, Basis, Judged, Listed, Recall, Reread, Vouched
 from p2pdist.model.pieces import HASH_SIZE, PieceList
-from p2pdist.store.blobs.blob import Blob, check_whole, store_vouched, unmark, vouch
+from p2pdist.model.plan import Source
+from p2pdist.store.blobs.blob import Blob, Comparison, check_whole, store_vouched, unmark, vouch
 from p2pdist.store.blobs.vouched import Listing, VouchedPieces
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,9 @@ class VouchedContext(Protocol):
     async def read_upstream(self, piece: int) -> bytes:
         """A piece from upstream, within the limits of this host and the fleet."""
 
+    async def ask_list(self, source: Source, known: VouchedPieces) -> Listing | None:
+        """What another host knows of the list beyond `known`; None where it does not say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -116,6 +120,62 @@ class Statements:
             self._timer = None
 
 
+class WholeSum:
+    """Has the whole summed while its pieces come, and compared in the end. `tasks` run what takes
+    time."""
+
+    def __init__(self, blob: Blob, vouched: VouchedPieces, tasks: Tasks) -> None:
+        self._blob, self._list, self._tasks = blob, vouched, tasks
+        self._prefix = 0
+        """The pieces before this one are stored."""
+        self._given = 0
+        """Bytes that the hasher was given."""
+        self._running = False
+
+    def stored(self, piece: int) -> None:
+        """A piece is stored: sum on, when enough has come."""
+        if piece != self._prefix:
+            return
+        have, count = self._blob.have, self._blob.layout.count
+        while self._prefix < count and self._prefix in have:
+            self._prefix += 1
+        self._follow()
+
+    def lost(self, pieces: Sequence[int]) -> None:
+        """Pieces are stored no more."""
+        self._prefix = min(self._prefix, *pieces)
+        self._given = min(self._given, self._blob.layout.offset(self._prefix))
+
+    def _follow(self) -> None:
+        end = min(self._blob.size, self._blob.layout.offset(self._prefix))
+        if not self._running and end - self._given >= FOLLOW_BYTES:
+            self._running, self._given = True, min(end, self._given + FOLLOW_BYTES_MAX)
+            self._tasks.spawn(self._sum())
+
+    async def _sum(self) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(_hasher, self._sum_here)
+        except (P2PDistError, OSError) as error:  # `compare` says what is wrong, if it still is
+            logger.info("blob=%s could not be summed: %s", self._blob.digest, error)
+            return
+        finally:
+            self._running = False
+        self._follow()
+
+    def _sum_here(self) -> None:
+        with self._blob.held():
+            self._list.whole.follow(self._blob.fileno, bytes_max=FOLLOW_BYTES_MAX)
+
+    async def compare(self) -> Comparison:
+        """Compare the SHA-256 of the whole with the digest. Raises what check_whole raises."""
+        return await asyncio.get_running_loop().run_in_executor(_hasher, check_whole, self._blob)
+
+    async def verify(self) -> list[int]:
+        """Read all pieces from the disk; those that are not what is listed, and that were
+        dropped."""
+        return await asyncio.get_running_loop().run_in_executor(_hasher, lambda: self._blob.verify(drop=True))
+
+
 class VouchedPull:
     """The vouched side of one pull. On the event loop."""
 
@@ -127,17 +187,11 @@ class VouchedPull:
         """How often pieces that had been stored turned out to be wrong."""
         self._blob, self._context = blob, context
         self._statements = Statements(blob, vouched, context.send)
-        self._ahead = [
-            ReadAhead(len(range(stripe, blob.layout.count, blob.layout.stripes)))
-            for stripe in range(blob.layout.stripes)
-        ]
+        count, stripes = blob.layout.count, blob.layout.stripes
+        self._ahead = [ReadAhead(len(range(stripe, count, stripes))) for stripe in range(stripes)]
         self._tasks = Tasks(logger, f"{blob.digest} is not vouched for as it should be")
-        self._prefix = 0
-        """The pieces before this one are stored."""
-        self._followed = 0
-        """Bytes that have been given to the hasher."""
-        self._following = False
-        self._rereading: asyncio.Task[None] | None = None
+        self._whole = WholeSum(blob, vouched, self._tasks)
+        self._arbiter: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """The pull has ended."""
@@ -147,12 +201,12 @@ class VouchedPull:
     # -- what this host reads
 
     def is_unread(self, piece: int) -> bool:
-        """Whether a reader of upstream has to read a piece."""
-        return self.list.is_unread(piece)
+        """Whether a reader of upstream still has to read a piece that `unread` named."""
+        return self.list.view.is_unread(piece)
 
     def unread(self, stripe: int) -> list[int]:
         """The pieces of a stripe that a reader of upstream has to read."""
-        return self.list.unread(stripe, self._blob.layout.stripes, doubtful=self.tracked)
+        return self.list.view.unread(stripe, self._blob.layout.stripes, doubtful=self.tracked)
 
     def lead_max(self, stripe: int) -> int:
         """By how many pieces a reader may be ahead of this host's children."""
@@ -169,28 +223,35 @@ class VouchedPull:
         self._ahead[statement.piece % len(self._ahead)].read(statement.piece)
         self._statements.add(statement)
 
+    # -- the list
+
     def tracker_changed(self, present: bool) -> None:
-        """A tracker answers from now on, and counts its rounds anew, or none does."""
+        """A tracker answers from now on, or none does. A new one counts its rounds anew, and hears
+        again what this host has read, after it has heard of what this host holds."""
         self.tracked = present
         if present:
             self._statements.drop()
             self.list.begin(0)
+            asyncio.get_running_loop().call_soon(self.restate)
 
     def restate(self) -> None:
         """Vouch again for all that this host has read: a tracker may know nothing of the list."""
-        for message in statements(self._blob.digest, self.list.read_here(), "read"):
+        for message in statements(self._blob.digest, self.list.view.read_here(), "read"):
             self._context.send(message)
 
-    def recalled(self) -> None:
-        """The tracker lacks hashes of the list: tell it all that is known here."""
-        self.restate()
-        for message in statements(self._blob.digest, self.list.told(), "told"):
-            self._context.send(message)
+    def receive(self, message: Listed | Reread | Recall) -> None:
+        """Take in what the tracker sends."""
+        match message:
+            case Listed():
+                self._listed(message)
+            case Reread(_, round_):
+                self._reread(round_)
+            case Recall():
+                self.restate()
+                for known in statements(self._blob.digest, self.list.view.told(), "told"):
+                    self._context.send(known)
 
-    # -- the list
-
-    def listed(self, message: Listed) -> None:
-        """Take in more of the list from the tracker."""
+    def _listed(self, message: Listed) -> None:
         try:
             lost = self.list.put(Listing(message.round, message.pieces, message.hashes))
         except UsageError as error:
@@ -200,27 +261,16 @@ class VouchedPull:
             ahead.listed(message.pieces)
         self._changed(lost)
 
-    def heard(self, listing: Listing) -> None:
-        """Take in what another host knows of the list, while no tracker answers."""
-        try:
-            self.list.suggest(listing)
-        except UsageError as error:
-            logger.warning("blob=%s: what a host lists is not believed: %s", self._blob.digest, error)
-            return
-        self._changed([])
-
-    def _changed(self, lost: Sequence[int]) -> None:
+    def _changed(self, lost: Sequence[int] = (), *, marked: bool = True) -> None:
+        """Pieces are lost or the list has changed. `marked`: the bitmap still has the pieces."""
         if lost:
-            logger.warning("blob=%s: %d pieces were listed otherwise and come again", self._blob.digest, len(lost))
-            self._lost(lost)
-            self._tasks.spawn(self._unmark(lost))
+            logger.warning("blob=%s: %d pieces were wrong and come again", self._blob.digest, len(lost))
+            self.losses += 1
+            self._whole.lost(lost)
+            self._context.lost(lost)
+            if marked:
+                self._tasks.spawn(self._unmark(lost))
         self._context.submit(ListChanged(self.list.complete, tuple(lost), self.list.round))
-
-    def _lost(self, pieces: Sequence[int]) -> None:
-        self.losses += 1
-        self._prefix = min(self._prefix, *pieces)
-        self._followed = min(self._followed, self._blob.layout.offset(self._prefix))
-        self._context.lost(pieces)
 
     async def _unmark(self, lost: Sequence[int]) -> None:
         try:
@@ -228,46 +278,28 @@ class VouchedPull:
         except P2PDistError as error:
             self._context.fail(error)
 
-    # -- the whole
+    # -- what the core commands
 
     def piece_stored(self, piece: int) -> None:
-        """Sum the whole on, when enough of it has come."""
-        if piece != self._prefix:
-            return
-        have, layout = self._blob.have, self._blob.layout
-        while self._prefix < layout.count and self._prefix in have:
-            self._prefix += 1
-        self._follow()
+        """A piece is stored."""
+        self._whole.stored(piece)
 
-    def _follow(self) -> None:
-        end = min(self._blob.size, self._blob.layout.offset(self._prefix))
-        if not self._following and end - self._followed >= FOLLOW_BYTES:
-            self._following, self._followed = True, min(end, self._followed + FOLLOW_BYTES_MAX)
-            self._tasks.spawn(self._sum())
+    def carry_out(self, command: CheckWhole | Judge | VerifyPieces | AskList) -> None:
+        """Carry out what the core commands about the list and the whole."""
+        match command:
+            case CheckWhole(number):
+                self._tasks.spawn(self._check(number))
+            case Judge(matches, round_):
+                self._statements.leave()
+                self._context.send(Judged(self._blob.digest, round_, matches))
+            case VerifyPieces():
+                self._tasks.spawn(self._verify())
+            case AskList(source):
+                self._tasks.spawn(self._ask(source))
 
-    async def _sum(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _check(self, number: int) -> None:
         try:
-            await loop.run_in_executor(_hasher, self._sum_here)
-        except (P2PDistError, OSError) as error:  # check_whole says what is wrong, if it still is
-            logger.info("blob=%s could not be summed: %s", self._blob.digest, error)
-            return
-        finally:
-            self._following = False
-        self._follow()
-
-    def _sum_here(self) -> None:
-        with self._blob.held():
-            self.list.whole.follow(self._blob.fileno, bytes_max=FOLLOW_BYTES_MAX)
-
-    def check(self, command: CheckWhole) -> None:
-        """Compare the SHA-256 of the whole with the digest."""
-        self._tasks.spawn(self._check(command))
-
-    async def _check(self, command: CheckWhole) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            comparison = await loop.run_in_executor(_hasher, check_whole, self._blob)
+            comparison = await self._whole.compare()
         except Conflict as changed:  # the core hears of the pieces that were lost
             logger.debug("blob=%s: %s", self._blob.digest, changed)
             return
@@ -275,48 +307,45 @@ class VouchedPull:
             self._context.fail(error)
             return
         if comparison.lost:
-            self._lost(comparison.lost)
-            self._context.submit(ListChanged(self.list.complete, comparison.lost, self.list.round))
-        else:
-            if not comparison.matches:
-                logger.warning(
-                    "blob=%s: the whole does not match, as round %d lists it", self._blob.digest, self.list.round
-                )
-            self._context.submit(WholeChecked(comparison.matches, command.check))
-
-    def verify(self) -> None:
-        """Read all pieces from the disk and compare them with the list."""
-        self._tasks.spawn(self._verify())
+            self._changed(comparison.lost, marked=False)
+            return
+        if not comparison.matches:
+            logger.warning("blob=%s does not match as round %d lists it", self._blob.digest, self.list.round)
+        self._context.submit(WholeChecked(comparison.matches, number))
 
     async def _verify(self) -> None:
         try:
-            lost = await asyncio.get_running_loop().run_in_executor(_hasher, lambda: self._blob.verify(drop=True))
+            lost = await self._whole.verify()
         except P2PDistError as error:
             self._context.fail(error)
             return
-        if lost:
-            self._lost(lost)
-        self._context.submit(ListChanged(self.list.complete, tuple(lost), self.list.round))
+        self._changed(lost, marked=False)
 
-    def judge(self, command: Judge) -> None:
-        """Tell the tracker whether the whole matches."""
-        self._statements.leave()
-        self._context.send(Judged(self._blob.digest, command.round, command.matches))
+    async def _ask(self, source: Source) -> None:
+        listing = await self._context.ask_list(source, self.list)
+        if listing is None:
+            return
+        try:
+            self.list.suggest(listing)
+        except UsageError as error:
+            logger.warning("blob=%s: what %s lists is not believed: %s", self._blob.digest, source, error)
+            return
+        self._changed()
 
     # -- the arbiter
 
-    def reread(self, round_: int) -> None:
+    def _reread(self, round_: int) -> None:
         """Be the arbiter of a round: read every piece from upstream again, and vouch for it."""
-        if self._rereading is not None:
-            self._rereading.cancel()
+        if self._arbiter is not None:
+            self._arbiter.cancel()
         logger.warning("blob=%s is read from upstream again, as round %d", self._blob.digest, round_)
-        self._statements.leave()
+        self._statements.drop()
         self.list.begin(round_)
-        self._context.submit(ListChanged(self.list.complete, (), round_))
-        self._tasks.spawn(self._reread(round_))
+        self._changed()
+        self._tasks.spawn(self._reread_all(round_))
 
-    async def _reread(self, round_: int) -> None:
-        self._rereading = asyncio.current_task()
+    async def _reread_all(self, round_: int) -> None:
+        self._arbiter = asyncio.current_task()
         pieces = iter(range(self._blob.layout.count))
 
         async def some() -> None:
@@ -331,24 +360,24 @@ class VouchedPull:
             error = failures.exceptions[0]
             logger.warning("blob=%s could not be read again for round %d: %s", self._blob.digest, round_, error)
         self._statements.leave()
-        self._context.submit(ListChanged(self.list.complete, (), self.list.round))
+        self._changed()
 
     async def _reread_piece(self, piece: int, round_: int) -> None:
         data = await self._read_again(piece)
         if self.list.round != round_:
             return
-        loop = asyncio.get_running_loop()
+        loop, have = asyncio.get_running_loop(), self._blob.have
         digest = await loop.run_in_executor(_readers, self.list.hash, piece, data)
-        held = piece in self._blob.have
+        held = piece in have
         if not self.list.vouch(piece, digest, prevail=True):
             return
-        if held and piece not in self._blob.have:
+        if held and piece not in have:
             self._changed([piece])
             await asyncio.sleep(LOST_PAUSE_S)
         self.state(Statement(piece, digest))
-        if piece not in self._blob.have:
+        if piece not in have:
             await loop.run_in_executor(_readers, store_vouched, self._blob, piece, data, digest)
-            if piece in self._blob.have:
+            if piece in have:
                 self._context.stored(piece)
 
     async def _read_again(self, piece: int) -> bytes:

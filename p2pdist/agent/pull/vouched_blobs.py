@@ -49,32 +49,13 @@ class VouchedBlobs:
 
     # -- the tracker
 
-    def tracker_changed(self, present: bool) -> None:
-        """A tracker answers from now on, or none does. It hears again what this host has read, when
-        it has heard of what this host holds."""
-        if present:
-            asyncio.get_running_loop().call_soon(self._restate)
-
-    def _restate(self) -> None:
-        for pull in self._registry.pulls():
-            if pull.vouched is not None:
-                pull.vouched.restate()
-
     def receive(self, message: Listed | Reread | Recall) -> None:
         """Take in what the tracker sends of a list, or asks for."""
         pull = self._registry.fetching(message.blob)
-        side = pull.vouched if pull is not None else None
-        match message:
-            case Listed() if side is not None:
-                side.listed(message)
-            case Reread() if side is not None:
-                side.reread(message.round)
-            case Recall() if side is not None:
-                side.recalled()
-            case Reread(blob, round_):
-                self._tasks.spawn(self._tell(blob, round_))
-            case Recall(blob):
-                self._tasks.spawn(self._tell(blob, 0))
+        if pull is not None and pull.vouched is not None:
+            pull.vouched.receive(message)
+        elif isinstance(message, Reread | Recall):
+            self._tasks.spawn(self._tell(message.blob, message.round if isinstance(message, Reread) else 0))
 
     async def _tell(self, digest: Digest, round_: int) -> None:
         """Tell the tracker the piece list of a blob that is here whole."""
@@ -100,7 +81,7 @@ class VouchedBlobs:
         if blob is None or not self._registry.serves(digest):
             raise NotFound(f"this agent neither holds nor fetches {digest}")
         if (vouched := blob.vouched) is not None:
-            listing = vouched.known(first, LISTED_MAX)
+            listing = vouched.view.known(first, LISTED_MAX)
             return KnownPieces(listing.pieces, listing.hashes)
         listing = listing_of(await asyncio.to_thread(_list_of, blob), first, LISTED_MAX)
         return KnownPieces(listing.pieces, listing.hashes, blob.whole and blob.complete)

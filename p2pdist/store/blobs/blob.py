@@ -53,8 +53,10 @@ class Blob:
         complete: bool,
         pieces: PieceList | None = None,
         vouched: Mapping[int, StoredHash] | None = None,
+        unread: bool = False,
     ) -> None:
-        """`vouched` are the stored hashes of a blob without a piece list."""
+        """`vouched` are the stored hashes of a blob without a piece list. `unread`: an earlier
+        process marked the pieces of `have`."""
         self.digest = entry.digest
         self.layout = PieceLayout(entry.size, entry.piece_size)
         self.size = entry.size
@@ -74,15 +76,12 @@ class Blob:
         self.whole = False
         """Whether the SHA-256 of the content that the piece list describes is known to be the
         digest; the store writes it, and finish()."""
-        self.vouched: VouchedPieces | None = None
+        self.vouched = VouchedPieces(self.layout, have, vouched) if vouched is not None else None
         """The list of a partial blob that has no piece list of its own; finish() ends it."""
-        if vouched is not None:
-            self.vouched = VouchedPieces(self.layout, have, vouched)
-        self._lock = self.files.lock
-        self._holds = 0
+        self._lock, self._holds = self.files.lock, 0
         self._gone = ""
         """Why the blob can no longer be used; "" while it can."""
-        self._unread: threading.Lock | None = None
+        self._unread = threading.Lock() if unread else None
         """Held while pieces of an earlier process are read again; None when there are none."""
 
     def __repr__(self) -> str:
@@ -152,19 +151,16 @@ class Blob:
     def write(self, piece: int, data: bytes | bytearray | memoryview, wait: HashWait | None = None) -> bool:
         """Verify `data` as piece number `piece`, write it and mark it; the buffer must not change
         meanwhile. Where the blob is vouched for, this waits until the hash of the piece is listed,
-        or `wait` is cancelled.
-
-        False means wrong bytes, and nothing was written. A piece that is held already is True
-        without a look at `data`. Raises DiskFull, Unlisted, and UsageError for a piece that does
-        not exist.
-        """
+        or `wait` is cancelled. False means wrong bytes, and nothing was written. A piece that is
+        held already is True without a look at `data`. Raises DiskFull, Unlisted, and UsageError for
+        a piece that does not exist."""
         _require_piece(self, piece)
         if piece in self.have:
             return True
         self.hold()
         try:
-            digest = b""
-            if (vouched := self.vouched) is not None:
+            digest, vouched = b"", self.vouched
+            if vouched is not None:
                 digest = vouched.match(piece, data, wait or HashWait())
             if not (digest if vouched is not None else self.pieces.verify(piece, data)):
                 return False
@@ -195,7 +191,7 @@ class Blob:
 
     def _put(self, piece: int, data: bytes | bytearray | memoryview | None = None, digest: bytes = b"") -> None:
         """Write the verified bytes of a piece, unless they are in place, and note that they are.
-        `digest` is their hash, which only a blob that is vouched for must know. Raises OSError."""
+        A blob that is vouched for must know their hash. Raises OSError."""
         files, vouched = self.files, self.vouched
         if piece in self.have:
             return
@@ -211,14 +207,7 @@ class Blob:
                 self.have.add(piece)
                 return
             assert data is not None and self.vouched is vouched, "a blob is completed while it is written to"
-            files.note(piece, vouched.admit(piece, digest))
-            pwrite_all(self.fileno(), data, self.layout.offset(piece))
-            files.mark(self.have, piece, True)
-            try:
-                vouched.keep(piece, digest)
-            except Unlisted:
-                files.mark(self.have, piece, False)
-                raise
+            _put_listed(self, vouched, piece, data, digest)
 
     def holds(self, start: int, length: int) -> bool:
         """Whether every piece of a range within the blob is held."""
@@ -226,8 +215,7 @@ class Blob:
 
     def read_range(self, start: int, length: int) -> bytes:
         """`length` bytes from `start`, at most READ_BYTES_MAX; raises NotFound unless every piece
-        in it is held, UsageError for a range outside the blob. The pieces were verified when
-        written, not again now."""
+        in it is held, UsageError for a range outside the blob. They were verified when written."""
         return self._read(start, length, lambda fd: os.pread(fd, length, start))
 
     def read_into(self, start: int, buffer: memoryview) -> None:
@@ -252,8 +240,8 @@ class Blob:
         """Make the blob complete: every piece is held. Idempotent; raises Conflict when pieces are
         missing, and as long as the SHA-256 of a blob that is vouched for has not matched."""
         files = self.files
-        list_ = _proven_list(self)
-        pieces_digest = self._context.keep(list_) if list_ is not None else self.pieces_digest
+        proven = _proven_list(self)
+        pieces_digest = self._context.keep(proven) if proven is not None else self.pieces_digest
         with files.disk:
             if self.complete:
                 return
@@ -262,9 +250,9 @@ class Blob:
                 raise Conflict(f"{self.digest} is not complete: {missing} of {self.have.count} pieces are missing")
             if self._gone:
                 raise NotFound(f"{self.digest} {self._gone}")
-            if list_ is not None:
+            if proven is not None:
                 self._context.index.set_pieces(self.digest, pieces_digest)
-                self.pieces_digest, self._pieces, self.whole, self.vouched = pieces_digest, list_, True, None
+                self.pieces_digest, self._pieces, self.whole, self.vouched = pieces_digest, proven, True, None
             files.complete()
             self.complete = True
             with failures(self.path):
@@ -288,8 +276,7 @@ class Blob:
     def recheck(self) -> list[int]:
         """Read the pieces that an earlier process marked, unless that was done, and drop those
         whose bytes are wrong; returns these."""
-        unread = self._unread
-        if unread is None:
+        if (unread := self._unread) is None:
             return []
         with unread:
             if self._unread is None:  # another thread was at it
@@ -300,22 +287,11 @@ class Blob:
             self._unread = None
         return wrong
 
-    def drop(self, wrong: list[int]) -> None:
+    def drop(self, wrong: Sequence[int]) -> None:
         """Take pieces out of `have`; a complete blob that loses some becomes partial again."""
-        if not wrong:
-            return
-        files, vouched = self.files, self.vouched
-        with files.disk, failures(self.path):
-            if vouched is not None:
-                vouched.drop(wrong)
-            for piece in wrong:
-                if not self.complete:
-                    files.mark(self.have, piece, False)
-                if vouched is None:
-                    self.have.discard(piece)
-            if self.complete:
-                files.reopen(self.have)
-                self.complete = False
+        if wrong:
+            with self.files.disk, failures(self.path):
+                _drop(self, wrong)
 
     def give(self, output: Path) -> str:
         """Place a copy of a complete blob at `output`, atomically, and return the method (see
@@ -334,33 +310,6 @@ class Blob:
             return Copy.begin(self.fileno(), self.size, output)
 
     # -- for the store
-
-    def reconcile(self, *, trusted: bool) -> None:
-        """At opening, before others have the blob: bring `have`, index and files in line. Unless
-        `trusted`, every piece of `have` is verified first. Raises OSError."""
-        files = self.files
-        if not trusted:
-            wrong = self.verify()
-            if self.vouched is not None:
-                self.vouched.drop(wrong)
-            else:
-                for piece in wrong:
-                    self.have.discard(piece)
-        elif not self.complete and len(self.have):
-            self._unread = threading.Lock()
-            if self.have.complete:
-                self.recheck()
-        with files.disk:
-            if self.complete and not self.have.complete:
-                files.reopen(self.have)
-                self.complete = False
-            elif self.complete:
-                files.confirm()
-                self._context.sync(self.digest, self.pieces_digest)
-            elif not trusted:
-                files.rewrite_bitmap(self.have)
-        if not self.complete and self.have.complete and self.vouched is None:
-            self.finish()
 
     def retire(self) -> None:
         """Close the files for removal; raises Conflict when the blob is in use."""
@@ -449,6 +398,36 @@ def check_whole(blob: Blob) -> Comparison:
     if not lost and not blob.have.complete:
         raise Conflict(f"{blob.digest} has lost pieces meanwhile")
     return Comparison(False, tuple(lost))
+
+
+def _put_listed(
+    blob: Blob, vouched: VouchedPieces, piece: int, data: bytes | bytearray | memoryview, digest: bytes
+) -> None:
+    """Write and mark a piece whose hash is listed, unless the list changes meanwhile: Unlisted is
+    raised then. The caller holds `files.disk`."""
+    files = blob.files
+    files.note(piece, vouched.admit(piece, digest))
+    pwrite_all(blob.fileno(), data, blob.layout.offset(piece))
+    files.mark(blob.have, piece, True)
+    try:
+        vouched.keep(piece, digest)
+    except Unlisted:
+        files.mark(blob.have, piece, False)
+        raise
+
+
+def _drop(blob: Blob, wrong: Sequence[int]) -> None:
+    """The caller holds `files.disk`. Raises OSError."""
+    files = blob.files
+    if blob.vouched is not None:
+        blob.vouched.drop(wrong)
+    for piece in wrong:
+        if not blob.complete:
+            files.mark(blob.have, piece, False)
+        blob.have.discard(piece)
+    if blob.complete:
+        files.reopen(blob.have)
+        blob.complete = False
 
 
 def _hashes(blob: Blob) -> Callable[[], PieceList]:

@@ -81,14 +81,15 @@ def _recover_blob(context: BlobContext, entry: Entry) -> Blob | None:
             for piece in stored if bitmap is None else bitmap.pieces:
                 if piece in stored:
                     have.add(piece)
-        blob = Blob(context, entry, have, complete=complete, vouched=stored)
+        unread = trusted and not complete and len(have) > 0
+        blob = Blob(context, entry, have, complete=complete, vouched=stored, unread=unread)
         if complete and entry.complete and trusted and bitmap is None:
             if not entry.durable:
                 context.sync(blob.digest, blob.pieces_digest)
             return blob
         try:
             before = len(have)
-            blob.reconcile(trusted=trusted)
+            _reconcile(context, blob, trusted=trusted)
         except Corrupt as error:
             logger.warning("%s is dropped: %s", entry.digest, error)
             blob.retire()
@@ -98,6 +99,32 @@ def _recover_blob(context: BlobContext, entry: Entry) -> Blob | None:
                 "%s: %d of %d pieces did not survive and are dropped", entry.digest, before - len(have), before
             )
         return blob
+
+
+def _reconcile(context: BlobContext, blob: Blob, *, trusted: bool) -> None:
+    """Bring `have`, index and files in line. Unless `trusted`, every piece of `have` is verified
+    first. Raises OSError."""
+    files = blob.files
+    if not trusted:
+        wrong = blob.verify()
+        if blob.vouched is not None:
+            blob.vouched.drop(wrong)
+        else:
+            for piece in wrong:
+                blob.have.discard(piece)
+    elif not blob.complete and blob.have.complete:
+        blob.recheck()
+    with files.disk:
+        if blob.complete and not blob.have.complete:
+            files.reopen(blob.have)
+            blob.complete = False
+        elif blob.complete:
+            files.confirm()
+            context.sync(blob.digest, blob.pieces_digest)
+        elif not trusted:
+            files.rewrite_bitmap(blob.have)
+    if not blob.complete and blob.have.complete and blob.vouched is None:
+        blob.finish()
 
 
 def _is_possible(context: BlobContext, entry: Entry) -> bool:

@@ -66,6 +66,55 @@ class Listing:
     hashes: bytes
 
 
+class ListView:
+    """What may be asked of a list. Thread-safe; `guard` guards the other three: the list, the
+    pieces that are held, and the pieces that this host has read from upstream itself."""
+
+    def __init__(self, guard: threading.Condition, vouched: VouchedList, have: PieceSet, own: PieceSet) -> None:
+        self._changed, self._list, self._have, self._own = guard, vouched, have, own
+
+    def known(self, first: int, pieces_max: int) -> Listing:
+        """What is listed of the pieces from `first` on, up to `pieces_max` of them."""
+        with self._changed:
+            listed = (piece for piece in range(first, self._list.layout.count) if piece in self._list.listed)
+            return self._listing(islice(listed, pieces_max))
+
+    def read_here(self) -> Listing:
+        """What this host has read from upstream itself."""
+        with self._changed:
+            return self._listing(self._own)
+
+    def told(self) -> Listing:
+        """What is listed and was read by other hosts."""
+        with self._changed:
+            return self._listing(piece for piece in self._list.listed if piece not in self._own)
+
+    def _listing(self, pieces: Iterable[int]) -> Listing:
+        chosen = tuple(pieces)
+        return Listing(self._list.round, chosen, b"".join(self._list.hash_of(piece) or b"" for piece in chosen))
+
+    def first_unlisted(self) -> int | None:
+        """The first piece whose hash is not listed; None when there is none."""
+        with self._changed:
+            return None if self._list.listed.complete else self._list.listed.missing()[0]
+
+    def unread(self, stripe: int, stripes: int, *, doubtful: bool) -> list[int]:
+        """The pieces of a stripe that a reader of upstream has to read: those that are not held,
+        and after them, with `doubtful`, those that are held and for which no host vouches in the
+        present round, nor does this one."""
+        with self._changed:
+            held = self._list.confirmed.missing(stripe, stripes) if doubtful else []
+            return [
+                *self._have.missing(stripe, stripes),
+                *(piece for piece in held if piece in self._have and piece not in self._own),
+            ]
+
+    def is_unread(self, piece: int) -> bool:
+        """Whether a reader of upstream still has to read a piece that `unread` named."""
+        with self._changed:
+            return piece not in self._have or not (piece in self._list.confirmed or piece in self._own)
+
+
 class VouchedPieces:
     """Thread-safe. `have` are the pieces that are held, whose hashes `stored` has; only this class
     changes the set as long as the blob is vouched for."""
@@ -85,6 +134,7 @@ class VouchedPieces:
                 self._list.put(piece, slot.hash)
                 if slot.own:
                     self._own.add(piece)
+        self.view = ListView(self._changed, self._list, have, self._own)
         self._list.begin(0)  # what was stored by an earlier process was said in no round that is known
         self.whole = WholeDigest(layout, have, self._changed)
         """The SHA-256 of what is held."""
@@ -101,11 +151,6 @@ class VouchedPieces:
         """Whether the present round has stated the hash of every piece."""
         with self._changed:
             return self._list.complete
-
-    @property
-    def listed_count(self) -> int:
-        """How many hashes the present round has stated."""
-        return len(self._list.confirmed)
 
     def hash_of(self, piece: int) -> bytes | None:
         """The hash of a piece; None while it is not listed."""
@@ -149,47 +194,6 @@ class VouchedPieces:
         with self._changed:
             if not self.proven:
                 self._list.begin(round_)
-
-    def known(self, first: int, pieces_max: int) -> Listing:
-        """What is listed of the pieces from `first` on, up to `pieces_max` of them."""
-        with self._changed:
-            listed = (piece for piece in range(first, self.layout.count) if piece in self._list.listed)
-            return self._listing(islice(listed, pieces_max))
-
-    def read_here(self) -> Listing:
-        """What this host has read from upstream itself."""
-        with self._changed:
-            return self._listing(self._own)
-
-    def told(self) -> Listing:
-        """What is listed and was read by other hosts."""
-        with self._changed:
-            return self._listing(piece for piece in self._list.listed if piece not in self._own)
-
-    def _listing(self, pieces: Iterable[int]) -> Listing:
-        chosen = tuple(pieces)
-        return Listing(self._list.round, chosen, b"".join(self._list.hash_of(piece) or b"" for piece in chosen))
-
-    def first_unlisted(self) -> int | None:
-        """The first piece whose hash is not listed; None when there is none."""
-        with self._changed:
-            return None if self._list.listed.complete else self._list.listed.missing()[0]
-
-    def unread(self, stripe: int, stripes: int, *, doubtful: bool) -> list[int]:
-        """The pieces of a stripe that a reader of upstream has to read: those that are not held,
-        and after them, with `doubtful`, those that are held and for which no host vouches in the
-        present round, nor does this one."""
-        with self._changed:
-            held = self._list.confirmed.missing(stripe, stripes) if doubtful else []
-            return [
-                *self._have.missing(stripe, stripes),
-                *(piece for piece in held if piece in self._have and piece not in self._own),
-            ]
-
-    def is_unread(self, piece: int) -> bool:
-        """Whether a reader of upstream still has to read a piece that `unread` named."""
-        with self._changed:
-            return piece not in self._have or not (piece in self._list.confirmed or piece in self._own)
 
     def _state(self, piece: int, digest: bytes) -> bool:
         """List a hash, whatever was listed before; returns whether a held piece is lost by that.
