@@ -32,9 +32,12 @@ from p2pdist.model.errors import (
     UNDECODABLE,
     Corrupt,
     P2PDistError,
+    Refused,
     UsageError,
     from_problem,
 )
+from p2pdist.model.image import parse_image
+from p2pdist.model.image_manifest import decode_image
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
@@ -55,6 +58,13 @@ from tracker.core.policy.table import read_table
 from tracker.core.preseeds.selectors import parse_selector
 from tracker.http.bittorrent import announce_of, parse_query
 
+_PART = b'{"mediaType":"a/b","digest":"sha256:%s","size":5,"platform":{"os":"linux","architecture":"arm"}}' % (
+    b"0" * 64
+)
+IMAGE_MANIFESTS = (
+    b'{"schemaVersion":2,"config":%s,"layers":[%s]}' % (_PART, _PART),
+    b'{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[%s,%s]}' % (_PART, _PART),
+)
 SECONDS_MAX = 2.0
 MEMORY_A_BYTE, MEMORY_SPARE = 600, 48 << 20
 """Most memory that an input may take while it is decoded."""
@@ -320,6 +330,13 @@ def decoders() -> tuple[Decoder, ...]:
     return (
         Decoder("manifest", manifest.decode_manifest, (Corrupt,), (MANIFEST,)),
         Decoder("config", decode_program, PLAIN, (CONFIG,)),
+        Decoder("manifest of an image", decode_image, (Corrupt, Refused), IMAGE_MANIFESTS),
+        Decoder(
+            "name of an image",
+            lambda data: parse_image(data.decode("utf-8", "surrogateescape")),
+            (UsageError,),
+            (b"docker://registry.example:5000/team/app:v1", b"docker://debian@sha256:" + b"0" * 64),
+        ),
         Decoder(
             "bundle",
             manifest.decode_bundle,
