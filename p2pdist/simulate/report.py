@@ -4,7 +4,7 @@ picture of the share of hosts that are complete over time."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
@@ -131,6 +131,9 @@ class Report:
     #: BitTorrent.
     moved: int
     swarm_ratio: float
+    #: Of vouched piece lists, the rounds beyond the first, and the hosts that were blamed.
+    rounds: int
+    blamed: tuple[str, ...]
     #: Messages that the tracker handled, and events of the clock.
     reports: int
     events: int
@@ -156,9 +159,12 @@ class Report:
         lost: Container[str],
         messages: int,
         events: int,
+        rounds: int,
+        blamed: Iterable[str],
     ) -> Report:
         """The figures of a scenario (Scenario.filled) that was run: its hosts by name, the hosts
-        that were lost, the messages that the tracker handled, and the events of the clock."""
+        that were lost, the messages that the tracker handled, the events of the clock, and what
+        vouched lists came to."""
         size, layout = scenario.size * scenario.blobs, PieceLayout(scenario.size, scenario.piece_size)
         pulls = [pull for host in hosts.values() for pull in host.pulls.values()]
         delivered = max(1, sum(pull.bytes_origin + pull.bytes_peers for pull in pulls))
@@ -201,6 +207,8 @@ class Report:
             rejected=sum(pull.rejected for pull in pulls),
             moved=sum(pull.moves > 0 for pull in pulls),
             swarm_ratio=sum(pull.bytes_swarm for pull in pulls) / delivered,
+            rounds=rounds,
+            blamed=tuple(blamed),
             reports=messages,
             events=events,
             fingerprint=_fingerprint(hosts, origin, events),

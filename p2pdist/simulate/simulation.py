@@ -145,6 +145,8 @@ class Simulation:
             lost=self.lost,
             messages=self.tracker.messages,
             events=self.world.events,
+            rounds=self.invariants.rounds,
+            blamed=self.invariants.blamed,
         )
 
     @property

@@ -48,6 +48,7 @@ from p2pdist.mount import executable, squashfs
 from p2pdist.mount.erofs.patch import patch_image
 from p2pdist.mount.erofs.writer import is_image, write_image
 from p2pdist.store.blobs.bitmap import BitmapFile, read_bitmap
+from p2pdist.store.blobs.hashes import HashesFile, StoredHash, read_hashes
 from p2pdist.store.trees.reader import KnownPage
 from p2pdist.transfer.connections import address_key
 from p2pdist.transfer.stream.connect import parse_address
@@ -299,6 +300,16 @@ def _bitmap() -> bytes:
         return path.read_bytes()
 
 
+def _hashes() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "h"
+        file = HashesFile.create(path, 40)
+        for piece in range(0, 40, 3):
+            file.store(piece, StoredHash(bytes([piece]) * 32, own=piece % 2 == 0))
+        file.close()
+        return path.read_bytes()
+
+
 def _image() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "image"
@@ -415,6 +426,7 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("duration", as_text(parse_duration), PLAIN, (b"3d", b"1.5h")),
         Decoder("platform", as_text(parse_platform), PLAIN, (b"linux/arm64/v8",)),
         Decoder("bitmap", in_file(lambda path: read_bitmap(path, 40)), (), (_bitmap(),)),
+        Decoder("hashes", in_file(lambda path: read_hashes(path, 40)), (), (_hashes(),)),
         Decoder("squashfs", in_file(squashfs.inspect), (Corrupt,), (SQUASHFS,)),
         Decoder("EROFS superblock", in_file(is_image), (), (image,)),
         Decoder("EROFS image", in_file(patch), (), (image,)),

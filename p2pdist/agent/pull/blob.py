@@ -253,8 +253,9 @@ class BlobPull:
         self._submit(PriorityChanged("start"))
 
     def reject(self, error: P2PDistError) -> None:
-        """The swarm cannot go on."""
-        self._submit(Rejected(error))
+        """The swarm cannot go on. Where this host has met the reason itself, it can say more."""
+        met = self._streams.origin_error
+        self._submit(Rejected(met if met is not None and type(met) is type(error) else error))
 
     async def piece(self, piece: int) -> None:
         """Wait until a piece is there; raises the pull's failure. The last piece of a blob without

@@ -96,9 +96,8 @@ class Case:
     def rests(self) -> bool:
         """Whether time changes nothing here."""
         ledger = self.ledger
-        settled = ledger.phase == "held" and ledger.blamed
-        idle = not self.followers and (ledger.round.arbiter is None or ledger.phase == "held")
-        return (settled or idle) and self.sent == len(ledger.round.order) and ledger.phase != "failed"
+        settled = ledger.phase == "held" or (not self.followers and ledger.round.arbiter is None)
+        return settled and self.sent == len(ledger.round.order) and ledger.phase != "failed"
 
 
 @dataclass(slots=True)
@@ -260,7 +259,7 @@ class Vouching:
                     return self._next_round(case, f"the arbiter {arbiter or '(none)'} is gone", failed=False, now=now)
         if ledger.round.arbiter is None and now >= case.recall_at:
             out += self._recall(case, now)
-        if ledger.round.against or (ledger.phase == "held" and not ledger.blamed):
+        if ledger.round.against or (ledger.round.complete and ledger.phase == "open"):
             out += self._conclude(case, now=now)
         return out
 
@@ -387,13 +386,9 @@ class Vouching:
             case "failed":
                 return self._fail(case, now)
             case "held":
-                out: list[Command] = []
                 if ledger.phase == "open":
-                    out.append(ListMatched(case.swarm.blob, ledger.hold()))
                     case.swarm.record(now, f"the vouched list holds, in round {ledger.round.number}")
-                if not ledger.blamed and ledger.trusted(all_judged):
-                    out += self._blame(case, now)
-                return out
+                    return [ListMatched(case.swarm.blob, ledger.hold()), *self._blame(case, now)]
         return []
 
     def _next_round(self, case: Case, reason: str, *, failed: bool = True, now: float) -> list[Command]:
