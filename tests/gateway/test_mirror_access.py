@@ -27,6 +27,7 @@ from p2pdist.gateway.registry.admission import Admission
 from p2pdist.gateway.registry.credentials import Credential, parse_credential
 from p2pdist.gateway.registry.names import RegistryRequest
 from p2pdist.model.access import Patterns
+from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unauthenticated
 from p2pdist.model.image import image_name
 from p2pdist.model.upstream import upstream_of
@@ -220,6 +221,11 @@ async def test_blobs_are_judged_by_the_name_under_which_they_are_asked_for(
         async with local.get(fleet.rig.path("other/app", path)) as answer:
             assert answer.status == 401
     assert secret not in fleet.rig.images.fetched
+    mine = images["open/app"].layers[0]
+    fleet.rig.images.flowing = True
+    async with local.get(fleet.rig.path("open/app", f"blobs/{mine}")) as answer:
+        assert answer.status == 200 and digest_of(await answer.read()) == mine
+    assert fleet.rig.images.confirmed == [secret, mine], "a manifest may name blobs of other images"
 
 
 async def test_every_route_names_its_right_and_is_described(tmp_path: Path) -> None:
