@@ -671,8 +671,7 @@ class Download:
         self.sources.failed(source, reason, now=now)
         self._origin_corrupt += reason == "corrupt" and source == ORIGIN
         if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
-            what = event.error if self.vouched and event.error is not None else None
-            self._give_up(what or _corrupt_at_origin(self.blob, event.error), out)
+            self._give_up((self.vouched and event.error) or _corrupt_at_origin(self.blob, event.error), out)
             return
         self._open(stripe, now, out)
 

@@ -4,7 +4,7 @@ picture of the share of hosts that are complete over time."""
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
@@ -131,9 +131,6 @@ class Report:
     #: BitTorrent.
     moved: int
     swarm_ratio: float
-    #: Of vouched piece lists, the rounds beyond the first, and the hosts that were blamed.
-    rounds: int
-    blamed: tuple[str, ...]
     #: Messages that the tracker handled, and events of the clock.
     reports: int
     events: int
@@ -141,6 +138,9 @@ class Report:
     fingerprint: str
     #: When each pull completed, from the start of the run, in order.
     completions: tuple[float, ...]
+    #: Of vouched piece lists, the rounds beyond the first, and the hosts that were blamed.
+    rounds: int = 0
+    blamed: tuple[str, ...] = ()
 
     def curve(self) -> list[float | None]:
         """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run;
@@ -159,12 +159,9 @@ class Report:
         lost: Container[str],
         messages: int,
         events: int,
-        rounds: int,
-        blamed: Iterable[str],
     ) -> Report:
         """The figures of a scenario (Scenario.filled) that was run: its hosts by name, the hosts
-        that were lost, the messages that the tracker handled, the events of the clock, and what
-        vouched lists came to."""
+        that were lost, the messages that the tracker handled, and the events of the clock."""
         size, layout = scenario.size * scenario.blobs, PieceLayout(scenario.size, scenario.piece_size)
         pulls = [pull for host in hosts.values() for pull in host.pulls.values()]
         delivered = max(1, sum(pull.bytes_origin + pull.bytes_peers for pull in pulls))
@@ -207,8 +204,6 @@ class Report:
             rejected=sum(pull.rejected for pull in pulls),
             moved=sum(pull.moves > 0 for pull in pulls),
             swarm_ratio=sum(pull.bytes_swarm for pull in pulls) / delivered,
-            rounds=rounds,
-            blamed=tuple(blamed),
             reports=messages,
             events=events,
             fingerprint=_fingerprint(hosts, origin, events),

@@ -132,7 +132,7 @@ def test_a_lying_voucher_is_found(seeds: range) -> None:
     for seed in seeds:
         simulation, report = run(liar(seed), seed=seed)
         assert report.complete == HOSTS, seed
-        assert set(report.blamed) == set(simulation.invariants.misled), seed
+        assert set(report.blamed) == set(simulation.invariants.lists.misled), seed
         assert report.rounds == len(report.blamed), seed
         assert report.origin_ratio <= 2.5, (seed, report.origin_ratio)
 
@@ -141,20 +141,20 @@ def test_two_liars_are_found() -> None:
     simulation, report = run(LyingVoucher(reader=0), LyingVoucher(reader=1))
     assert report.complete == HOSTS
     assert len(report.blamed) == 2
-    assert set(report.blamed) == set(simulation.invariants.liars)
+    assert set(report.blamed) == set(simulation.invariants.lists.liars)
 
 
 def test_a_liar_among_two_hosts() -> None:
     """The other one finds out, and reads itself."""
     simulation, report = run(LyingVoucher(), hosts=2)
     assert report.complete == 2
-    assert set(report.blamed) <= set(simulation.invariants.liars)
+    assert set(report.blamed) <= set(simulation.invariants.lists.liars)
 
 
 def test_a_host_whose_upstream_gives_it_other_bytes_alone_completes() -> None:
     """It is its own arbiter."""
     simulation, report = run(UpstreamChange(frozenset({3, 9}), 0.0, 0.5), hosts=1)
-    assert simulation.invariants.misled
+    assert simulation.invariants.lists.misled
     assert report.complete == 1
     assert report.blamed == ()
 
@@ -175,7 +175,7 @@ def test_an_upstream_that_changes_for_a_while(seed: int, pieces: set[int]) -> No
     simulation, report = run(UpstreamChange(frozenset(pieces), 0.2, 0.5), seed=seed)
     assert report.complete == HOSTS
     assert report.rounds <= 2
-    assert set(report.blamed) <= set(simulation.invariants.misled)
+    assert set(report.blamed) <= set(simulation.invariants.lists.misled)
 
 
 @pytest.mark.parametrize("fault", [OriginWrong(frozenset({3})), UpstreamChange(frozenset({3, 7}), 0.0, None)])
@@ -223,7 +223,7 @@ def test_a_tracker_that_dies_again_and_again() -> None:
 def test_a_tracker_that_is_lost_in_a_dispute_learns_of_it_again() -> None:
     simulation, report = run(LyingVoucher(), TrackerLoss(1.05, 0.5))
     assert report.complete == HOSTS
-    assert set(report.blamed) <= set(simulation.invariants.liars)
+    assert set(report.blamed) <= set(simulation.invariants.lists.liars)
 
 
 def test_late_hosts_of_a_new_tracker_hear_the_whole_list() -> None:
@@ -254,7 +254,7 @@ def test_an_arbiter_that_dies_is_replaced(seed: int) -> None:
     crashes = [Crash(f"h{number:05d}", 1.0 + 0.05 * number, None) for number in range(2, 12)]
     simulation, report = run(LyingVoucher(), *crashes, seed=seed)
     assert report.complete + report.lost >= HOSTS
-    assert set(report.blamed) <= set(simulation.invariants.liars)
+    assert set(report.blamed) <= set(simulation.invariants.lists.liars)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_any_faults(seeds: range, lies: bool) -> None:
         simulation = Simulation(Scenario(30, plain.size, 1e6, seed=seed, latency_s=0.001, faults=faults, vouched=True))
         report = simulation.run()
         assert report.complete + report.failed + report.lost >= 30, seed
-        assert set(report.blamed) <= set(simulation.invariants.misled), seed
+        assert set(report.blamed) <= set(simulation.invariants.lists.misled), seed
 
 
 # -- the checks themselves

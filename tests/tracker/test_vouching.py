@@ -29,6 +29,7 @@ from tracker.core.events import (
     Blamed,
     Broadcast,
     Command,
+    Described,
     ListKept,
     ListMatched,
     ListWanted,
@@ -41,8 +42,9 @@ from tracker.core.events import (
 from tracker.core.fleet import Fleet
 from tracker.core.vouching import vouching
 from tracker.core.vouching.ledger import JUDGES_WAIT_S
+from tracker.core.vouching.liars import PENALTY_S
 from tracker.core.vouching.pace import PAUSE_MIN_S, PAUSE_S_PER_HOST, pause_s
-from tracker.core.vouching.vouching import ARBITER_S, FAILED_S, PENALTY_S
+from tracker.core.vouching.vouching import ARBITER_S, FAILED_S
 
 BLOB, OTHER_BLOB = digest_of(b"blob"), digest_of(b"other")
 COUNT = 8
@@ -350,7 +352,7 @@ def test_the_liar_is_named_and_reads_no_more() -> None:
     assert control.reader(blob) != reader
     control.now += PENALTY_S
     control.run(10.0)
-    assert control.fleet.vouching.liars == {}
+    assert control.fleet.vouching.liars.until == {}
 
 
 def test_a_liar_that_is_alone_may_read() -> None:
@@ -418,7 +420,7 @@ def test_an_arbiter_that_is_gone_is_replaced(leaves: str) -> None:
     control.run(ARBITER_S / 2)
     control.vouch(second, ALL[:4], round_=2)
     control.run(ARBITER_S / 2 + 1)
-    assert control.fleet.vouching.liars == {}
+    assert control.fleet.vouching.liars.until == {}
     assert all(Reread(BLOB, 3) not in heard for heard in control.heard.values()), "it goes on"
 
 
@@ -458,7 +460,7 @@ def test_judgements_of_an_earlier_round_count_no_more() -> None:
     control, _, others = lied()
     control.vouch(control.arbiter(1), ALL, round_=1)
     control.judge(*others, matches=False, round_=0)
-    assert control.fleet.vouching.liars == {}
+    assert control.fleet.vouching.liars.until == {}
     assert all(Reread(BLOB, 2) not in heard for heard in control.heard.values())
 
 
@@ -596,3 +598,32 @@ def test_a_swarm_without_a_vouched_list_costs_nothing() -> None:
     control.run(1.0)
     assert control.fleet.vouching._cases == {}
     assert control.vouch("a", ALL) == []
+
+
+def test_a_blob_that_comes_again_has_a_list_of_its_own() -> None:
+    """Its swarm is another one, even where all hosts of the first left a moment ago."""
+    control, reader, others = swarm()
+    control.vouch(reader, ALL)
+    for host in (reader, *others):
+        control.do(Received(control.numbers[host], Left(BLOB)))
+    control.hold(*others)
+    control.run(0.5)
+    before = len(control.heard[others[1]])
+    control.vouch(control.reader(), [0], WRONG)
+    assert Listed(BLOB, 0, (0,), WRONG) in control.heard[others[1]][before:]
+
+
+def test_a_swarm_that_gets_another_key_keeps_its_list() -> None:
+    """A manifest says how the blob is cut, after a host had said otherwise."""
+    control = Control("liar", "a", "b")
+    control.do(Received(control.numbers["liar"], Holding(BLOB, SIZE + 1, 65536, (0,), vouched=True)))
+    control.hold("a", "b")
+    control.run(0.5)
+    swarm = next(each for each in control.fleet.swarms.values() if each.layout.size == SIZE)
+    (root,) = swarm.edges.roots[0]
+    control.vouch(root, [0])
+    control.do(Described(((BLOB, PieceLayout(SIZE, 65536)),)))
+    assert control.fleet.swarms[BLOB] is swarm
+    control.run(0.2)
+    control.vouch(root, [1])
+    assert control.listed("a") == control.listed("b") == {0: RIGHT, 1: RIGHT}

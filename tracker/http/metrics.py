@@ -44,6 +44,8 @@ class TrackerCollector(Collector):
         for reason, number in self._service.fleet.schedule.replans.items():
             replans.add_metric([reason], number)
         yield replans
+        name, text = "p2pdist_tracker_blamed_hosts", "Times that a host was found to have stated wrong hashes"
+        yield CounterMetricFamily(name, text, value=self._service.blamed_hosts)
 
     def _hosts(self) -> Iterator[Metric]:
         hosts = GaugeMetricFamily(

@@ -153,8 +153,7 @@ class BlobPull:
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
         """Bytes that the store held before this pull."""
         self._counted = PieceSet(blob.layout.count, blob.have.bits)
-        self._context = context
-        self._stripes = blob.layout.stripes
+        self._context, self._stripes = context, blob.layout.stripes
         self._download = Download(
             blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
         )
