@@ -18,6 +18,8 @@ from p2pdist.model.errors import UsageError
 SCHEME = "docker://"
 NAME_CHARACTERS_MAX = 255
 DOCKER_HUB = "docker.io"
+MIRROR_PORT = 7073
+"""Where an agent's mirror listens on loopback unless it is told another port."""
 
 _UPSTREAM = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
@@ -59,6 +61,20 @@ def image_name(upstream: str, repository: str) -> ImageName:
     if not _REPOSITORY.match(repository) or len(repository) > NAME_CHARACTERS_MAX:
         raise UsageError(f"{repository[:100]!r} is not the name of a repository")
     return ImageName(upstream.lower(), repository)
+
+
+def path_of_upstream(upstream: str) -> str:
+    """An upstream as the first part of a repository's path at a mirror, where references allow no
+    colon: a port stands behind two underscores, which no name of a host holds."""
+    host, colon, port = upstream.rpartition(":")
+    return f"{host}__{port}" if colon and port.isdecimal() else upstream
+
+
+def upstream_of_path(part: str) -> str:
+    """The upstream that the first part of a path at a mirror names: the inverse of
+    `path_of_upstream`, which leaves a name with a colon as it is."""
+    host, parting, port = part.rpartition("__")
+    return f"{host}:{port}" if parting and port.isdecimal() else part
 
 
 def is_tag(text: str) -> bool:
