@@ -268,7 +268,7 @@ def all_notes(files: HostFiles, runtime: Runtime, installation: Installation) ->
     """What a user should know of a runtime with the mirror. A file that cannot be read is one of
     the notes."""
     notes = []
-    if program_path(files, runtime.program) is None:
+    if files.root == Path("/") and program_path(files, runtime.program) is None:
         notes.append(f"there is no {runtime.program} on this host yet: it asks the mirror when it is installed")
     try:
         notes.extend(runtime.notes(files, installation))
