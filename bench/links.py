@@ -53,14 +53,30 @@ class Links:
         port = f"p{number}"
         _ip("link", "add", "eth0", "netns", node.namespace, "type", "veth", "peer", "name", port, "netns", self._bridge)
         _ip("-n", self._bridge, "link", "set", port, "master", "br0", "up")
-        for words in (["addr", "add", f"{node.address}/16", "dev", "eth0"], ["link", "set", "lo", "up"], ["link", "set", "eth0", "up"]):
+        for words in (
+            ["addr", "add", f"{node.address}/16", "dev", "eth0"],
+            ["link", "set", "lo", "up"],
+            ["link", "set", "eth0", "up"],
+        ):
             _ip("-n", node.namespace, *words)
         for namespace, device in ((node.namespace, "eth0"), (self._bridge, port)) if mbit else ():
             limit = max(int(mbit * 1e6 / 8 * QUEUE_MS / 1e3), QUEUE_BYTES_MIN)
             shape = ["root", "tbf", "rate", f"{mbit}mbit", "burst", f"{BURST_KIB}kb", "limit", str(limit)]
             _run("tc", "-n", namespace, "qdisc", "add", "dev", device, *shape)
         # Per route, since a namespace may not choose any other algorithm for itself.
-        _ip("-n", node.namespace, "route", "replace", f"{self._network}.0.0/16", "dev", "eth0", "src", node.address, "congctl", "cubic")
+        _ip(
+            "-n",
+            node.namespace,
+            "route",
+            "replace",
+            f"{self._network}.0.0/16",
+            "dev",
+            "eth0",
+            "src",
+            node.address,
+            "congctl",
+            "cubic",
+        )
         self.nodes.append(node)
         return node
 

@@ -108,7 +108,15 @@ class Fleet:
         write_layout(self.work / "layout", layers, self.chosen.size_mib << 20)
         # From inside its own namespace, so that the limit does not count.
         target = f"docker://127.0.0.1:5000/{REPOSITORY}:{TAG}"
-        words = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", f"oci:{self.work}/layout", target]
+        words = [
+            "skopeo",
+            "--insecure-policy",
+            "copy",
+            "--quiet",
+            "--dest-tls-verify=false",
+            f"oci:{self.work}/layout",
+            target,
+        ]
         subprocess.run(self.registry.words(*words), check=True, stdin=subprocess.DEVNULL)
         shutil.rmtree(self.work / "layout")
         if mirrors:
@@ -116,7 +124,13 @@ class Fleet:
 
     def _start_ours(self) -> None:
         tracker = f"http://{self.tracker.address}:7070"
-        words = ["tracker", "--listen", f"{self.tracker.address}:7070", "--upstream", f"{self.upstream}=http://{self.upstream}"]
+        words = [
+            "tracker",
+            "--listen",
+            f"{self.tracker.address}:7070",
+            "--upstream",
+            f"{self.upstream}=http://{self.upstream}",
+        ]
         words += ["--state", f"{self.work}/state", "--no-discovery", "--log-level", "warning"]
         self._spawn(self.tracker, *P2PDIST, *words, *self.chosen.tracker_option)
         self._until(self.tracker, f"{tracker}/healthz")
@@ -151,7 +165,9 @@ class Fleet:
         words = ["skopeo", "--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", source]
         began = time.monotonic()
         running = {
-            host.name: subprocess.Popen(host.words(*words, f"dir:{self.work}/out-{host.name}"), stdin=subprocess.DEVNULL)
+            host.name: subprocess.Popen(
+                host.words(*words, f"dir:{self.work}/out-{host.name}"), stdin=subprocess.DEVNULL
+            )
             for host in hosts
         }
         seconds: dict[str, float] = {}
@@ -246,7 +262,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--way", choices=WAYS, action="append")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--work", default=None, help="where stores and copies are, such as /dev/shm")
-    parser.add_argument("--tracker-option", action="append", default=[], metavar="WORD", help="one more word for the tracker")
+    parser.add_argument(
+        "--tracker-option", action="append", default=[], metavar="WORD", help="one more word for the tracker"
+    )
     parser.add_argument("--json", metavar="FILE", help="all single runs, and the choice")
     chosen = parser.parse_args(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -263,7 +281,9 @@ def main(words: Sequence[str] | None = None) -> int:
                     print(f"FAILED: {case}, {way}: {error}", file=sys.stderr, flush=True)
     print(report(runs))
     if chosen.json:
-        Path(chosen.json).write_text(json.dumps({"choice": vars(chosen), "runs": [asdict(run) for run in runs]}, indent=1))
+        Path(chosen.json).write_text(
+            json.dumps({"choice": vars(chosen), "runs": [asdict(run) for run in runs]}, indent=1)
+        )
     return int(failed)
 
 

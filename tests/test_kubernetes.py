@@ -255,7 +255,9 @@ def test_only_what_mounts_is_privileged() -> None:
     not."""
     for directory in BUILDS:
         for name, spec, _ in pods(built(directory)):
-            assert all(each["securityContext"]["capabilities"] == {"drop": ["ALL"]} for each in spec.get("initContainers", []))
+            assert all(
+                each["securityContext"]["capabilities"] == {"drop": ["ALL"]} for each in spec.get("initContainers", [])
+            )
             for container in spec["containers"]:
                 rights = container["securityContext"]
                 bidirectional = any(

@@ -101,4 +101,6 @@ def parse_image(text: str) -> ImageReference:
         raise UsageError(f"{text[:200]!r} ends in something that is not a digest", remedy="sha256: and 64 hex digits")
     if not digest and not is_tag(tag or "latest"):
         raise UsageError(f"{text[:200]!r} has a tag that no registry takes")
-    return ImageReference(image_name(host, repository), "" if digest else tag or "latest", Digest(digest) if digest else None)
+    return ImageReference(
+        image_name(host, repository), "" if digest else tag or "latest", Digest(digest) if digest else None
+    )

@@ -166,7 +166,9 @@ def test_the_mirror_is_the_first_host_and_may_resolve(root: Path) -> None:
     after = toml(root, HOSTS)
     assert list(after["host"]) == [MIRROR, "https://cache.example"]
     assert after["host"][MIRROR] == {"capabilities": ["pull", "resolve"], "dial_timeout": "1s"}
-    assert after["server"] == "https://hub.example" and after["host"]["https://cache.example"] == {"capabilities": ["pull"]}
+    assert after["server"] == "https://hub.example" and after["host"]["https://cache.example"] == {
+        "capabilities": ["pull"]
+    }
 
 
 def test_without_a_server_containerd_goes_on_to_the_registry_itself(root: Path) -> None:
@@ -176,10 +178,16 @@ def test_without_a_server_containerd_goes_on_to_the_registry_itself(root: Path) 
 
 
 @pytest.mark.parametrize(
-    ("version", "knows"), [("1.6.20~ds1", False), ("v2.0.5", False), ("v2.1.0-rc.1", True), ("2.3.1", True), ("odd", True)]
+    ("version", "knows"),
+    [("1.6.20~ds1", False), ("v2.0.5", False), ("v2.1.0-rc.1", True), ("2.3.1", True), ("odd", True)],
 )
 def test_dial_timeout_is_written_where_the_version_knows_it(root: Path, version: str, knows: bool) -> None:
-    put(root, "usr/bin/containerd", f"#!/bin/sh\necho containerd github.com/containerd/containerd {version} abc\n", 0o755)
+    put(
+        root,
+        "usr/bin/containerd",
+        f"#!/bin/sh\necho containerd github.com/containerd/containerd {version} abc\n",
+        0o755,
+    )
     installed(root, "containerd", HUB)
     assert ("dial_timeout" in toml(root, HOSTS)["host"][MIRROR]) == knows
 
@@ -236,8 +244,14 @@ CONFIG = "etc/containerd/config.toml"
 @pytest.mark.parametrize(
     ("config", "directory"),
     [
-        ('version = 2\n[plugins."io.containerd.grpc.v1.cri".registry]\nconfig_path = "/etc/c/certs.d"\n', "etc/c/certs.d"),
-        ("version = 3\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/a/b:/etc/docker/certs.d'\n", "a/b"),
+        (
+            'version = 2\n[plugins."io.containerd.grpc.v1.cri".registry]\nconfig_path = "/etc/c/certs.d"\n',
+            "etc/c/certs.d",
+        ),
+        (
+            "version = 3\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/a/b:/etc/docker/certs.d'\n",
+            "a/b",
+        ),
     ],
 )
 def test_hosts_files_are_where_containerd_reads_them(root: Path, config: str, directory: str) -> None:
@@ -262,7 +276,11 @@ def test_imported_files_of_containerd_count(root: Path) -> None:
 
 def test_older_settings_with_which_containerd_does_not_start_are_told_of(root: Path) -> None:
     table = '[plugins."io.containerd.grpc.v1.cri".registry'
-    put(root, CONFIG, f'{table}]\nconfig_path = "/etc/containerd/certs.d"\n{table}.mirrors."docker.io"]\nendpoint = ["https://x"]\n')
+    put(
+        root,
+        CONFIG,
+        f'{table}]\nconfig_path = "/etc/containerd/certs.d"\n{table}.mirrors."docker.io"]\nendpoint = ["https://x"]\n',
+    )
     [note] = installed(root, "containerd", HUB).notes
     assert "registry.mirrors" in note
 
@@ -286,7 +304,9 @@ def test_docker_asks_by_hosts_files_too_and_by_registry_mirrors_for_the_hub_alon
     assert changes(uninstall(HostFiles(root), "docker", (HUB,)))[DAEMON] == "removed"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '"a"', '{"registry-mirrors": "https://x"}', '{"registry-mirrors": [1]}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '"a"', '{"registry-mirrors": "https://x"}', '{"registry-mirrors": [1]}', "[" * 100_000]
+)
 def test_a_daemon_json_that_docker_would_not_take_is_left_alone(root: Path, text: str) -> None:
     put(root, DAEMON, text)
     before = everything(root)
@@ -302,7 +322,11 @@ def test_the_drop_in_names_the_upstream_in_the_path(root: Path) -> None:
     installed(root, "podman", HUB, LOCAL)
     assert toml(root, DROP_IN)["registry"] == [
         {"prefix": HUB, "location": HUB, "mirror": [{"location": "localhost:7073/docker.io", "insecure": True}]},
-        {"prefix": LOCAL, "location": LOCAL, "mirror": [{"location": "localhost:7073/127.0.0.1__5000", "insecure": True}]},
+        {
+            "prefix": LOCAL,
+            "location": LOCAL,
+            "mirror": [{"location": "localhost:7073/127.0.0.1__5000", "insecure": True}],
+        },
     ]
 
 
@@ -339,7 +363,10 @@ def test_what_other_files_say_of_an_upstream_is_repeated(root: Path) -> None:
     ("path", "text"),
     [
         ("etc/containers/registries.conf", '[[registry]]\nlocation = "quay.io"\nnew-setting = 1\n'),
-        ("etc/containers/registries.conf", '[[registry]]\nlocation = "quay.io"\n[[registry.mirror]]\nnew-setting = 1\n'),
+        (
+            "etc/containers/registries.conf",
+            '[[registry]]\nlocation = "quay.io"\n[[registry.mirror]]\nnew-setting = 1\n',
+        ),
         ("etc/containers/registries.conf.d/zz.conf", '[[registry]]\nprefix = "quay.io"\n'),
     ],
 )
@@ -430,7 +457,18 @@ def test_a_user_without_rights_is_told_to_be_root(root: Path) -> None:
     for path in (root, *root.parents):
         if path != Path("/"):
             path.chmod(path.stat().st_mode | 0o005)
-    words = [sys.executable, "-m", "p2pdist.cli.main", "mirror", "install", "containerd", "--upstream", HUB, "--root", str(root)]
+    words = [
+        sys.executable,
+        "-m",
+        "p2pdist.cli.main",
+        "mirror",
+        "install",
+        "containerd",
+        "--upstream",
+        HUB,
+        "--root",
+        str(root),
+    ]
     done = subprocess.run(words, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False)
     assert done.returncode == Refused.exit_code and "root" in done.stderr and not (root / "etc/containerd").exists()
 
@@ -502,7 +540,17 @@ def test_addresses_of_mirrors(text: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "127.0.0.1", ":7073", "127.0.0.1:x", "127.0.0.1:99999", "ftp://127.0.0.1:1", "http://u:p@127.0.0.1:1", "http://127.0.0.1:1/v2"]
+    "text",
+    [
+        "",
+        "127.0.0.1",
+        ":7073",
+        "127.0.0.1:x",
+        "127.0.0.1:99999",
+        "ftp://127.0.0.1:1",
+        "http://u:p@127.0.0.1:1",
+        "http://127.0.0.1:1/v2",
+    ],
 )
 def test_what_is_no_address_of_a_mirror(text: str) -> None:
     with pytest.raises(UsageError):
@@ -510,5 +558,5 @@ def test_what_is_no_address_of_a_mirror(text: str) -> None:
 
 
 def test_blocks_are_taken_out_wherever_they_are() -> None:
-    text = f'a = 1\n{edits.BEGIN}\n[x]\n{edits.END}\n\n[y]\n'
+    text = f"a = 1\n{edits.BEGIN}\n[x]\n{edits.END}\n\n[y]\n"
     assert edits.without_block(text) == "a = 1\n[y]\n"

@@ -75,9 +75,7 @@ class Machine:
 
     def start(self, *words: str, log: str) -> subprocess.Popen[bytes]:
         with (self.place / log).open("ab") as output:
-            return subprocess.Popen(
-                self.words(*words), stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd="/"
-            )
+            return subprocess.Popen(self.words(*words), stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd="/")
 
     def mirror(self, *words: str) -> dict[str, object]:
         """`p2pdist mirror`, and the document it prints."""
@@ -106,9 +104,7 @@ def running_machine() -> Iterator[Machine]:
     finally:
         keeper.send_signal(signal.SIGKILL)
         keeper.wait()
-        for name in (machine.cgroup, "libpod_parent"):
-            if name == machine.cgroup:
-                remove_cgroups(name)
+        remove_cgroups(machine.cgroup)
         remove_files(place)
 
 
@@ -201,7 +197,15 @@ class Docker(Client):
 
     def start(self) -> None:
         place = self.machine.place
-        words = ["dockerd", "--data-root", f"{place}/docker", "--exec-root", f"{place}/exec", "--pidfile", f"{place}/docker.pid"]
+        words = [
+            "dockerd",
+            "--data-root",
+            f"{place}/docker",
+            "--exec-root",
+            f"{place}/exec",
+            "--pidfile",
+            f"{place}/docker.pid",
+        ]
         words += ["-H", f"unix://{place}/docker.sock", "--bridge", "none", "--iptables=false", "--ip-forward=false"]
         words += ["--ip-masq=false", "--cgroup-parent", f"/{self.machine.cgroup}"]
         self._daemon = self.machine.start(*words, log="docker.log")
@@ -235,12 +239,14 @@ class Docker(Client):
 
 class Podman(Client):
     name, runtime = "podman", "podman"
-    needs = ("podman", "crun")
+    needs = ("podman", "conmon", "runc")
 
     def _podman(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         place = self.machine.place
         stores = ["--root", f"{place}/podman", "--runroot", f"{place}/podman-run", "--tmpdir", f"{place}/podman-tmp"]
         options = ["--storage-driver", "overlay", "--cgroup-manager", "cgroupfs", "--events-backend", "none"]
+        # crun refuses control groups of both versions side by side.
+        options += ["--runtime", "runc"]
         return self.machine.run("podman", *stores, *options, *words, check=check)
 
     def pull(self, reference: str) -> str:
@@ -251,13 +257,13 @@ class Podman(Client):
         self._podman("image", "rm", "--force", reference)
 
     def run(self, reference: str) -> str:
-        limits = ["--cgroups=disabled", "--network", "none", "--log-driver", "none"]
+        limits = ["--cgroup-parent", f"/{self.machine.cgroup}", "--network", "none"]
         return self._podman("run", "--rm", *limits, reference).stdout
 
 
 class Buildah(Client):
     name, runtime = "buildah", "podman"
-    needs = ("buildah", "crun")
+    needs = ("buildah",)
 
     def _buildah(self, *words: str) -> str:
         place = self.machine.place
@@ -289,7 +295,13 @@ class Skopeo(Client):
     def pull(self, reference: str) -> str:
         target = self._directory(reference)
         self.machine.run(
-            "skopeo", "--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", f"docker://{reference}", f"dir:{target}"
+            "skopeo",
+            "--insecure-policy",
+            "copy",
+            "--quiet",
+            "--src-tls-verify=false",
+            f"docker://{reference}",
+            f"dir:{target}",
         )
         manifest = (target / "manifest.json").read_bytes()
         import hashlib

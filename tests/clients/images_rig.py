@@ -73,7 +73,12 @@ class Image:
 def program(text: str = SAYS) -> bytes:
     """An ELF program for x86-64 that prints a line, and needs no library."""
     message = text.encode() + b"\n"
-    code = bytes.fromhex("b801000000 bf01000000 488d35") + struct.pack("<i", 16) + b"\xba" + struct.pack("<I", len(message))
+    code = (
+        bytes.fromhex("b801000000 bf01000000 488d35")
+        + struct.pack("<i", 16)
+        + b"\xba"
+        + struct.pack("<I", len(message))
+    )
     code += bytes.fromhex("0f05 b83c000000 31ff 0f05")
     offset, address = 64 + 56, 0x400000
     size = offset + len(code) + len(message)

@@ -83,7 +83,9 @@ def test_images_come_whole_through_the_agent(
         upstream = installed(client, door, watch.address)
         reference = f"{upstream}/public/app:v1"
         said = client.pull(reference)
-        assert said in ({image.manifest.digest} if client.name in ("skopeo", "buildah", "podman") else {image.top.digest})
+        assert said in (
+            {image.manifest.digest} if client.name in ("skopeo", "buildah", "podman") else {image.top.digest}
+        )
         if runs_here() and client.name != "skopeo":
             assert client.run(reference).strip() == SAYS
         note(client, watch, names_of(image, upstream, path_of_upstream(upstream), "public/app", "v1"), kind, index)

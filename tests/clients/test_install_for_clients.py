@@ -18,6 +18,7 @@ from p2pdist.model.image import path_of_upstream
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, needs_registry, pytest.mark.xdist_group("clients")]
 REPOSITORY = "public/app"
+FOLDERS = ("containerd", "docker", "containers", "p2pdist")
 
 
 @dataclass
@@ -61,9 +62,10 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 
 def state_of(machine: Machine) -> dict[str, str]:
-    """The files below /etc that differ from the host's."""
+    """The files of runtimes below /etc that differ from the host's."""
     upper = machine.place / "etc" / "upper"
-    return {str(path.relative_to(upper)): path.read_text() for path in upper.rglob("*") if path.is_file()}
+    files = {str(path.relative_to(upper)): path for path in upper.rglob("*") if path.is_file()}
+    return {name: path.read_text() for name, path in files.items() if name.partition("/")[0] in FOLDERS}
 
 
 def test_a_runtime_asks_the_mirror_and_stops_when_that_is_taken_back(client: Client, place: Place) -> None:

@@ -59,7 +59,7 @@ def watching(target: str) -> Iterator[Watch]:
             sent, status = 0, 502
             try:
                 behind = http.client.HTTPConnection(target, timeout=60)
-                # What stands in the query and in certificates of realms names the address that clients used.
+                # Locations and realms of an answer name the address that the client used.
                 behind.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
                 for name, value in [("Host", self.headers.get("Host", target)), *given]:
                     behind.putheader(name, value)
@@ -112,9 +112,10 @@ Row = dict[str, object]
 
 def names_of(image: Image, upstream: str, path_upstream: str, repository: str, tag: str) -> dict[str, str]:
     """What stands in a fixture for what a test made up."""
-    names = {
-        f"{{layer{number}}}": layer.digest for number, layer in enumerate(image.layers)
-    } | {"{config}": image.config.digest, "{manifest}": image.manifest.digest}
+    names = {f"{{layer{number}}}": layer.digest for number, layer in enumerate(image.layers)} | {
+        "{config}": image.config.digest,
+        "{manifest}": image.manifest.digest,
+    }
     if image.index is not None:
         names["{index}"] = image.index.digest
     return names | {"{upstream}": upstream, "{path_upstream}": path_upstream, "{repository}": repository, "{tag}": tag}

@@ -44,7 +44,9 @@ def mirrors(socket: Path, names: Sequence[str] = (), image: str = "") -> list[Fi
     if not names and not os.access(files.place(RECORD), os.R_OK):
         hidden = files.exists(RECORD)
         remedy = "Run it as root"
-        return [Finding("mirror", "warning", "takes root to see which runtimes ask the mirror", remedy)] if hidden else []
+        return (
+            [Finding("mirror", "warning", "takes root to see which runtimes ask the mirror", remedy)] if hidden else []
+        )
     try:
         installed = load_record(files).runtimes
     except P2PDistError as error:
@@ -86,12 +88,16 @@ def _mirror(files: HostFiles, socket: Path, name: str, installation: Installatio
     said = (done.stderr.strip().splitlines() or ["it failed"])[-1][:SAID_CHARACTERS_MAX]
     if asked <= 0:
         notes = all_notes(files, runtime_of(name), installation)
-        remedy = "; ".join([*notes, f"see p2pdist mirror status, and let {name} read its files again: {runtime_of(name).after}"])
+        remedy = "; ".join(
+            [*notes, f"see p2pdist mirror status, and let {name} read its files again: {runtime_of(name).after}"]
+        )
         return Finding(subject, "failed", f"{name} pulled {reference} and did not ask the mirror ({said})", remedy)
     if (image or reference == HELLO) and done.returncode != 0:
         why = f"{name} asks the mirror ({asked} requests), but {reference} did not come: {said}"
         return Finding(subject, "failed", why, "See the agent's log, and whether the registry has the image")
-    return Finding(subject, "ok", f"{name} asks the mirror at {installation.address} ({asked} requests for {reference})")
+    return Finding(
+        subject, "ok", f"{name} asks the mirror at {installation.address} ({asked} requests for {reference})"
+    )
 
 
 def mirror_status(socket: Path) -> dict[str, Any] | None:
@@ -121,8 +127,14 @@ def _pull(files: HostFiles, name: str, installation: Installation, reference: st
     crictl: Words = ["crictl", "pull", reference] if shutil.which("crictl") else []
     directory = certs_directory(files, installation) if name == "containerd" else CONTAINERD_CERTS
     ctr = ["ctr", "--namespace", NAMESPACE, "content", "fetch", "--hosts-dir", directory, reference]
-    podman = ["podman", "pull", reference] if shutil.which("podman") else ["skopeo", "inspect", "--raw", f"docker://{reference}"]
-    words = {"containerd": crictl or ctr, "docker": ["docker", "pull", reference], "podman": podman, "crio": crictl}[name]
+    podman = (
+        ["podman", "pull", reference]
+        if shutil.which("podman")
+        else ["skopeo", "inspect", "--raw", f"docker://{reference}"]
+    )
+    words = {"containerd": crictl or ctr, "docker": ["docker", "pull", reference], "podman": podman, "crio": crictl}[
+        name
+    ]
     return words if words and shutil.which(words[0]) else []
 
 
@@ -152,4 +164,6 @@ def _run(words: Words) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             words, capture_output=True, text=True, timeout=PULL_S, check=False, stdin=subprocess.DEVNULL
         )
-    return subprocess.CompletedProcess(words, 1, "", f"{words[0]} did not end within {PULL_S:.0f} s, or could not be run")
+    return subprocess.CompletedProcess(
+        words, 1, "", f"{words[0]} did not end within {PULL_S:.0f} s, or could not be run"
+    )

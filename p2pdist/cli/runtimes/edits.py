@@ -151,7 +151,9 @@ def _daemon(text: str | None, path: str) -> tuple[dict[str, Any], list[str]]:
         raise Corrupt(f"{path} is not valid JSON: {error}", remedy="Mend it or move it away, then try again") from error
     mirrors = body.get(MIRRORS, []) if isinstance(body, dict) else None
     if not isinstance(mirrors, list) or not all(isinstance(mirror, str) for mirror in mirrors):
-        what = f'"{MIRRORS}" in {path} is not a list of URLs' if isinstance(body, dict) else f"{path} is not a JSON object"
+        what = (
+            f'"{MIRRORS}" in {path} is not a list of URLs' if isinstance(body, dict) else f"{path} is not a JSON object"
+        )
         raise Corrupt(what, remedy="Mend it or move it away, then try again")
     return body, mirrors
 
@@ -173,8 +175,14 @@ def with_registries(text: str | None, wanted: Mapping[str, tuple[str, dict[str, 
     parse_toml(text, path)
     lines = [BEGIN]
     for upstream, (url, known) in wanted.items():
-        lines += ["[[registry]]", f"prefix = {_quoted(upstream)}", f"location = {_quoted(known.get('location') or upstream)}"]
-        lines += [f"{key} = {_value(known[key])}" for key in ("insecure", "blocked", "mirror-by-digest-only") if key in known]
+        lines += [
+            "[[registry]]",
+            f"prefix = {_quoted(upstream)}",
+            f"location = {_quoted(known.get('location') or upstream)}",
+        ]
+        lines += [
+            f"{key} = {_value(known[key])}" for key in ("insecure", "blocked", "mirror-by-digest-only") if key in known
+        ]
         lines += ["[[registry.mirror]]", f"location = {_quoted(mirror_location(url, upstream))}"]
         lines += ["insecure = true"] if url.startswith("http:") else []
         for mirror in known.get("mirror", []):

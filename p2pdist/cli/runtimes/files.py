@@ -12,7 +12,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Refused, TooLarge, foreseen
@@ -39,7 +39,9 @@ class HostFiles:
         directory = self.place("/etc")
         try:
             if not self.root.is_dir():
-                raise Conflict(f"{self.root} is not the root of a host: there is no such directory", remedy="See --root")
+                raise Conflict(
+                    f"{self.root} is not the root of a host: there is no such directory", remedy="See --root"
+                )
             fd = os.open(directory if directory.is_dir() else self.root, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise refusal("/etc", error, "read") from error
@@ -64,7 +66,9 @@ class HostFiles:
         except OSError as error:
             raise refusal(path, error, "read") from error
         if len(data) > FILE_BYTES_MAX:
-            raise TooLarge(f"{path} is larger than {FILE_BYTES_MAX} bytes", remedy="It is no configuration: see what it is")
+            raise TooLarge(
+                f"{path} is larger than {FILE_BYTES_MAX} bytes", remedy="It is no configuration: see what it is"
+            )
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -123,13 +127,18 @@ class HostFiles:
         except OSError as error:
             raise refusal(path, error, "removed") from error
 
-    def remove_directories(self, paths: list[str]) -> None:
-        """Remove these directories, innermost first, as far as they are empty."""
-        for path in sorted(paths, key=len, reverse=True):
+    def remove_directories(self, paths: Iterable[str]) -> list[str]:
+        """Remove these directories, innermost first, as far as they are empty; returns the others
+        that are there, outermost first."""
+        left = []
+        for path in sorted(set(paths), key=len, reverse=True):
             try:
                 self.place(path).rmdir()
+            except FileNotFoundError:
+                continue
             except OSError:
-                return
+                left.append(path)
+        return left[::-1]
 
     def _check_way(self, path: str) -> None:
         """Raises Conflict where a path leads over a symbolic link: at its end, or below another
@@ -151,7 +160,9 @@ def refusal(path: str, error: OSError, verb: str) -> P2PDistError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return Refused(f"this user may not use {path}: it cannot be {verb}", remedy="Run the command as root (sudo)")
     if error.errno == errno.EROFS:
-        return P2PDistError(f"{path} cannot be {verb}: its file system is read-only", remedy=f"Make it writable, {BY_HAND}")
+        return P2PDistError(
+            f"{path} cannot be {verb}: its file system is read-only", remedy=f"Make it writable, {BY_HAND}"
+        )
     if error.errno == errno.EBUSY:
         return P2PDistError(f"{path} cannot be {verb}: something is mounted there", remedy=f"Unmount it, {BY_HAND}")
     problem = foreseen(error, path)

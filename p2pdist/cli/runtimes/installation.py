@@ -104,7 +104,7 @@ def _plan(files: HostFiles, record: Record, wanted: Record) -> Iterator[_Planned
             change = "changed" if path in adds else "restored"
         keep = None
         if path in adds and after is not None and after != before:
-            keep = KeptFile(before, text_digest(after), kept.directories if kept else ())
+            keep = KeptFile(before, text_digest(after))
         yield _Planned(Change(path, change, current, after), keep)
 
 
@@ -131,41 +131,34 @@ def _carry_out(files: HostFiles, record: Record, wanted: Record, plan: list[_Pla
     kept = {planned.change.path: planned.kept for planned in plan if planned.kept is not None}
     if all(planned.change.change == "unchanged" for planned in plan) and wanted.runtimes == record.runtimes:
         return
-    directories = save_record(files, msgspec.structs.replace(wanted, files=record.files | kept)).directories
-    done: list[tuple[Change, list[str]]] = []
+    directories = list(save_record(files, msgspec.structs.replace(wanted, files=record.files | kept)).directories)
+    done: list[Change] = []
     try:
         for planned in plan:
-            done.append((planned.change, _write(files, planned.change, record)))
+            directories += _write(files, planned.change)
+            done.append(planned.change)
     except P2PDistError:
-        for change, made in reversed(done):
-            _restore(files, change, made)
-        save_record(files, msgspec.structs.replace(record, directories=directories))
+        for change in reversed(done):
+            _restore(files, change)
+        save_record(files, msgspec.structs.replace(record, directories=tuple(directories)))
         raise
-    made_for = {change.path: tuple(made) for change, made in done}
-    final = {
-        path: msgspec.structs.replace(entry, directories=entry.directories or made_for.get(path, ()))
-        for path, entry in kept.items()
-    }
-    save_record(files, msgspec.structs.replace(wanted, files=final, directories=directories))
+    save_record(files, msgspec.structs.replace(wanted, files=kept, directories=tuple(directories)))
 
 
-def _write(files: HostFiles, change: Change, record: Record) -> list[str]:
+def _write(files: HostFiles, change: Change) -> list[str]:
     """Carry out one change; returns the directories that were made for it."""
     if change.change == "unchanged":
         return []
     if change.after is not None:
         return files.write(change.path, change.after)
     files.remove(change.path)
-    kept = record.files.get(change.path)
-    files.remove_directories(list(kept.directories) if kept else [])
     return []
 
 
-def _restore(files: HostFiles, change: Change, made: list[str]) -> None:
+def _restore(files: HostFiles, change: Change) -> None:
     if change.change == "unchanged":
         return
     if change.before is None:
         files.remove(change.path)
-        files.remove_directories(made)
     else:
         files.write(change.path, change.before)

@@ -35,8 +35,6 @@ class KeptFile(msgspec.Struct, frozen=True):
     """Its text before; None when there was no such file."""
     wrote: str
     """SHA-256 of the text that was written."""
-    directories: tuple[str, ...] = ()
-    """The directories that were made for it."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -45,7 +43,7 @@ class Record(msgspec.Struct, frozen=True):
     runtimes: dict[str, Installation] = {}
     files: dict[str, KeptFile] = {}
     directories: tuple[str, ...] = ()
-    """The directories that were made for the record itself."""
+    """The directories that were made for these files and the record."""
 
     @property
     def addresses(self) -> set[str]:
@@ -73,15 +71,17 @@ def load_record(files: HostFiles) -> Record:
 
 
 def save_record(files: HostFiles, record: Record) -> Record:
-    """Write it, and return it with the directories that were made for it; remove both when it says
-    nothing. Raises Refused, P2PDistError."""
+    """Write it, and return it with the directories that were made for it; remove it when it says
+    nothing. Directories of it that are empty go. Raises Refused, P2PDistError."""
     if not record.runtimes and not record.files:
         files.remove(RECORD)
-        files.remove_directories(list(record.directories))
+        files.remove_directories(record.directories)
         return Record()
+    left = files.remove_directories(record.directories)
+    record = msgspec.structs.replace(record, directories=tuple(left))
     made = files.write(RECORD, _text(record), mode=RECORD_MODE)
     if made:
-        record = msgspec.structs.replace(record, directories=tuple(made))
+        record = msgspec.structs.replace(record, directories=(*left, *made))
         files.write(RECORD, _text(record), mode=RECORD_MODE)
     return record
 

@@ -139,7 +139,7 @@ def _containerd_notes(files: HostFiles, installation: Installation) -> Iterator[
     if not any(directory in path.split(":") for path, _ in found):
         table = '[plugins."io.containerd.grpc.v1.cri".registry] (version 3: [plugins."io.containerd.cri.v1.images".registry])'
         yield (
-            f"containerd's CRI, which Kubernetes uses, does not read {directory}: write config_path = \"{directory}\" below {table} "
+            f'containerd\'s CRI, which Kubernetes uses, does not read {directory}: write config_path = "{directory}" below {table} '
             f"in {CONTAINERD_CONFIG}, and restart containerd. ctr and nerdctl read it as it is"
         )
     if any(path and old for path, old in found):
@@ -238,8 +238,6 @@ def _registries_notes(files: HostFiles, installation: Installation) -> Iterator[
                     yield f"{path} has settings for {prefix}: images there are not asked for at the mirror"
 
 
-
-
 # -- all
 
 
@@ -250,7 +248,12 @@ def program_version(files: HostFiles, program: str) -> tuple[int, int] | None:
         return None
     try:
         done = subprocess.run(
-            [str(path), "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False, stdin=subprocess.DEVNULL
+            [str(path), "--version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None

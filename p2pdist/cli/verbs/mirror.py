@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from p2pdist.cli.runtimes.installation import Outcome
-    from p2pdist.cli.runtimes.record import Installation
 
 RUNTIMES = ("containerd", "docker", "podman", "crio")
 OTHERS = {
@@ -37,7 +36,7 @@ OTHERS = {
 """What users may name instead, and what to do."""
 
 
-class RuntimeName(click.Choice):
+class RuntimeName(click.Choice[str]):
     """One of RUNTIMES; says what to do for programs that are none."""
 
     def __init__(self) -> None:
@@ -48,7 +47,8 @@ class RuntimeName(click.Choice):
         if value not in RUNTIMES:
             known = f"Runtimes are {', '.join(RUNTIMES)}"
             raise UsageError(
-                f"{str(value)[:80]!r} is no container runtime that p2pdist can set up", remedy=OTHERS.get(str(value), known)
+                f"{str(value)[:80]!r} is no container runtime that p2pdist can set up",
+                remedy=OTHERS.get(str(value), known),
             )
         return value
 
@@ -86,7 +86,7 @@ def command() -> None:
     "upstreams",
     multiple=True,
     metavar="HOST[:PORT]",
-    help="A registry whose images are asked for at the mirror, such as docker.io; may be repeated [default: the ones that the agent knows].",
+    help="A registry whose images come through the mirror, such as docker.io; may be repeated [default: those that the agent knows].",
 )
 @click.option(
     "--address",
@@ -130,7 +130,9 @@ def install(
         raise UsageError("--certs-dir is an absolute path that containerd or Docker reads", remedy="Leave it out")
     url = mirror_url(address) if address else ""
     asked = _ask_agent(socket) if root == Path("/") and not (url and upstreams) else {}
-    upstreams = tuple(dict.fromkeys(image_name(upstream, "x").upstream for upstream in upstreams or asked.get("upstreams", ())))
+    upstreams = tuple(
+        dict.fromkeys(image_name(upstream, "x").upstream for upstream in upstreams or asked.get("upstreams", ()))
+    )
     if not upstreams:
         raise UsageError(
             "no --upstream is given, and no agent says for which registries there is a mirror",
@@ -144,7 +146,9 @@ def install(
 
 @command.command("uninstall")
 @click.argument("runtime", type=RuntimeName(), metavar="containerd|docker|podman|crio")
-@click.option("--upstream", "upstreams", multiple=True, metavar="HOST[:PORT]", help="Only for this registry; may be repeated.")
+@click.option(
+    "--upstream", "upstreams", multiple=True, metavar="HOST[:PORT]", help="Only for this registry; may be repeated."
+)
 @root_option
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 @output.json_option
@@ -200,7 +204,9 @@ def status(root: Path, as_json: bool) -> None:
 
 @command.command("check")
 @click.argument("runtimes", type=RuntimeName(), nargs=-1, metavar="[RUNTIME]...")
-@click.option("--image", default="", metavar="REF", help="A small image to pull, such as docker.io/library/busybox:latest.")
+@click.option(
+    "--image", default="", metavar="REF", help="A small image to pull, such as docker.io/library/busybox:latest."
+)
 @socket_option
 @output.json_option
 def check(runtimes: tuple[str, ...], image: str, socket: Path, as_json: bool) -> int:
@@ -230,7 +236,9 @@ def mirror_url(text: str) -> str:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise UsageError(f"{text[:200]!r} is not an address: {error}", remedy=f"Write 127.0.0.1:{MIRROR_PORT}") from error
+        raise UsageError(
+            f"{text[:200]!r} is not an address: {error}", remedy=f"Write 127.0.0.1:{MIRROR_PORT}"
+        ) from error
     rest = parts.path.strip("/") or parts.query or parts.fragment or parts.username or parts.password
     if parts.scheme not in ("http", "https") or not host or port is None or rest:
         raise UsageError(f"{text[:200]!r} is not the address of a mirror", remedy=f"Write 127.0.0.1:{MIRROR_PORT}")
@@ -261,7 +269,9 @@ def _ask_agent(socket: Path) -> dict[str, Any]:
 
 def _print(runtime: str, outcome: Outcome, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        changes = [{"path": c.path, "change": c.change, **({"text": c.after} if dry_run else {})} for c in outcome.changes]
+        changes = [
+            {"path": c.path, "change": c.change, **({"text": c.after} if dry_run else {})} for c in outcome.changes
+        ]
         output.print_json(
             {"runtime": runtime, "dry_run": dry_run, "changes": changes, "notes": outcome.notes, "next": outcome.after}
         )
