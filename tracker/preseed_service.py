@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -21,8 +21,10 @@ import msgspec
 from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.model.image import ImageReference, is_image, package_reference, parse_image
 from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
+from p2pdist.model.platform import Platform, parse_platform
 from p2pdist.model.preseed import PreseedRecord, PreseedRequest, PreseedState, RankRequest, canonical, fingerprint
 from tracker.content import Content
 from tracker.core.affinity import Affinity, Assignment, Ranked, RedundantPacks, RoleHosts, RoleNeed
@@ -44,11 +46,14 @@ from tracker.core.preseeds.preseed import (
 )
 from tracker.core.preseeds.selectors import parse_selector
 from tracker.state.preseeds import PreseedDatabase
+from tracker.upstreams.upstreams import Upstreams
 
 TICK_S = 0.25
 EXCHANGE_S = 1.0
 PURGE_S = 600.0
 PACKAGES_REMEMBERED_MAX = 1000
+PACKAGE_CHARACTERS_MAX = 512
+"""Of the name of a package that agents are asked to hold (`Keep`)."""
 
 logger = logging.getLogger(__name__)
 _reports_decoder = msgspec.json.Decoder(dict[str, HostReport])
@@ -100,6 +105,7 @@ class Sessions(Protocol):
 
     fleet: Fleet
     content: Content
+    upstreams: Upstreams
 
     def send(self, host: str, message: Keep | Release) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""
@@ -221,14 +227,13 @@ class PreseedService:
         created = stored is None
         if stored is None:
             self.core.check_room()
-            reference = parse_reference(request.package)
-            digest, parts = await self._package(reference)
+            package, parts = await self._package(request.package, request.platform or "")
             now = self._clock.now()
             record = PreseedRecord(
                 identifier,
                 1,
                 body,
-                str(Reference(reference.name, digest=digest)),
+                package,
                 tuple(parts.items()),
                 "running",
                 now,
@@ -271,7 +276,7 @@ class PreseedService:
         record = preseed.record
         if record.owner and record.owner == str(identity):
             return True
-        return any(map(identity.may, rights)) and identity.may_read([parse_reference(record.package).name])
+        return any(map(identity.may, rights)) and identity.may_read([package_reference(record.package).name])
 
     def ordered(self, package: str) -> bool:
         """Whether an identity ordered a preseed of a package, by `name@digest`."""
@@ -335,12 +340,18 @@ class PreseedService:
     async def _needed(self, packages: Sequence[str]) -> dict[Digest, int]:
         """The blobs of packages, each once, with their sizes."""
         needed: dict[Digest, int] = {}
-        for _, parts in await asyncio.gather(*(self._package(parse_reference(name)) for name in packages)):
+        for _, parts in await asyncio.gather(*map(self._package, packages)):
             needed.update(parts)
         return needed
 
-    async def _package(self, reference: Reference) -> tuple[Digest, dict[Digest, int]]:
-        content = self._sessions.content
+    async def _package(self, text: str, platform: str = "") -> tuple[str, dict[Digest, int]]:
+        """A package or image by digest, and the blobs that a host needs of it, with their sizes. An
+        image is that of `platform`, or of the platform of most hosts."""
+        if is_image(text):
+            return await self._image(parse_image(text), platform)
+        if platform:
+            raise UsageError("a package is the same on all platforms", remedy="Give a platform for docker://... alone")
+        reference, content = parse_reference(text), self._sessions.content
         digest = (await content.resolve(reference)).digest
         parts = self._parts.pop(digest, None)
         if parts is None:
@@ -350,4 +361,30 @@ class PreseedService:
         self._sessions.fleet.policies.note(reference, digest, parts)
         while len(self._parts) > PACKAGES_REMEMBERED_MAX:
             self._parts.popitem(last=False)
-        return digest, parts
+        return str(Reference(reference.name, digest=digest)), parts
+
+    async def _image(self, reference: ImageReference, platform: str) -> tuple[str, dict[Digest, int]]:
+        target, exact = parse_platform(platform) if platform else (self._usual_platform(), False)
+        found = await self._sessions.upstreams.image(reference, target, exact=exact)
+        for document in found.documents:
+            self._sessions.fleet.policies.note(reference.package, document, found.parts)
+        digest = found.documents[-1] if platform else found.digest
+        package = str(ImageReference(reference.name, reference.tag, digest))
+        if len(package) > PACKAGE_CHARACTERS_MAX:
+            raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
+        return package, dict(found.parts)
+
+    def _usual_platform(self) -> Platform:
+        """The platform that most hosts run, at the lowest level of these; linux/amd64 where no host
+        says it."""
+        counts: Counter[tuple[str, str]] = Counter()
+        lowest: dict[tuple[str, str], Platform] = {}
+        for host in self._sessions.fleet.hosts.values():
+            try:
+                platform, _ = parse_platform(host.platform)
+            except UsageError:
+                continue
+            kind = platform.os, platform.architecture
+            counts[kind] += 1
+            lowest[kind] = min(lowest.get(kind, platform), platform, key=lambda other: other.level)
+        return lowest[max(counts, key=lambda kind: (counts[kind], kind))] if counts else parse_platform("linux/amd64")[0]

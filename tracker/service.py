@@ -47,6 +47,7 @@ from tracker.core.report_rate import ReportRate
 from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
 from tracker.reach import Reach
+from tracker.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:  # a tracker without access control need not load what it is made of
     from tracker.access.control import AccessControl
@@ -113,10 +114,16 @@ class Service:
     """The single writer around the fleet. `observe_plan` hears the seconds that each planning step
     took. `web_origin` is the address of an OCI image layout that any BitTorrent client may read
     over HTTP (a cache or a limited server, not the bare origin); empty for none. `access` is None
-    while access is off."""
+    while access is off. `upstreams` are the registries that it reads for its fleet."""
 
     def __init__(
-        self, fleet: Fleet, content: Content, *, web_origin: str = "", access: AccessControl | None = None
+        self,
+        fleet: Fleet,
+        content: Content,
+        *,
+        web_origin: str = "",
+        access: AccessControl | None = None,
+        upstreams: Upstreams | None = None,
     ) -> None:
         self.fleet = fleet
         self.content = content
@@ -126,14 +133,15 @@ class Service:
         """Where agents may be reached; none: anywhere (tracker/networks.py)."""
         self._disputes = Names()
         self.web_origin = redacted(web_origin).rstrip("/")
-        content.learned = lambda layouts: self.submit(Described(layouts))
+        self.upstreams = upstreams if upstreams is not None else Upstreams()
+        content.learned = self.upstreams.learned = lambda layouts: self.submit(Described(layouts))
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
         self.access: SessionAccess | None = None
         if access is not None:
             from tracker.access.sessions import SessionAccess
 
-            self.access = SessionAccess(access, fleet, content)
+            self.access = SessionAccess(access, fleet, content, self.upstreams)
             access.changed.append(self._access_changed)
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}

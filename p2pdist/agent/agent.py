@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import platform
 import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from p2pdist.agent.access.identity import Membership, check_secure, read_join_file
@@ -18,6 +19,8 @@ from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmS
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
+from p2pdist.agent.images.images import Images
+from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
@@ -35,6 +38,7 @@ from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
+from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.model.errors import Refused, from_problem
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
@@ -49,6 +53,8 @@ from p2pdist.model.messages import (
     Release,
     check_hello,
 )
+from p2pdist.model.platform import Platform, machine_platform
+from p2pdist.model.upstream import UpstreamSettings
 from p2pdist.origin.drivers import open_origin
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import connections_max
@@ -100,6 +106,8 @@ class AgentSettings:
     """Seconds in which everything that is stored is read once; 0 for never."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
+    upstreams: tuple[UpstreamSettings, ...] = ()
+    """Registries that the agent asks itself while no tracker answers."""
 
 
 class Agent:
@@ -153,9 +161,15 @@ class Agent:
             alone=alone if own_origin is not None else None,
             tracker_wait_s=wait_s,
         )
-        self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
+        self.images = self._images(settings)
+        self.pulls = Pulls(
+            store, self.packages, self.registry, images=self.images, unreachable=self.reachability.warning
+        )
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
-        self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
+        self.mirrored = MirrorCounts()
+        self.preseeds = Preseeds(
+            store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
+        )
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
@@ -172,6 +186,18 @@ class Agent:
             self.settings.tls,
             alone=lambda: not self.session.connected,
             clock_ahead_s=lambda: self.session.clock_ahead_s or 0.0,
+        )
+
+    def _images(self, settings: AgentSettings) -> Images:
+        tracked = TrackedImages(self.session)
+        return Images(
+            self.store,
+            tracked,
+            UpstreamRegistries(settings.upstreams, tracked),
+            self.registry,
+            platform=this_platform(),
+            learn=self.access.names.learn_name,
+            wait_tracker=self.packages.wait_tracker,
         )
 
     async def start(self) -> None:
@@ -209,6 +235,7 @@ class Agent:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.access.stop()
         await self.mounts.close()
+        await self.images.close()
         await self._origins.close()
         await asyncio.to_thread(self.store.close)
 
@@ -250,6 +277,7 @@ class Agent:
             self._origins.prepare()
             self.reachability.connected()
         self.registry.tracker_changed(present)
+        self.images.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
         if present and self.drain.draining:
@@ -318,9 +346,20 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
         tls,
         secrets.token_hex(8),
         settings.download_bytes_s or 0.0,
+        str(this_platform()),
     )
     check_hello(hello)
     return hello
+
+
+@cache
+def this_platform() -> Platform:
+    """What images this host runs."""
+    try:
+        cpu = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        cpu = ""  # the least of its architecture
+    return machine_platform(platform.machine(), cpu)
 
 
 def _mounts(store: BlobStore) -> Mounts:

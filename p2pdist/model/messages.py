@@ -62,7 +62,8 @@ class Hello(Message, frozen=True):
     space. `upload_bytes_s` and `download_bytes_s` are the host's configured limits, 0 for none;
     `bt_port` is its BitTorrent port, 0 for none. `tls`: it speaks TLS with other agents. `instance`
     names the running agent, so that the tracker recognises it after its address has changed; it is
-    a secret between the two (`instance_proof`)."""
+    a secret between the two (`instance_proof`). `platform` is what images the host runs, such as
+    linux/amd64/v3."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -74,6 +75,7 @@ class Hello(Message, frozen=True):
     tls: bool = False
     instance: Annotated[str, Meta(max_length=64)] = ""
     download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
+    platform: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Selected(msgspec.Struct, frozen=True, array_like=True):
@@ -264,7 +266,8 @@ class Access(Message, frozen=True):
     needed. `local`: patterns of packages by `user:NAME` or `group:NAME` of processes at the
     agent's Unix socket; empty: the socket's group may use all. `mount_roots`: directories below
     which views may be mounted; empty: no limit but the caller's own rights. `fleet`: the fleet's
-    name, which issues tokens. `roles`: the rights of each role that a token may have."""
+    name, which issues tokens. `roles`: the rights of each role that a token may have; `reads`: the
+    patterns of packages that its bearer may read."""
 
     keys: Annotated[dict[str, str], Meta(max_length=16)]
     authorities: Annotated[str, Meta(max_length=1 << 16)]
@@ -274,6 +277,7 @@ class Access(Message, frozen=True):
     mount_roots: Annotated[tuple[str, ...], Meta(max_length=100)] = ()
     fleet: Annotated[str, Meta(max_length=63)] = ""
     roles: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
+    reads: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
 
 
 class Keep(Message, frozen=True):
@@ -439,8 +443,8 @@ class PullRequest(msgspec.Struct, frozen=True):
 class PullStatus(msgspec.Struct, frozen=True):
     """Progress of a pull. Byte counts cover the layers, and each byte once: a byte that two sources
     sent counts for the first one (p2pdist_agent_received_bytes_total counts both); bytes_cached
-    were in the store before. `warning` says why the pull reads the origin, now or later, although
-    other hosts have the content."""
+    were in the store before. Of an image bytes_upstream takes the place of bytes_origin. `warning`
+    says why the pull reads the origin, now or later, although other hosts have the content."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -456,6 +460,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     output: str = ""
     error: dict[str, Any] | None = None
     warning: str = ""
+    bytes_upstream: int = 0
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")

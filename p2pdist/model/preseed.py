@@ -4,7 +4,8 @@ preseed.
 A preseed is an order: hosts shall hold a package by a deadline. The hosts are `hosts` by name, the
 ones that `selector` matches (tracker/core/preseeds/selectors.py), or `count` of either or of all,
 which the tracker picks; besides, `replicas` copies in each zone. `deadline` and `ttl` are seconds
-from when the order is given, so that the same order given again reads the same.
+from when the order is given, so that the same order given again reads the same. A package may be an
+image, `docker://...`: each host holds that of its own platform, or all that of `platform`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class PreseedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     priority: Priority = "preseed"
     deadline: Seconds | None = None
     ttl: Seconds | None = None
+    platform: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
 class Role(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -45,6 +45,10 @@ CREATE TABLE IF NOT EXISTS trees (
     contents BLOB NOT NULL, pages BLOB NOT NULL DEFAULT x''
 );
 CREATE TABLE IF NOT EXISTS tree_pages (name BLOB PRIMARY KEY, contents BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS images (
+    name TEXT NOT NULL, target TEXT NOT NULL, digest TEXT NOT NULL, media_type TEXT NOT NULL, last_used REAL NOT NULL,
+    PRIMARY KEY (name, target)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -74,6 +78,19 @@ class PackageRecord:
     reference: str
     manifest_digest: Digest
     last_used: float
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """What a tag or digest of an image was found to name."""
+
+    name: str
+    """Upstream and repository."""
+    target: str
+    digest: Digest
+    media_type: str
+    last_used: float
+    """In seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +216,16 @@ class Index:
 
     def forget_package(self, reference: str) -> None:
         self._run("DELETE FROM packages WHERE reference=?", (reference,))
+
+    def images(self) -> list[ImageRecord]:
+        return [ImageRecord(*row) for row in self._query("SELECT * FROM images ORDER BY last_used")]
+
+    def record_images(self, records: Sequence[ImageRecord]) -> None:
+        rows = [(each.name, each.target, each.digest, each.media_type, each.last_used) for each in records]
+        self._run_all("INSERT OR REPLACE INTO images VALUES (?,?,?,?,?)", rows)
+
+    def forget_images(self, keys: Sequence[tuple[str, str]]) -> None:
+        self._run_all("DELETE FROM images WHERE name=? AND target=?", keys)
 
     # -- documents
 

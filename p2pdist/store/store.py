@@ -47,6 +47,7 @@ from p2pdist.store.disk import (
     sync_filesystem,
     usable_bytes,
 )
+from p2pdist.store.images import ImageRecords
 from p2pdist.store.index import Entry, Index
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
@@ -267,6 +268,7 @@ class BlobStore:
             self._blobs = recover(self._blob_context)
             self.note, self.set_note = self._index.note, self._index.set_note
             self.packages = PackageRecords(self._index, self._lock)
+            self.images = ImageRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
             self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
@@ -447,7 +449,7 @@ class BlobStore:
         return self._documents.read(parse_digest(digest))
 
     def _named_documents(self) -> set[Digest]:
-        wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests()
+        wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests() | self.images.digests()
         for record in self.packages.list():
             wanted.add(record.manifest_digest)
             data = self._documents.read(record.manifest_digest)

@@ -24,18 +24,20 @@ from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
 from tracker.access.addresses import check_addresses
 from tracker.access.control import AccessControl
-from tracker.access.packages import PackageAccess
+from tracker.access.packages import ImageAccess, PackageAccess
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.swarm import layout_of
+from tracker.upstreams.upstreams import Upstreams
 
 
 class SessionAccess:
     """Access in the sessions of one fleet, and to its packages."""
 
-    def __init__(self, control: AccessControl, fleet: Fleet, content: Content) -> None:
+    def __init__(self, control: AccessControl, fleet: Fleet, content: Content, upstreams: Upstreams) -> None:
         self.control = control
         self.packages = PackageAccess(control, fleet.policies, content)
+        self.images = ImageAccess(fleet.policies, upstreams)
         self._fleet = fleet
         self._identities: dict[int, Identity] = {}
         self._serving: dict[int, set[Digest]] = {}

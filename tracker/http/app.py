@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from p2pdist.transfer.guard import guard, identity_of
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
-from tracker.http import access, bittorrent, content, pages, scheduler, sessions
+from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions
 from tracker.http.connections import CONNECTIONS
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE
 from tracker.http.metrics import registry
@@ -72,6 +72,7 @@ ROUTES = (
     *access.ROUTES,
     *sessions.ROUTES,
     *content.ROUTES,
+    *images.ROUTES,
     *bittorrent.ROUTES,
     *scheduler.ROUTES,
     *pages.ROUTES,

@@ -17,9 +17,10 @@ from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Refer
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
-from tracker.content import ASKER, Content
+from tracker.content import Content
 from tracker.http.keys import SERVICE
 from tracker.policies import note_package
+from tracker.reads import ASKER
 
 
 class PolicyStatus(PackagePolicy, frozen=True, kw_only=True):

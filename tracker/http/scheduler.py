@@ -12,14 +12,16 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from p2pdist.model.access import Right
+from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.image import is_image, parse_image
+from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.model.messages import Reachability
 from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.access.sessions import SessionAccess
 from tracker.core.affinity import Assignment, Ranked
 from tracker.core.host import Host
 from tracker.core.preseeds.orders import Progress
@@ -188,13 +190,22 @@ async def _create(request: web.Request, order: PreseedRequest) -> web.Response:
     if access is None:
         progress, created = await request.app[PRESEEDS].create(order)
         return _answer(progress, 201 if created else 200)
-    reference = parse_reference(order.package)
-    found = await access.packages.find(identity, reference)
-    await access.packages.vouch(reference.name, found.digest)
+    found = await _require_package(access, identity, order.package)
+    if found is not None:
+        await access.packages.vouch(parse_reference(order.package).name, found.digest)
     progress, created = await request.app[PRESEEDS].create(order, owner=str(identity))
     if created:
         _note(request, "preseed", progress.id, package=progress.package)
     return _answer(progress, 201 if created else 200)
+
+
+async def _require_package(access: SessionAccess, identity: Identity, text: str) -> Descriptor | None:
+    """The manifest of a package that the identity may read; None for an image, of which its name
+    says enough: its registry is asked for what belongs to it. Raises NotFound."""
+    if is_image(text):
+        access.images.require(identity, parse_image(text).name)
+        return None
+    return await access.packages.find(identity, parse_reference(text))
 
 
 def _note(request: web.Request, event: str, name: str, **more: str) -> None:
@@ -265,7 +276,7 @@ async def rank(request: web.Request) -> web.Response:
     access, identity = request.app[SERVICE].access, identity_of(request)
     if access is not None:
         for package in wanted.named:
-            await access.packages.find(identity, parse_reference(package))
+            await _require_package(access, identity, package)
     return _answer(await request.app[PRESEEDS].rank(wanted))
 
 

@@ -21,7 +21,7 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -192,6 +192,11 @@ class TrackerSession:
         """Why no tracker answers, in words for the user."""
         self.instance = hello.instance
         """Names this process towards trackers; no other program may hear it."""
+
+    @property
+    def zone(self) -> str:
+        """The zone of this host."""
+        return self._hello.zone
 
     @property
     def connected(self) -> bool:
@@ -365,11 +370,11 @@ class TrackerSession:
         unverified. Where the reference still names the manifest `known`, none are sent. Raises
         NotFound, Refused, Corrupt, Unavailable."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
-        status, body, policy = await self._exchange("/v1/packages", self._query(reference), headers)
+        status, body, answered = await self.exchange("/v1/packages", self._query(reference), headers)
         bundle = Bundle(known) if status == 304 and known is not None else decode_bundle(body)
         if reference.digest is not None and bundle.digest != reference.digest:
             raise Corrupt(f"the tracker {self.url} sent something else for {reference}")
-        return bundle, decode_policy(policy)
+        return bundle, decode_policy(answered.get(POLICY_HEADER, "{}"))
 
     async def policy(self, reference: Reference) -> PackagePolicy:
         """Ask the tracker for the policy of a package. Raises NotFound, Refused, Corrupt,
@@ -377,7 +382,7 @@ class TrackerSession:
         return decode_policy(await self.get("/v1/policies", self._query(reference)))
 
     def _query(self, reference: Reference) -> dict[str, str]:
-        return {"reference": str(reference), "zone": self._hello.zone}
+        return {"reference": str(reference), "zone": self.zone}
 
     async def resolve(self, reference: Reference) -> Descriptor:
         """Ask the tracker what a reference names. Raises NotFound, Corrupt, Unavailable."""
@@ -398,10 +403,12 @@ class TrackerSession:
     async def get(self, path: str, query: dict[str, str]) -> bytes:
         """The body of the tracker's answer to a GET. Raises the failure in its problem document,
         Corrupt, Unavailable."""
-        return (await self._exchange(path, query, {}))[1]
+        return (await self.exchange(path, query, {}))[1]
 
-    async def _exchange(self, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[int, bytes, str]:
-        """Status, 200 or 304, body and policy of a GET; raises what a problem document says."""
+    async def exchange(
+        self, path: str, query: dict[str, str], headers: dict[str, str]
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """Status, 200 or 304, body and header of a GET; raises what a problem document says."""
         if self._http is None or not self._url:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         headers, timeout = headers | passed_on(), aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
@@ -420,7 +427,7 @@ class TrackerSession:
             raise Unavailable(f"the tracker {self.url} does not answer: {reason}") from error
         if answer.status not in (200, 304):
             raise _problem(body, f"the tracker {self.url} answered {answer.status}")
-        return answer.status, body, answer.headers.get(POLICY_HEADER, "{}")
+        return answer.status, body, answer.headers
 
 
 class _Connection:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.agent.discovery.mdns import Discovery
+    from p2pdist.model.upstream import UpstreamSettings
     from tracker.access.control import AccessControl
     from tracker.core.fleet import Fleet
     from tracker.networks import Network
@@ -91,6 +92,20 @@ logger = logging.getLogger(__name__)
     metavar="CIDR[,CIDR]",
     help="Networks in which agents may be reached, such as 10.0.0.0/8 [default: anywhere].",
 )
+@click.option(
+    "--upstream",
+    "named_upstreams",
+    multiple=True,
+    metavar="NAME[=URL]",
+    help="A registry whose images agents may pull through each other, such as docker.io; may be repeated.",
+)
+@click.option(
+    "--upstreams",
+    "upstreams_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Such registries with their settings and credentials, TOML.",
+)
 @discovery_options
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
@@ -108,6 +123,8 @@ def command(
     audit_log: Path | None,
     probe_listen: str,
     networks: str,
+    named_upstreams: tuple[str, ...],
+    upstreams_file: Path | None,
     network_id: str,
     discovery_interface: tuple[str, ...],
     no_discovery: bool,
@@ -121,9 +138,11 @@ def command(
       p2pdist tracker --listen 0.0.0.0:7070 --origin s3://packages/prod
       p2pdist tracker --origin s3://packages/prod --policies /etc/p2pdist/policies.toml
       p2pdist tracker --origin s3://packages/prod --access /etc/p2pdist/access.toml
+      p2pdist tracker --upstream docker.io --upstream registry.example.org:5000
     """
     from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
     from tracker.networks import parse_networks
+    from tracker.upstreams.settings import all_upstreams
 
     raise_file_limit()
     address, believed = listen_address(listen), parse_networks(networks)
@@ -135,7 +154,8 @@ def command(
     if control is None:
         _warn_of_strangers(address[0])
     limits = origin_streams, origin_bytes_s, report_interval
-    run(_serve((address, probes), origin, state, limits, policies, control, believed, discovery))
+    upstreams = all_upstreams(named_upstreams, upstreams_file)
+    run(_serve((address, probes), (origin, upstreams), state, limits, policies, control, believed, discovery))
 
 
 def _access_control(address: tuple[str, int], path: Path, audit_log: Path | None) -> AccessControl:
@@ -239,7 +259,7 @@ async def _listen(
 
 async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
-    origin_url: str,
+    sources: tuple[str, tuple[UpstreamSettings, ...]],
     state: str,
     limits: tuple[int, float, float],
     policies: Path | None,
@@ -258,7 +278,9 @@ async def _serve(
     from tracker.service import Service
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase, is_postgresql
+    from tracker.upstreams.upstreams import Upstreams
 
+    origin_url, settings = sources
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = Fleet(
         started_at=time.monotonic(),
@@ -269,7 +291,8 @@ async def _serve(
     )
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
-    service = Service(fleet, Content(origin, documents), access=access)
+    upstreams = Upstreams(settings, documents)
+    service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams)
     service.networks = networks
     preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
     await preseeds.load()
@@ -289,6 +312,7 @@ async def _serve(
             clock.cancel()
         await close(runners)
         await preseeds.stop()
+        await upstreams.close()
         if origin is not None:
             await origin.close()
         if documents is not None:
