@@ -387,4 +387,6 @@ class PreseedService:
             kind = platform.os, platform.architecture
             counts[kind] += 1
             lowest[kind] = min(lowest.get(kind, platform), platform, key=lambda other: other.level)
-        return lowest[max(counts, key=lambda kind: (counts[kind], kind))] if counts else parse_platform("linux/amd64")[0]
+        return (
+            lowest[max(counts, key=lambda kind: (counts[kind], kind))] if counts else parse_platform("linux/amd64")[0]
+        )

@@ -317,9 +317,7 @@ class Upstreams:
         assert isinstance(found, ImageDocument)
         return found
 
-    async def _list(
-        self, name: ImageName, key: str, ask: Ask[TagPage | ImageDocument]
-    ) -> TagPage | ImageDocument:
+    async def _list(self, name: ImageName, key: str, ask: Ask[TagPage | ImageDocument]) -> TagPage | ImageDocument:
         registry, now = self._registry(name), time.monotonic()
         settings = registry.registry.settings
         kept = self._lists.get(key)

@@ -249,9 +249,7 @@ class Images:
     async def tags(self, name: ImageName, n: int = 1000, last: str = "") -> TagPage:
         """Up to `n` tags after the tag `last`. Raises NotFound, Refused, Corrupt, Unavailable."""
         await self._registries.require(name)
-        return await self._ask(
-            name, lambda: self._tracked.tags(name, n, last), lambda upstream: upstream.tags(n, last)
-        )
+        return await self._ask(name, lambda: self._tracked.tags(name, n, last), lambda upstream: upstream.tags(n, last))
 
     async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> ImageDocument:
         """The index of what refers to a manifest, such as signatures. Raises NotFound, Refused,

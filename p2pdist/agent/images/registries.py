@@ -205,4 +205,3 @@ def _decoded(data: bytes, kind: type[Document]) -> Document:
         return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
         raise Corrupt(f"the tracker sent something else than was asked for: {error}") from error
-

@@ -200,4 +200,3 @@ def _asked(scope: str, stated: str) -> str:
     kind, _, rest = scope.partition(":")
     name, _, actions = rest.rpartition(":")
     return f"{kind}:{match[1]}:{actions}" if match and match[1].endswith(name) else scope
-

@@ -151,9 +151,7 @@ class UpstreamRepository:
         kind = decode_image(data, media_type).media_type
         return None if digest == known else ImageDocument(data, kind, digest)
 
-    async def head(
-        self, target: str, accept: tuple[str, ...] = ACCEPTED_TYPES
-    ) -> tuple[Digest, int, str] | None:
+    async def head(self, target: str, accept: tuple[str, ...] = ACCEPTED_TYPES) -> tuple[Digest, int, str] | None:
         """Digest, size and media type of what a tag or digest names; None where there is nothing.
         Registries that count what each client pulls do not count this."""
         _check_target(target)
