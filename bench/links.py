@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from bench.processes import remove_network, undisturbed
 
 BURST_KIB, QUEUE_MS, QUEUE_BYTES_MIN = 64, 50, 256 << 10
-WIRE = 1514 / 1448
-"""A frame over its payload: limits count headers."""
 
 
 @dataclass
@@ -32,7 +30,8 @@ class Node:
         return ["ip", "netns", "exec", self.namespace, *words]
 
     def sent_bytes(self) -> int:
-        """On the wire, headers included, since the namespace was made."""
+        """Since the namespace was made, with the headers of segments, which may be larger than
+        frames."""
         done = _ip("-n", self.namespace, "-s", "-j", "link", "show", "dev", "eth0")
         return int(json.loads(done)[0]["stats64"]["tx"]["bytes"])
 

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.links import WIRE, Links, Node, links
+from bench.links import Links, Node, links
 from bench.table import figure, median, render
 from p2pdist.model.image import MIRROR_PORT, path_of_upstream
 
@@ -50,7 +50,7 @@ class Run:
     makespan_s: float
     median_s: float
     copies: float
-    """What the registry sent, over the image, without headers of frames."""
+    """What the registry's host sent, headers of segments included, over the image."""
 
 
 def write_layout(directory: Path, layers: int, size: int) -> None:
@@ -229,7 +229,7 @@ def measure(chosen: argparse.Namespace, case: str, way: str) -> Run:
         for start in range(0, hosts, group):
             seconds += made.pull(made.hosts[start : start + group], mirrors=mirrors)
         makespan = time.monotonic() - began
-        copies = (made.registry.sent_bytes() - before) / WIRE / (chosen.size_mib << 20)
+        copies = (made.registry.sent_bytes() - before) / (chosen.size_mib << 20)
     return Run(case, way, hosts, makespan, median(seconds) or 0.0, copies)
 
 

@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from docker_rig import remove_cgroups, remove_files
 
@@ -28,11 +29,10 @@ APART = """
 mkdir -p "$1/etc/upper" "$1/etc/work" "$1/etc/lower"
 mount -t overlay -o "lowerdir=$1/etc/lower:/etc,upperdir=$1/etc/upper,workdir=$1/etc/work" none /etc
 mount -t tmpfs none /run
-ip link set lo up 2>/dev/null || true
-mkdir -p /etc/docker /etc/containerd
+mkdir -p /etc/docker /etc/containerd "$1/containers"
+[ ! -d /var/lib/containers ] || mount --bind "$1/containers" /var/lib/containers
 exec sleep infinity
 """
-IN_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Machine:
@@ -77,9 +77,9 @@ class Machine:
         with (self.place / log).open("ab") as output:
             return subprocess.Popen(self.words(*words), stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd="/")
 
-    def mirror(self, *words: str) -> dict[str, object]:
+    def mirror(self, *words: str, check: bool = True) -> dict[str, Any]:
         """`p2pdist mirror`, and the document it prints."""
-        done = self.run(*P2PDIST, "mirror", *words, "--json", PYTHONPATH=str(Path(__file__).parents[2]))
+        done = self.run(*P2PDIST, "mirror", *words, "--json", check=check)
         document = json.loads(done.stdout)
         assert isinstance(document, dict)
         return document
@@ -158,7 +158,7 @@ class Containerd(Client):
         place.mkdir()
         (place / "config.toml").write_text(
             f'version = 2\nroot = "{place}/root"\nstate = "{place}/state"\n'
-            f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{place}/sock"\n'
+            f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
         )
         self.machine.start("containerd", "--config", str(place / "config.toml"), log="containerd.log")
         self._until(lambda: self._ctr("version", check=False).returncode == 0)
@@ -171,7 +171,7 @@ class Containerd(Client):
             time.sleep(0.1)
 
     def _ctr(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.machine.run("ctr", "--address", f"{self.machine.place}/containerd/sock", *words, check=check)
+        return self.machine.run("ctr", *words, check=check)
 
     def pull(self, reference: str) -> str:
         self._ctr("images", "pull", "--hosts-dir", "/etc/containerd/certs.d", reference)
@@ -206,7 +206,7 @@ class Docker(Client):
             "--pidfile",
             f"{place}/docker.pid",
         ]
-        words += ["-H", f"unix://{place}/docker.sock", "--bridge", "none", "--iptables=false", "--ip-forward=false"]
+        words += ["--bridge", "none", "--iptables=false", "--ip-forward=false"]
         words += ["--ip-masq=false", "--cgroup-parent", f"/{self.machine.cgroup}"]
         self._daemon = self.machine.start(*words, log="docker.log")
         deadline = time.monotonic() + READY_S
@@ -224,7 +224,7 @@ class Docker(Client):
         return [str(mirror) for mirror in json.loads(said) or []]
 
     def _docker(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.machine.run("docker", "-H", f"unix://{self.machine.place}/docker.sock", *words, check=check)
+        return self.machine.run("docker", *words, check=check)
 
     def pull(self, reference: str) -> str:
         said = self._docker("pull", reference).stdout
