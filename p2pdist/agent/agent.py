@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import secrets
 import socket
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from p2pdist.agent.access.identity import Membership, check_secure, read_join_file
@@ -53,9 +52,9 @@ from p2pdist.model.messages import (
     Release,
     check_hello,
 )
-from p2pdist.model.platform import Platform, machine_platform
 from p2pdist.model.upstream import UpstreamSettings
 from p2pdist.origin.drivers import open_origin
+from p2pdist.package.archive.import_ import this_platform
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import connections_max
 from p2pdist.transfer.pacer import Pacer
@@ -350,16 +349,6 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
     )
     check_hello(hello)
     return hello
-
-
-@cache
-def this_platform() -> Platform:
-    """What images this host runs."""
-    try:
-        cpu = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        cpu = ""  # the least of its architecture
-    return machine_platform(platform.machine(), cpu)
 
 
 def _mounts(store: BlobStore) -> Mounts:

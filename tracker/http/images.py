@@ -1,5 +1,5 @@
-"""Images of upstream registries, for agents: manifests and indexes, tags, referrers, sizes of blobs,
-and short-lived tokens for hosts that read blobs.
+"""Images of upstream registries, for agents: manifests and indexes, tags, referrers, sizes of
+blobs, and short-lived tokens for hosts that read blobs.
 
 An image is a package named `upstream/repository`, and rights are compared with that name before
 anything is asked upstream.

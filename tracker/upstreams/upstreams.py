@@ -8,8 +8,9 @@ HEAD, which registries do not count, before anything is read again. A registry t
 alone is left alone by the whole fleet. While it does not answer, what it said last holds.
 
 A digest says nothing of a repository: any digest could be asked for under any name, and a manifest
-may name blobs that its repository does not have. So documents are known by name and digest together,
-and `confirmed` asks the registry whether a repository has the blobs that its manifest names.
+may name blobs that its repository does not have. So documents are known by name and digest
+together, and `confirmed` asks the registry whether a repository has the blobs that its manifest
+names.
 
 Only upstreams of the settings are asked, and of these only repositories that a pattern allows.
 """
@@ -110,8 +111,8 @@ class _Registry:
 
 
 class Upstreams:
-    """The upstreams of a tracker. `documents` outlive it. Raises UsageError where credentials cannot
-    be read."""
+    """The upstreams of a tracker. `documents` outlive it. Raises UsageError where credentials
+    cannot be read."""
 
     def __init__(self, settings: Iterable[UpstreamSettings] = (), documents: Documents | None = None) -> None:
         self._registries = {
@@ -311,7 +312,8 @@ class Upstreams:
         return page
 
     async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> ImageDocument:
-        """The index of what refers to a manifest. Raises NotFound, Refused, Corrupt, Unavailable."""
+        """The index of what refers to a manifest. Raises NotFound, Refused, Corrupt,
+        Unavailable."""
         key = f"referrers {name}@{digest} {artifact_type}"
         found = await self._list(name, key, lambda repository: repository.referrers(digest, artifact_type))
         assert isinstance(found, ImageDocument)

@@ -6,8 +6,9 @@ digest names never changes, so what is in the store is answered without a questi
 is asked of the tracker each time; while none answers, the last known meaning is given.
 
 The size of a blob is what cuts it into pieces, and the manifest that names the blob states it. A
-tracker that has just started may not know the blobs of images that this host has known for long, and
-would not let it join their swarms; so it is asked for the manifest once before a blob is fetched.
+tracker that has just started may not know the blobs of images that this host has known for long,
+and would not let it join their swarms; so it is asked for the manifest once before a blob is
+fetched.
 """
 
 from __future__ import annotations
@@ -139,8 +140,13 @@ class Images:
         task = self._reads.get(key)
         if task is None:
             task = self._reads[key] = asyncio.create_task(self._find(name, target), name="image-manifest")
-            task.add_done_callback(lambda done: (self._reads.pop(key, None), done.cancelled() or done.exception()))
+            task.add_done_callback(lambda done: self._read_ended(key, done))
         return await asyncio.shield(task)
+
+    def _read_ended(self, key: str, task: asyncio.Task[ImageDocument]) -> None:
+        del self._reads[key]
+        if not task.cancelled():
+            task.exception()  # marks it as seen: the callers may have gone away
 
     async def _find(self, name: ImageName, target: str) -> ImageDocument:
         record = self._store.images.get(str(name), target)

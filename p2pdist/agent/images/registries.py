@@ -2,8 +2,8 @@
 asks its tracker of them.
 
 An agent needs no accounts of its own: for each repository that it reads blobs of the tracker gives
-it a token that is valid for a few minutes. Where the tracker has none, as for registries that take a
-user and a password alone, and while no tracker answers, the agent goes by Docker's config.json of
+it a token that is valid for a few minutes. Where the tracker has none, as for registries that take
+a user and a password alone, and while no tracker answers, the agent goes by Docker's config.json of
 its own user.
 """
 
@@ -27,7 +27,8 @@ from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
 
 LEARN_S = 5.0
-"""Between two questions to a tracker which upstreams there are, while an unknown one is asked for."""
+"""Between two questions to a tracker which upstreams there are, while an unknown one is asked
+for."""
 
 TOKEN_WAIT_S = 5.0
 
@@ -70,7 +71,8 @@ class TrackedImages:
             raise Corrupt(f"the tracker names an upstream that is none: {error.what}") from error
 
     async def manifest(self, name: ImageName, target: str, known: Digest | None = None) -> ImageDocument | None:
-        """The manifest or index that a tag or digest names, verified; None where that is `known`."""
+        """The manifest or index that a tag or digest names, verified; None where that is
+        `known`."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
         query = {"zone": self._session.zone}
         status, body, answered = await self._session.exchange(f"{_path(name)}/manifests/{target}", query, headers)
@@ -121,7 +123,8 @@ class UpstreamRegistries:
         return tuple({**self._learned, **self._own}.values())
 
     def is_own(self, name: ImageName) -> bool:
-        """Whether this agent was given the upstream, and asks it itself while no tracker answers."""
+        """Whether this agent was given the upstream, and asks it itself while no tracker
+        answers."""
         return name.upstream in self._own
 
     def is_learned(self, name: ImageName) -> bool:

@@ -17,6 +17,7 @@ from p2pdist.cli.main import read_again
 from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.units import parse_size
+from p2pdist.model.upstream import parse_upstream, unique
 
 if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
@@ -125,6 +126,13 @@ def tls_options(command: Function) -> Function:
     metavar="RATE",
     help="Never send or receive preseeds faster, such as 50MB/s.",
 )
+@click.option(
+    "--upstream",
+    "upstreams",
+    multiple=True,
+    metavar="NAME[=URL]",
+    help="A registry that this agent asks itself while no tracker answers, such as docker.io; may be repeated. Trackers name theirs.",
+)
 @tls_options
 @click.option(
     "--probe-listen",
@@ -189,6 +197,7 @@ def command(
     upload_limit: str,
     download_limit: str,
     preseed_limit: str,
+    upstreams: tuple[str, ...],
     join_file: Path | None,
     tls: TlsFiles | None,
     probe_listen: str,
@@ -233,6 +242,7 @@ def command(
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
+        upstreams=unique(tuple(map(parse_upstream, upstreams))),
     )
     mirror = _mirror_address(mirror_listen)
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), mirror))

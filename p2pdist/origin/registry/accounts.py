@@ -1,5 +1,5 @@
-"""Accounts at registries: from a URL, or from Docker's config.json, which `docker login`, podman and
-skopeo write.
+"""Accounts at registries: from a URL, or from Docker's config.json, which `docker login`, podman
+and skopeo write.
 
 The file names an account itself (`auths`), or a program that keeps it (`credHelpers` for one
 registry, `credsStore` for all): `docker-credential-NAME get` reads the registry's name on standard
@@ -31,7 +31,7 @@ HUB_HOST = "registry-1.docker.io"
 HUB_KEY = "https://index.docker.io/v1/"
 """The name of Docker Hub in config.json."""
 
-_TOKEN_USER = "<token>"
+_TOKEN_USER = "<token>"  # noqa: S105
 """The user that a helper names where its secret is an identity token."""
 
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")

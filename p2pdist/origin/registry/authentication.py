@@ -162,8 +162,9 @@ class Authentication:
         token, lasts = plain.get("token") or plain.get("access_token"), plain.get("expires_in")
         if not isinstance(token, str) or not token or len(token) > TOKEN_CHARACTERS_MAX or not token.isprintable():
             raise self.refused("its realm gave no token")
-        known = isinstance(lasts, int | float) and math.isfinite(lasts) and lasts > 0
-        return token, min(TOKEN_S_MAX, float(lasts)) if known else TOKEN_S
+        if not isinstance(lasts, int | float) or not math.isfinite(lasts) or lasts <= 0:
+            return token, TOKEN_S
+        return token, min(TOKEN_S_MAX, float(lasts))
 
     def _keep(self, scope: str, header: str, lasts_s: float) -> str:
         until = time.monotonic() + max(1.0, lasts_s - TOKEN_SPARE_S)

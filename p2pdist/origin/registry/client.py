@@ -37,7 +37,8 @@ ASKED_S_MAX = 3600.0
 """How long a registry that asks to be left alone is taken at its word."""
 
 TOKEN_LEFT_S_MIN = 20.0
-"""A token that another host gets is valid for so long at least, where the realm's last long enough."""
+"""A token that another host gets is valid for so long at least, where the realm's last long
+enough."""
 
 ERROR_BYTES_MAX = 16384
 TOKEN_BYTES_MAX = 1 << 20

@@ -211,18 +211,20 @@ class UpstreamRepository:
     async def _first_range(self, digest: Digest, start: int, length: int) -> bytes:
         """Read a range, and find out whether there are any. A response with the whole blob instead
         is not thrown away: all who read the blob share it."""
-        stack = AsyncExitStack()
-        async with stack:
-            response = await stack.enter_async_context(self.blob_response(digest, start, length))
-            if response.status == 200 and (start or response.content_length != length):
-                self._registry.ranges = False
-                whole = self._registry.whole(self, digest)
-                whole.begin(response, stack.pop_all())
-                return await whole.read(start, length)
+        held = AsyncExitStack()
+        try:
+            response = await held.enter_async_context(self.blob_response(digest, start, length))
+            if response.status != 200 or (not start and response.content_length == length):
                 data = await self._taken(response, digest, start, length)
-            if response.status == 206:
-                self._registry.ranges = True
-        return data
+                if response.status == 206:
+                    self._registry.ranges = True
+                return data
+            self._registry.ranges = False
+            whole = self._registry.whole(self, digest)
+            whole.begin(response, held.pop_all())
+        finally:
+            await held.aclose()
+        return await whole.read(start, length)
 
     async def _range(self, digest: Digest, start: int, length: int) -> bytes:
         async with self.blob_response(digest, start, length) as response:
@@ -276,9 +278,9 @@ class UpstreamRepository:
             async with self._request("GET", url, {}, frozenset({200})) as response:
                 page = _tags_in(await self._small(response, TAGS_BYTES_MAX), self.name)
                 url = self._following(response) if page else None
-            # Registries without pages send all tags.
-            after = page.index(last) + 1 if last in page else 0
-            names += page[after:]
+            if not names and url is None and (not last or last in page or len(page) > wanted):
+                page = sorted(tag for tag in page if tag > last)  # a registry without pages sends all tags
+            names += page
         return TagPage(tuple(names[:wanted]), len(names) > wanted or url is not None)
 
     async def referrers(self, digest: Digest, artifact_type: str = "") -> ImageDocument:
@@ -289,6 +291,8 @@ class UpstreamRepository:
         query = {"artifactType": artifact_type} if artifact_type else {}
         url: URL | None = URL(self._path(f"referrers/{digest}")).update_query(query)
         for _ in range(PAGES_MAX):
+            if url is None or len(listed) >= REFERRERS_MAX:
+                break
             try:
                 async with self._request("GET", url, {"Accept": INDEX_TYPE}, frozenset({200})) as response:
                     kind = clean_media_type(response.headers.get("Content-Type", ""))
@@ -299,8 +303,6 @@ class UpstreamRepository:
             if kind != INDEX_TYPE and not listed:
                 return await self._tagged_referrers(digest, artifact_type)
             listed += _manifests_in(data, self.name)
-            if url is None or len(listed) >= REFERRERS_MAX:
-                break
         return _referrers(listed, artifact_type)
 
     async def _tagged_referrers(self, digest: Digest, artifact_type: str) -> ImageDocument:
@@ -337,10 +339,9 @@ class UpstreamRepository:
 
     def _following(self, response: ClientResponse) -> URL | None:
         """The next page of a list, which is at the registry itself."""
-        link = response.links.get("next", {}).get("url") if "Link" in response.headers else None
-        if link is None:
+        if "next" not in response.links:
             return None
-        url = URL(str(link))
+        url = URL(str(response.links["next"]["url"]))
         if url.origin() != response.url.origin() or not url.path.startswith("/v2/"):
             raise Refused(f"the registry {self.name.upstream} sends lists on to {url.origin()}")
         return url
@@ -494,7 +495,7 @@ def _is_range(response: ClientResponse, start: int, length: int) -> bool:
 def _tags_in(data: bytes, name: ImageName) -> list[str]:
     try:
         listed = json.loads(data).get("tags") or []
-        return [str(tag) for tag in listed if is_tag(str(tag))]
+        return [tag for tag in listed if isinstance(tag, str) and is_tag(tag)]
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise Corrupt(f"the list of tags of {name} is malformed: {error}") from error
 
