@@ -39,10 +39,11 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
         yield kind(machine)
 
 
-def checked(client: Client, agent: MirrorAgent, *words: str) -> dict[str, Any]:
+def checked(client: Client, agent: MirrorAgent, image: str = "") -> dict[str, Any]:
     """The finding, and that doctor has the same."""
-    document = client.machine.mirror("check", *words, "--socket", str(agent.socket), check=False)
-    doctor = client.machine.run(*P2PDIST, "doctor", "--socket", str(agent.socket), "--json", check=False, timeout_s=120)
+    words = ["--socket", str(agent.socket), *(["--image", image] if image else [])]
+    document = client.machine.mirror("check", *words, check=False)
+    doctor = client.machine.run(*P2PDIST, "doctor", *words, "--json", check=False, timeout_s=120)
     [finding] = document["checks"]
     states = [check["state"] for check in json.loads(doctor.stdout)["checks"] if check["name"] == finding["name"]]
     assert states == [finding["state"]]
@@ -54,9 +55,19 @@ def test_a_runtime_that_asks_is_found_to(client: Client, door: Door, agent: Mirr
     upstream = HUB if client.docker_hub else door.upstream.address
     client.machine.mirror("install", client.runtime, "--upstream", upstream, "--socket", str(agent.socket))
     client.start()
-    finding = checked(client, agent, "--image", f"{upstream}/p2pdist-check/none:v1")
-    assert finding["state"] == "failed" and "did not come" in finding["detail"], "it asked for what is not there"
-    assert client.machine.mirror("check", "--socket", str(agent.socket), check=False)["checks"][0]["detail"]
+    asked = checked(client, agent, f"{upstream}/public/app:v1")
+    assert asked["state"] == "ok" and "asks the mirror" in asked["detail"]
+    missing = checked(client, agent, f"{upstream}/public/none:v1")
+    assert missing["state"] == "failed" and "did not come" in missing["detail"] and missing["remedy"]
+
+
+def test_without_an_image_one_is_asked_for_that_is_nowhere(door: Door, agent: MirrorAgent) -> None:
+    """That the mirror was asked is seen all the same."""
+    if Podman.lacking():
+        pytest.skip(Podman.lacking())
+    with running_machine() as machine:
+        machine.mirror("install", "podman", "--upstream", door.upstream.address, "--socket", str(agent.socket))
+        assert checked(Podman(machine), agent)["state"] == "ok"
 
 
 def test_a_runtime_that_does_not_ask_is_found_to(client: Client, door: Door, agent: MirrorAgent) -> None:
@@ -64,7 +75,7 @@ def test_a_runtime_that_does_not_ask_is_found_to(client: Client, door: Door, age
     upstream = HUB if client.docker_hub else door.upstream.address
     client.machine.mirror("install", client.runtime, "--upstream", upstream, "--address", "127.0.0.1:9")
     client.start()
-    finding = checked(client, agent, client.runtime)
+    finding = checked(client, agent)
     assert finding["state"] == "failed" and "did not ask the mirror" in finding["detail"] and finding["remedy"]
 
 
