@@ -81,13 +81,6 @@ def path_of_upstream(upstream: str) -> str:
     return f"{host}__{port}" if colon and port.isdecimal() else upstream
 
 
-def upstream_of_path(part: str) -> str:
-    """The upstream that the first part of a path at a mirror names: the inverse of
-    `path_of_upstream`, which leaves a name with a colon as it is."""
-    host, parting, port = part.rpartition("__")
-    return f"{host}:{port}" if parting and port.isdecimal() else part
-
-
 def is_tag(text: str) -> bool:
     """Whether a registry takes `text` for a tag."""
     return _TAG.match(text) is not None

@@ -19,8 +19,9 @@ from p2pdist.cli.runtimes.files import HostFiles
 from p2pdist.cli.runtimes.installation import Outcome, install, uninstall
 from p2pdist.cli.runtimes.record import RECORD, Installation, load_record
 from p2pdist.cli.verbs.mirror import mirror_url
+from p2pdist.gateway.registry.names import parse_request
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Refused, TooLarge, UsageError
-from p2pdist.model.image import path_of_upstream, upstream_of_path
+from p2pdist.model.image import path_of_upstream
 
 MIRROR = "http://127.0.0.1:7073"
 HUB, QUAY, LOCAL = "docker.io", "quay.io", "127.0.0.1:5000"
@@ -332,7 +333,8 @@ def test_the_drop_in_names_the_upstream_in_the_path(root: Path) -> None:
 
 @pytest.mark.parametrize("upstream", [HUB, LOCAL, "localhost:5000", "a-b.example", "[::1]:5000"])
 def test_an_upstream_comes_back_from_its_path(upstream: str) -> None:
-    assert upstream_of_path(path_of_upstream(upstream)) == upstream
+    path = f"/v2/{path_of_upstream(upstream)}/team/app/manifests/v1"
+    assert str(parse_request(path, [], ()).name) == f"{upstream}/team/app"
     assert ":" not in path_of_upstream(upstream) or upstream.startswith("[")
 
 

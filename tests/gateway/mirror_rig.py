@@ -29,11 +29,11 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, P2PDistError, Unavailable
 from p2pdist.model.image import ImageName
 from p2pdist.model.image_manifest import ImageDocument, TagPage
-from p2pdist.model.pieces import PieceLayout, PieceList
+from p2pdist.model.pieces import PIECE_SIZE_MIN, PieceList
 from p2pdist.model.upstream import UpstreamSettings, upstream_of
 from p2pdist.store.blobs.blob import Blob
 
-PIECE = 64 << 10
+PIECE = PIECE_SIZE_MIN
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -146,18 +146,18 @@ class Arrival:
 class GivenImages:
     """The images of a registry, as Images of an agent. Blobs in `data` come as the test says."""
 
-    def __init__(self, agent: Agent, registry: str) -> None:
-        self.upstreams: tuple[UpstreamSettings, ...] = (upstream_of(registry),)
+    def __init__(self, agent: Agent, registry: str, url: str = "") -> None:
+        self.upstreams: tuple[UpstreamSettings, ...] = (upstream_of(registry, url),)
         self.data: dict[Digest, bytes] = {}
         self.arrivals: dict[Digest, Arrival] = {}
         self.fetched: list[Digest] = []
         self.silent = False
         """Nothing is answered any more."""
+        self.flowing = False
+        """Pieces come by themselves, the last ones first."""
         self.failure: P2PDistError | None = None
-        self.lets_in: set[str] = set()
-        """Credentials that the registry takes."""
-        self.questions: list[str] = []
         self._agent, self._registry = agent, registry
+        self._feeding: list[asyncio.Task[None]] = []
 
     async def _ask(self, method: str, name: ImageName, path: str, **headers: str) -> tuple[bytes, dict[str, str]]:
         if self.silent:
@@ -203,20 +203,28 @@ class GivenImages:
                 raise Unavailable("no tracker answers")
             data = self.data[digest]
             assert len(data) == size
-            layout = PieceLayout(size, PIECE)
-            pieces = PieceList.of_stream(io.BytesIO(data), size, piece_size=layout.piece_size)
+            pieces = PieceList.of_stream(io.BytesIO(data), size)
             blob = await asyncio.to_thread(self._agent.store.begin_held, digest, pieces)
+            if digest in self.arrivals:  # another request was at it
+                blob.release()
+                return await self.fetch_blob(name, digest)
             self.arrivals[digest] = Arrival(blob, data)
+            if self.flowing:
+                self._feeding.append(asyncio.create_task(self._feed(self.arrivals[digest])))
         arrival = self.arrivals[digest]
         return arrival.blob, None if arrival.blob.complete else arrival
 
-    async def lets(self, name: ImageName, kind: str, target: str, authorization: str) -> bool:
-        self.questions.append(authorization)
-        if self.failure is not None:
-            raise self.failure
-        return authorization in self.lets_in
+    async def _feed(self, arrival: Arrival) -> None:
+        for piece in reversed(range(arrival.blob.layout.count)):
+            await asyncio.sleep(0.001)
+            arrival.give(piece)
+        arrival.match()
+
+    def tracker_changed(self, present: bool) -> None:
+        pass
 
     async def close(self) -> None:
+        await asyncio.gather(*self._feeding)
         for arrival in self.arrivals.values():
             if not arrival.done.done():
                 arrival.fail(Unavailable("the agent stops"))
@@ -254,7 +262,6 @@ async def running_mirror(directory: Path, registry: str) -> AsyncIterator[Rig]:
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         yield Rig(agent, images, registry, *urls)
     finally:
-        await images.close()
         await agent.stop()
         for runner in runners:
             runner._shutdown_timeout = 0.1

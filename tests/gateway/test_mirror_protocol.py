@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -140,9 +139,9 @@ def _of(image: Image, rig: Rig, repository: str) -> bytes:
 
 async def test_referrers_are_an_index(http: aiohttp.ClientSession, rig: Rig, image: Image) -> None:
     path = rig.path("team/app", f"referrers/{image.digest}")
-    for query, count in (("", 1), ("?artifactType=a/b", 1), ("?artifactType=other", 0)):
+    for query, count in (("", 1), ("?artifactType=a/b", 1), ("?artifactType=c/d", 0)):
         async with http.get(path + query) as answer:
-            assert answer.headers["Content-Type"] == INDEX_TYPE
+            assert answer.headers["Content-Type"] == INDEX_TYPE, await answer.text()
             assert len(json.loads(await answer.read())["manifests"]) == count
             assert answer.headers.get("OCI-Filters-Applied") == ("artifactType" if query else None)
 
@@ -225,10 +224,8 @@ async def test_no_request_is_silent(http: aiohttp.ClientSession, rig: Rig, image
     (layer,) = image.layers
     if "blobs" not in path:
         rig.images.silent = True
-    began = time.monotonic()
     async with http.get(rig.path("team/app", path.format(layer=layer))) as answer:
         assert answer.status == 503 and await failure_of(answer) == "UNAVAILABLE"
-    assert time.monotonic() - began < 15, "a client would have waited"
     assert rig.agent.mirrored.fallbacks["unavailable"] == (path != "tags/list")
 
 
@@ -242,10 +239,12 @@ async def test_a_late_range_of_a_blob_that_comes_is_waited_for(
     request = asyncio.create_task(http.get(path, headers={"Range": f"bytes={4 * PIECE}-"}).__aenter__())
     await arrived(rig, layer)
     arrival = rig.images.arrivals[layer]
-    arrival.give(0)
+    for piece in (0, 1, 2):
+        await asyncio.sleep(0.3)
+        arrival.give(piece)
     answer = await asyncio.wait_for(request, 15)
     assert answer.status == 206
-    arrival.give(*range(1, PIECES))
+    arrival.give(*range(3, PIECES))
     arrival.match()
     assert await answer.read() == data[4 * PIECE :]
 

@@ -22,6 +22,9 @@ UPSTREAMS = ("docker.io", "hub", "127.0.0.1:5000")
         # containers/image: the upstream first in the path
         ("/v2/127.0.0.1:5000/team/app/manifests/v1", [], "manifest", "127.0.0.1:5000/team/app", "v1"),
         ("/v2/127.0.0.1%3A5000/team/app/manifests/v1", [], "manifest", "127.0.0.1:5000/team/app", "v1"),
+        ("/v2/127.0.0.1__5000/team/app/manifests/v1", [], "manifest", "127.0.0.1:5000/team/app", "v1"),
+        ("/v2/localhost__5000/app/manifests/v1", [], "manifest", "localhost:5000/app", "v1"),
+        ("/v2/team/a__5000/manifests/v1", [], "manifest", "docker.io/team/a__5000", "v1"),
         ("/v2/quay.io/a/b/c/tags/list", [], "tags", "quay.io/a/b/c", ""),
         ("/v2/localhost/app/manifests/v1", [], "manifest", "localhost/app", "v1"),
         ("/v2/hub/app/manifests/v1", [], "manifest", "hub/app", "v1"),

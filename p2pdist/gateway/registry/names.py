@@ -3,9 +3,9 @@ specification 1.1, and what clients of mirrors add to it).
 
 containerd and its kin keep the repository in the path and name the upstream as `?ns=HOST`. Clients
 of containers/image (podman, skopeo, buildah, CRI-O) know no `ns`: the upstream comes first in the
-path, a port of it behind two underscores, since references allow no colon there. The Docker daemon
-sends neither, and means Docker Hub. A path is compared as it was sent: a slash or a dot that is
-written in another way than as itself is part of no name.
+path, with `__` before its port, as no colon may stand there (`registry.example__5000`). The Docker
+daemon sends neither, and means Docker Hub. A path is compared as it was sent: a
+slash or a dot that is written in another way than as itself is part of no name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from p2pdist.gateway.registry.failures import RegistryFailure
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import UsageError
-from p2pdist.model.image import DOCKER_HUB, ImageName, image_name, is_tag, upstream_of_path
+from p2pdist.model.image import DOCKER_HUB, ImageName, image_name, is_tag
 
 PATH_CHARACTERS_MAX = 2048
 PREFIX = "/v2/"
@@ -32,6 +32,11 @@ _HUB_HOSTS = frozenset(["index.docker.io", "registry-1.docker.io", "registry.hub
 
 _HIDDEN = re.compile(r"%(?:2[eEfF]|5[cC]|0|1|7[fF])")
 """Slashes, dots, backslashes and control characters in disguise."""
+
+
+_PORT = re.compile(r"([^_]+)__([0-9]{1,5})\Z")
+_HOST = re.compile(r"[.:]|\Alocalhost\Z")
+"""Where the first part of a path is a host, as Docker tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +86,9 @@ def _name(repository: str, namespaces: Sequence[str], upstreams: Collection[str]
         upstream = namespaces[0]
     else:
         first, slash, rest = repository.partition("/")
-        named = upstream_of_path(first)
-        if slash and (named in upstreams or named == "localhost" or "." in named or ":" in named):
-            upstream, repository = named, rest
+        first = _PORT.sub(r"\1:\2", first)
+        if slash and (first in upstreams or _HOST.search(first)):
+            upstream, repository = first, rest
         else:
             upstream = DOCKER_HUB
     if upstream.lower() in _HUB_HOSTS:
