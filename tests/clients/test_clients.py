@@ -83,9 +83,7 @@ def test_images_come_whole_through_the_agent(
         upstream = installed(client, door, watch.address)
         reference = f"{upstream}/public/app:v1"
         said = client.pull(reference)
-        assert said in (
-            {image.manifest.digest} if client.name in ("skopeo", "buildah", "podman") else {image.top.digest}
-        )
+        assert said == (image.manifest if client.name == "skopeo" else image.top).digest
         if runs_here() and client.name != "skopeo":
             assert client.run(reference).strip() == SAYS
         note(client, watch, names_of(image, upstream, path_of_upstream(upstream), "public/app", "v1"), kind, index)
@@ -100,6 +98,7 @@ def note(client: Client, watch: Watch, names: dict[str, str], kind: str, index: 
         return
     path, rows = CALLS / f"{client.name}.json", rows_of(watch.calls, names)
     if RECORDS:
+        CALLS.mkdir(exist_ok=True)
         path.write_text(json.dumps({"client": client.name, "kind": kind, "calls": rows}, indent=1) + "\n")
     assert {str(row["path"]) for row in rows} == {str(row["path"]) for row in json.loads(path.read_text())["calls"]}
 

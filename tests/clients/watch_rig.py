@@ -85,7 +85,9 @@ def watching(target: str) -> Iterator[Watch]:
                     self.send_error(502)
             finally:
                 parts = urlsplit(self.path)
-                kept = tuple((name, self.headers[name]) for name in KEPT_HEADERS if name in self.headers)
+                # Some send a line for each type that they take, in any order.
+                lines = {name: sorted(self.headers.get_all(name, [])) for name in KEPT_HEADERS}
+                kept = tuple((name, ", ".join(values)) for name, values in lines.items() if values)
                 query = tuple(parse_qsl(parts.query, keep_blank_values=True))
                 watch.calls.append(Call(self.command, parts.path, query, kept, status, sent))
 
