@@ -1,4 +1,4 @@
-"""`p2pdist mirror check`, and `doctor` with it: a runtime that asks the mirror, and each way in which
+"""`p2pdist mirror check`, and `doctor` with it: a runtime that asks the mirror, and the ways in which
 one does not."""
 
 from __future__ import annotations
