@@ -75,6 +75,11 @@ class Content:
         self.learned: Callable[[tuple[tuple[Digest, PieceLayout], ...]], None] = lambda layouts: None
         """Hears how the blobs of a manifest that was read here are cut."""
 
+    @property
+    def documents(self) -> Documents | None:
+        """What outlives this process; None without a state directory."""
+        return self._documents
+
     async def resolve(self, reference: Reference) -> Descriptor:
         """The manifest that `reference` names. Raises NotFound, Corrupt, Unavailable."""
         name = str(reference)

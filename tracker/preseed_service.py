@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from p2pdist.model.preseed import PreseedRecord, PreseedRequest, PreseedState, R
 from tracker.content import Content
 from tracker.core.affinity import Affinity, Assignment, Ranked, RedundantPacks, RoleHosts, RoleNeed
 from tracker.core.fleet import Fleet
+from tracker.core.host import Host
 from tracker.core.preseeds.orders import GRACE_S, Preseeds, Progress
 from tracker.core.preseeds.preseed import (
     Event,
@@ -364,29 +365,29 @@ class PreseedService:
         return str(Reference(reference.name, digest=digest)), parts
 
     async def _image(self, reference: ImageReference, platform: str) -> tuple[str, dict[Digest, int]]:
-        target, exact = parse_platform(platform) if platform else (self._usual_platform(), False)
+        fleet = self._sessions.fleet
+        target, exact = parse_platform(platform) if platform else (_usual_platform(fleet.hosts.values()), False)
         found = await self._sessions.upstreams.image(reference, target, exact=exact)
         for document in found.documents:
-            self._sessions.fleet.policies.note(reference.package, document, found.parts)
+            fleet.policies.note(reference.package, document, found.parts)
         digest = found.documents[-1] if platform else found.digest
         package = str(ImageReference(reference.name, reference.tag, digest))
         if len(package) > PACKAGE_CHARACTERS_MAX:
             raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
         return package, dict(found.parts)
 
-    def _usual_platform(self) -> Platform:
-        """The platform that most hosts run, at the lowest level of these; linux/amd64 where no host
-        says it."""
-        counts: Counter[tuple[str, str]] = Counter()
-        lowest: dict[tuple[str, str], Platform] = {}
-        for host in self._sessions.fleet.hosts.values():
-            try:
-                platform, _ = parse_platform(host.platform)
-            except UsageError:
-                continue
-            kind = platform.os, platform.architecture
-            counts[kind] += 1
-            lowest[kind] = min(lowest.get(kind, platform), platform, key=lambda other: other.level)
-        return (
-            lowest[max(counts, key=lambda kind: (counts[kind], kind))] if counts else parse_platform("linux/amd64")[0]
-        )
+
+def _usual_platform(hosts: Iterable[Host]) -> Platform:
+    """The platform that most hosts run, at the lowest level of these; linux/amd64 where no host
+    says it."""
+    counts: Counter[tuple[str, str]] = Counter()
+    lowest: dict[tuple[str, str], Platform] = {}
+    for host in hosts:
+        try:
+            platform, _ = parse_platform(host.platform)
+        except UsageError:
+            continue
+        kind = platform.os, platform.architecture
+        counts[kind] += 1
+        lowest[kind] = min(lowest.get(kind, platform), platform, key=lambda other: other.level)
+    return lowest[max(counts, key=lambda kind: (counts[kind], kind))] if counts else parse_platform("linux/amd64")[0]

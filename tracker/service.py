@@ -18,12 +18,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from p2pdist.model.access import OPEN, Identity
+from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
     Assign,
     FromAgent,
@@ -37,13 +38,30 @@ from p2pdist.model.messages import (
     Reject,
     Spares,
     Welcome,
+    encode,
 )
 from p2pdist.model.url import redacted
 from tracker.content import Content
 from tracker.core.bittorrent.announce import Announces
-from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import (
+    Blamed,
+    Broadcast,
+    Described,
+    Drop,
+    Due,
+    Event,
+    ListKept,
+    ListMatched,
+    ListWanted,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    Tick,
+)
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
+from tracker.kept_lists import KeptLists
 from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
 from tracker.reach import Reach
@@ -67,17 +85,17 @@ logger = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Messages waiting to be sent to one agent; None ends the session. A list and at times a
-    future: there are as many as sessions."""
+    """Messages waiting to be sent to one agent, one for many agents encoded; None ends the session.
+    A list and at times a future: there are as many as sessions."""
 
     __slots__ = ("_arrival", "_waiting", "ended")
 
     def __init__(self) -> None:
-        self._waiting: list[FromTracker | None] = []
+        self._waiting: list[FromTracker | bytes | None] = []
         self._arrival: asyncio.Future[None] | None = None
         self.ended = False
 
-    def put(self, message: FromTracker | None) -> None:
+    def put(self, message: FromTracker | bytes | None) -> None:
         if self.ended:
             return
         if message is None or len(self._waiting) >= OUTBOX_MAX:
@@ -87,7 +105,7 @@ class Outbox:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def take(self) -> list[FromTracker | None]:
+    async def take(self) -> list[FromTracker | bytes | None]:
         """All that waits, once there is something; for one reader."""
         while not self._waiting:
             self._arrival = asyncio.get_running_loop().create_future()
@@ -154,6 +172,10 @@ class Service:
         self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
         self._patient_until = 0.0
         self._due_at = math.inf
+        self.blamed_hosts = 0
+        """How often a host was blamed for wrong hashes of a vouched list; a metric."""
+        self._lists = KeptLists(content.documents)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def sessions(self) -> int:
@@ -317,19 +339,16 @@ class Service:
             asyncio.get_running_loop().call_later(delay_s, self._plan_due)
         planned = False
         for command in commands:
-            outbox = self._outboxes.get(command.session)
-            if outbox is None:
-                continue
             match command:
-                case Send(_, message):
+                case Send(session, message) if (outbox := self._outboxes.get(session)) is not None:
                     planned = planned or isinstance(message, Assign)
-                    if isinstance(message, Welcome):
-                        message = msgspec.structs.replace(message, time=round(time.time(), 3))
-                    elif self.access is not None and isinstance(message, Assign):
-                        message = self.access.with_ticket(command.session, self._names[command.session], message)
-                    outbox.put(message)
-                case Drop():
+                    outbox.put(self._completed(session, message))
+                case Drop(session) if (outbox := self._outboxes.get(session)) is not None:
                     outbox.put(None)
+                case Send() | Drop():
+                    pass  # the session has ended meanwhile
+                case Broadcast() | ListMatched() | ListWanted() | Blamed():
+                    self._about_lists(command)
         if isinstance(event, Received) and isinstance(event.message, Leaving):
             host = self._host_of(event.session)
             if self.listener is not None and host is not None:
@@ -339,6 +358,47 @@ class Service:
                 self._outboxes[event.session].put(assign)
         if planned:
             self.observe_plan(time.perf_counter() - started)
+
+    def _completed(self, session: int, message: FromTracker) -> FromTracker:
+        """A message of the core with what the core does not know."""
+        if isinstance(message, Welcome):
+            return msgspec.structs.replace(message, time=round(time.time(), 3))
+        if self.access is not None and isinstance(message, Assign):
+            return self.access.with_ticket(session, self._names[session], message)
+        return message
+
+    def _about_lists(self, command: Broadcast | ListMatched | ListWanted | Blamed) -> None:
+        """Carry out what the core commands about vouched piece lists."""
+        match command:
+            case Broadcast(sessions, message):
+                encoded = encode(message)
+                for session in sessions:
+                    if (outbox := self._outboxes.get(session)) is not None:
+                        outbox.put(encoded)
+            case ListMatched(blob, pieces):
+                self._begin(self._lists.keep(blob, pieces))
+            case ListWanted(blob):
+                self._begin(self._find_list(blob))
+            case Blamed(host, blob, count):
+                self.blamed_hosts += 1
+                logger.warning(
+                    "%s stated wrong hashes for %d pieces of %s: it lies, or upstream sends it other bytes than others;"
+                    " it reads nothing more from upstream for an hour",
+                    host,
+                    count,
+                    blob,
+                )
+
+    async def _find_list(self, blob: Digest) -> None:
+        pieces = await self._lists.find(blob)
+        if pieces is not None:
+            self.submit(ListKept(blob, pieces))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that reads or writes documents, beside the sessions."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _admitted(self, access: SessionAccess, event: Received) -> Received | None:
         """What of a message the host may say; the rest is answered here."""

@@ -23,17 +23,19 @@ from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
+from p2pdist.agent.pull.lists import PeerLists
 from p2pdist.agent.pull.origin import Origins
 from p2pdist.agent.pull.packages import WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
+from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.scrub import StoreScrub
 from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
-from p2pdist.agent.tracker.session import Handlers, TrackerSession
+from p2pdist.agent.tracker.session import Handlers, ToHost, TrackerSession
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
@@ -47,9 +49,12 @@ from p2pdist.model.messages import (
     Hello,
     Keep,
     Leaving,
+    Listed,
     OriginShare,
+    Recall,
     Reject,
     Release,
+    Reread,
     check_hello,
 )
 from p2pdist.model.upstream import UpstreamSettings
@@ -116,7 +121,7 @@ class Agent:
     and the store's failures."""
 
     def __init__(self, settings: AgentSettings, membership: Membership | None = None) -> None:
-        self.settings, self.host = settings, settings.host
+        self.settings, self.host, self.mirrored = settings, settings.host, MirrorCounts()
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
         self.access = access = self._access(membership)
@@ -144,7 +149,15 @@ class Agent:
         if listener is not None and settings.swarm is not None:
             self.swarming = SwarmService(settings.swarm, swarming, listener, files, self.policies.transport)
         self.resources = PullResources(
-            settings.host, session, access, self.policies, self._origins, self.uplink, self.swarming, received_bytes
+            settings.host,
+            session,
+            access,
+            self.policies,
+            self._origins,
+            self.uplink,
+            self.swarming,
+            received_bytes,
+            lists=PeerLists(access),
         )
         self.policy_pins, wait_s = PolicyPins(store, self.policies), settings.tracker_wait_s
         self.packages = Packages(
@@ -160,12 +173,12 @@ class Agent:
             alone=alone if own_origin is not None else None,
             tracker_wait_s=wait_s,
         )
+        self.vouched_blobs = VouchedBlobs(store, self.registry, session.send)
         self.images = self._images(settings)
         self.pulls = Pulls(
             store, self.packages, self.registry, images=self.images, unreachable=self.reachability.warning
         )
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
-        self.mirrored = MirrorCounts()
         self.preseeds = Preseeds(
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )
@@ -193,9 +206,10 @@ class Agent:
             self.store,
             tracked,
             UpstreamRegistries(settings.upstreams, tracked),
-            self.registry,
+            self.vouched_blobs,
             platform=this_platform(),
             learn=self.access.names.learn_name,
+            learn_policy=self.policy_pins.learned,
             wait_tracker=self.packages.wait_tracker,
         )
 
@@ -228,6 +242,7 @@ class Agent:
         if self.swarming is not None:
             await self.swarming.stop()
         self.uplink.stop()
+        await self.vouched_blobs.stop()
         await self.registry.stop()
         for task in self._tasks:
             task.cancel()
@@ -244,8 +259,10 @@ class Agent:
         await self.preseeds.stop()
         await self.pulls.stop()
 
-    def _on_message(self, message: Assign | Access | OriginShare | Keep | Release | Reject) -> None:
+    def _on_message(self, message: ToHost) -> None:
         match message:
+            case Listed() | Reread() | Recall():
+                self.vouched_blobs.receive(message)
             case OriginShare(bytes_s):
                 self.resources.origin_share.limit_bytes_s = bytes_s
             case Keep() | Release():

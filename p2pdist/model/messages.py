@@ -104,7 +104,8 @@ class Holding(Message, frozen=True):
     or the transport changes and, after a new session opens, to rebuild the tracker's view. `ticket`
     is the last one that the host got for the blob: it shows a tracker that has just started that
     the host may receive it. `selected` says, while access is on, which blob a selection is of.
-    `vouched`: the host has no piece list but the vouched one (model/vouched.py)."""
+    `vouched`: the host has no piece list but the vouched one (model/vouched.py); `matched`: the
+    SHA-256 of the whole has matched the digest here, so that the host needs no list any more."""
 
     blob: WireDigest
     size: Count
@@ -116,6 +117,7 @@ class Holding(Message, frozen=True):
     ticket: TicketText = ""
     selected: Selected | None = None
     vouched: bool = False
+    matched: bool = False
 
 
 class Holdings(Message, frozen=True):
@@ -153,14 +155,22 @@ class Complaint(Message, frozen=True):
     nameless: bool = False
 
 
+Basis = Literal["read", "whole", "told"]
+"""How a host knows the hashes of pieces: it has read the pieces from upstream itself; it has the
+whole blob, whose SHA-256 matched; it was told them by a tracker or a peer."""
+
+
 class Vouched(Message, frozen=True):
-    """The host has read these pieces from upstream itself: `hashes` is the BLAKE3 of each, 32 bytes
-    a piece, in the order of `pieces`. `round` is that of the list as the host knows it."""
+    """The host states the hashes of these pieces: `hashes` is the BLAKE3 of each, 32 bytes a piece,
+    in the order of `pieces`. `round` is that of the list as the host knows it. Sent for what the
+    host has just read, after each welcome for what it has read of blobs that are not complete, and
+    to answer Recall. `basis` says how it knows; for what it was told, no host is to blame."""
 
     blob: WireDigest
     round: Count
     pieces: ListedPieces
     hashes: ListedHashes
+    basis: Basis = "read"
 
 
 class Judged(Message, frozen=True):
@@ -242,7 +252,9 @@ class Assign(Message, frozen=True):
 
 class Listed(Message, frozen=True):
     """More of a vouched piece list: `hashes` is the BLAKE3 of each of `pieces`, 32 bytes a piece. A
-    higher `round` than before begins a new round."""
+    higher `round` than before begins a new round, perhaps without any pieces yet. Rounds are
+    counted by session: after a welcome they begin at 0 again, and the tracker sends the list as
+    far as it is."""
 
     blob: WireDigest
     round: Count
@@ -256,6 +268,13 @@ class Reread(Message, frozen=True):
 
     blob: WireDigest
     round: Count
+
+
+class Recall(Message, frozen=True):
+    """The tracker lacks hashes of the vouched list of this blob, as after a new start: the host
+    answers with all that it knows (`Vouched`)."""
+
+    blob: WireDigest
 
 
 class Access(Message, frozen=True):
@@ -310,7 +329,7 @@ class Reject(Message, frozen=True):
 
 
 FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares | Vouched | Judged
-FromTracker = Welcome | Pace | OriginShare | Assign | Access | Keep | Release | Reject | Listed | Reread
+FromTracker = Welcome | Pace | OriginShare | Assign | Access | Keep | Release | Reject | Listed | Reread | Recall
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
@@ -421,6 +440,20 @@ class BlobHolding(msgspec.Struct, frozen=True):
     held: Count
     pieces: Count
     settled: bool
+
+
+KNOWN_PIECES_BYTES_MAX = 256 << 10
+
+
+class KnownPieces(msgspec.Struct, frozen=True):
+    """Response to GET /v1/blobs/{digest}/pieces, as MessagePack of at most KNOWN_PIECES_BYTES_MAX:
+    the BLAKE3 of each of `pieces`, 32 bytes a piece, as far as the agent knows them from the piece
+    `first` of the query on, at most LISTED_MAX of them. `whole`: the agent has the blob, and the
+    SHA-256 of the whole matched."""
+
+    pieces: ListedPieces
+    hashes: ListedHashes
+    whole: bool = False
 
 
 STREAM_END = 0xFFFFFFFF

@@ -106,6 +106,49 @@ class OriginWrong:
 
 
 @dataclass(frozen=True, slots=True)
+class LyingVoucher:
+    """A host states wrong hashes for this share of the pieces that it reads (vouched lists only).
+    An empty name: the first host that reads stripe `reader`. `stores`: it passes on bytes that
+    match what it states; `judges`: it says that the whole matches."""
+
+    host: str = ""
+    share: float = 1.0
+    stores: bool = True
+    judges: bool = False
+    reader: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamChange:
+    """The origin holds wrong bytes for these pieces from a time on, for a while or for good (None),
+    and no list tells (vouched lists only)."""
+
+    pieces: frozenset[int]
+    at_s: float
+    for_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStall:
+    """The origin takes requests and sends nothing, for a while."""
+
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamBreak:
+    """The origin ends all responses in the middle of them."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamWhole:
+    """The origin knows no ranges: a reader gets all from the beginning of the blob."""
+
+
+@dataclass(frozen=True, slots=True)
 class Late:
     """A host starts only at this time."""
 
@@ -138,6 +181,11 @@ Fault = (
     | OriginWrong
     | Late
     | Busy
+    | LyingVoucher
+    | UpstreamChange
+    | UpstreamStall
+    | UpstreamBreak
+    | UpstreamWhole
 )
 
 KINDS = ("crash", "leave", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late", "busy")
@@ -170,6 +218,8 @@ def failures(faults: Iterable[Fault]) -> tuple[type[P2PDistError], ...]:
     for fault in faults:
         match fault:
             case OriginWrong():
+                errors.append(Corrupt)
+            case UpstreamChange(_, _, None):
                 errors.append(Corrupt)
             case OriginOutage(_, None):
                 errors.append(Unavailable)

@@ -75,6 +75,10 @@ class Paths:
         """Which pieces of a partial blob are verified."""
         return self.partial / f"{hex_of(parse_digest(digest))}.have"
 
+    def hashes(self, digest: Digest) -> Path:
+        """The hashes of the pieces of a partial blob that has no piece list."""
+        return self.partial / f"{hex_of(parse_digest(digest))}.hashes"
+
     def document(self, digest: Digest) -> Path:
         """A manifest, config or piece list that is no row of the index."""
         return self.documents / hex_of(parse_digest(digest))

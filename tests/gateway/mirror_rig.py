@@ -115,11 +115,17 @@ class Arrival:
         self.blob, self._data, self._waits = blob, data, PieceWaits()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def body(self) -> Arrival:
+        return self
+
     async def piece(self, piece: int) -> None:
-        """Return once a piece may be sent: the last one when the whole has matched."""
-        if piece in self.blob.have and (piece < self.blob.layout.count - 1 or self.blob.complete):
-            return
-        await self._waits.wait(piece)
+        """Return once a piece is there."""
+        if piece not in self.blob.have:
+            await self._waits.wait(piece)
+
+    async def proven(self) -> None:
+        """Return once the whole has matched."""
+        await asyncio.shield(self.done)
 
     def give(self, *pieces: int) -> None:
         """Pieces arrive."""
@@ -127,8 +133,7 @@ class Arrival:
         for piece in pieces:
             start = layout.offset(piece)
             assert self.blob.write(piece, self._data[start : start + layout.length(piece)])
-            if piece < layout.count - 1:
-                self._waits.stored(piece)
+            self._waits.stored(piece)
 
     def match(self) -> None:
         """The SHA-256 of the whole was compared."""

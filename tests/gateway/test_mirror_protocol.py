@@ -1,5 +1,5 @@
-"""What clients of container registries see of an agent's mirror, over real sockets: documents, bodies
-that begin before the blob is here, ranges, and failures as the specification writes them."""
+"""What clients of container registries see of an agent's mirror, over real sockets: documents,
+bodies that begin before the blob is here, ranges, and failures as the specification writes them."""
 
 from __future__ import annotations
 

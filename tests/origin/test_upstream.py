@@ -17,13 +17,16 @@ import pytest
 from aiohttp import web
 from image_rig import Made, Odd, docker_config, make_image, make_index, odd_registry, push_image
 from registry_rig import PASSWORD, USER, Realm, Registry, needs_registry, running_registry
+from yarl import URL
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
 from p2pdist.model.image_manifest import INDEX_TYPE, ImageIndex, ImageManifest, decode_image
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.upstream import UpstreamSettings, parse_upstream
-from p2pdist.origin.registry.authentication import PullToken
+from p2pdist.origin.registry.accounts import Account, Fixed
+from p2pdist.origin.registry.authentication import Authentication, PullToken
+from p2pdist.origin.registry.client import RegistryClient
 from p2pdist.origin.registry.upstream import UpstreamRegistry
 
 LAYER = {"bin/hello": b"#!/bin/sh\necho hello\n", "data": bytes(range(256)) * 400}
@@ -412,11 +415,6 @@ async def test_redirects_that_storage_would_not_send_are_not_followed(odd: Odd, 
 
 
 def test_a_registry_elsewhere_cannot_send_this_machine_to_its_own_services() -> None:
-    from yarl import URL
-
-    from p2pdist.origin.registry.accounts import Fixed
-    from p2pdist.origin.registry.client import RegistryClient
-
     client = RegistryClient("r", URL("https://registry.example.org"), Fixed(None))
     at = URL("https://registry.example.org/v2/x")
     assert client._target(at, "https://storage.example.org/a?b=%2F").host == "storage.example.org"
@@ -429,6 +427,53 @@ def test_a_registry_elsewhere_cannot_send_this_machine_to_its_own_services() -> 
     ):
         with pytest.raises(Refused):
             client._target(at, inner)
+
+
+@pytest.mark.parametrize(
+    "realm",
+    [
+        "https://127.0.0.1/t",
+        "https://169.254.169.254/t",
+        "https://[::1]/t",
+        "http://a.b/t",
+        "https://u:p@a.b/t",
+        "https://",
+        "/t",
+        "https://[",
+    ],
+)
+async def test_a_realm_that_cannot_be_trusted_gets_nothing(realm: str) -> None:
+    async def fetch(*asked: object) -> tuple[int, bytes]:
+        raise AssertionError("it is not asked")
+
+    known = Fixed(Account("user", "secret-word"))
+    authentication = Authentication("r", URL("https://registry.example.org"), known, fetch)
+    with pytest.raises(Refused) as caught:
+        await authentication.answer([f'Bearer realm="{realm}",service="s"'], "repository:a/b:pull", "")
+    assert "secret-word" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "asked"),
+    [
+        ("repository:library/debian:pull", "repository:library/debian:pull"),
+        ("repository:other/secret:pull", "repository:debian:pull"),
+        ("repository:library/debian:pull,push,delete", "repository:library/debian:pull"),
+        ("registry:catalog:*", "repository:debian:pull"),
+        ("", "repository:debian:pull"),
+    ],
+)
+async def test_a_token_is_asked_for_what_is_read_and_nothing_more(stated: str, asked: str) -> None:
+    scopes = []
+
+    async def fetch(realm: URL, query: dict[str, str], *more: object) -> tuple[int, bytes]:
+        scopes.append(query["scope"])
+        return 200, b'{"token": "t", "expires_in": "nonsense"}'
+
+    authentication = Authentication("r", URL("https://registry.example.org"), Fixed(None), fetch)
+    challenge = f'Bearer realm="https://a.b/t",scope="{stated}"'
+    assert await authentication.answer([challenge], "repository:debian:pull", "") == "Bearer t"
+    assert scopes == [asked]
 
 
 async def test_storage_behind_a_redirect_gets_no_token(odd: Odd, opened: Opens) -> None:

@@ -59,7 +59,8 @@ def path_of(site: AccessSite, route: Route, name: str) -> str:
     """A request of a route that is about the package `name` and the host h1, where it names one."""
     blob = site.layers[name]
     path = route.described_path.replace("{digest}", blob).replace("{name}", "h1").replace("{id}", "order")
-    path = path.replace("{reference}", name)
+    path = path.replace("{reference}", name).replace("{upstream}", "registry.test").replace("{target}", "v1")
+    path = path.replace("{repository}", name.partition(":")[0])
     if any(query.name == "reference" for query in route.query):
         path += f"?reference={name}"
     return path

@@ -179,7 +179,7 @@ async def test_an_origin_that_hangs_keeps_nobody_waiting_for_a_tag_that_is_known
     monkeypatch.setattr(module, "TAG_WAIT_S", 0.02)
     assert await content.resolve(tag) == described
     assert await content.resolve(tag) == described and origin.asked == 2
-    for task in content._reads.values():
+    for task in content._reads._reads.values():
         task.cancel()
     await layout.close()
 

@@ -91,14 +91,14 @@ class ImageAccess:
         parts: set[Digest] = set()
         if isinstance(document, ImageManifest):
             named = (*document.blobs, *document.foreign)
-            parts = await self._upstreams.confirmed(name, [blob.digest for blob in named])
+            parts = await self._upstreams.confirmed(name, [blob.digest for blob in named], found.digest)
         self._book.bind(str(name), found.digest, sorted(parts))
 
     async def bind_blob(self, name: ImageName, digest: Digest) -> None:
         """The registry has a blob under this name: note that identities which may read the name may
         read it. Raises Refused, Unavailable."""
         if str(name) not in self._book.readers_of(digest):
-            for found in await self._upstreams.confirmed(name, [digest]):
+            for found in await self._upstreams.confirmed(name, [digest], digest):
                 self._book.bind(str(name), found, ())
 
 

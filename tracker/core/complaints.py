@@ -38,6 +38,7 @@ from tracker.core.repair.repair import (
 )
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
+from tracker.core.vouching.vouching import Vouching
 
 NAMELESS_S = 15.0
 """So long a host whose name servers do not answer is given no other that is known by name."""
@@ -57,6 +58,8 @@ class Complaints:
     """Says which hosts are asked to report often."""
     claims: Claims
     """Doubts hosts that give nothing of what they claim."""
+    vouching: Vouching
+    """Withdraws complaints of wrong bytes where the list turns out wrong."""
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -120,6 +123,8 @@ class Complaints:
             elif child.was_told(source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
                 voter = self.membership.hosts[child.host].voter or child.host
                 self.reputation.penalise(parent, voter, reason, now=now)
+                if reason == "corrupt":
+                    self.vouching.accused(swarm, source, voter)
         self.schedule.ask(swarm.key, reason, now)
 
     def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:

@@ -36,7 +36,7 @@ class Edges:
     `forget_change`."""
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     """(child, parent) pairs that failed, and the time until which they are not joined again.
-    `avoid`, `expire`."""
+    `avoid`, `forgive`, `expire`."""
     parted: dict[tuple[str, str], float] = field(default_factory=dict)
     """Pairs between which too little came though the parent is there and gives, and the time until
     which they are not parted again. The origin is not read instead of such a parent. `part`,
@@ -161,6 +161,10 @@ class Edges:
     def part(self, child: str, parent: str, until: float) -> None:
         """Too little comes to the child from a parent that is there and gives."""
         self.parted[child, parent] = until
+
+    def forgive(self) -> None:
+        """The bytes for which hosts avoid others may have been right after all."""
+        self.avoided = {pair: until for pair, until in self.avoided.items() if pair[1] == FROM_ORIGIN}
 
     def forget_parted(self, child: str) -> None:
         """The child failed for another reason than its own rate: the other parents that gave it

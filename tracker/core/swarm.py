@@ -58,6 +58,9 @@ class OriginReads:
     """Idle leases that went to other swarms. `lose_lease`."""
     failures: dict[str, None] = field(default_factory=dict)
     """Hosts that met wrong or missing content at the origin. `count_failure`."""
+    barred: dict[str, None] = field(default_factory=dict)
+    """Hosts that may not read it, since they lied of what they read (vouching/vouching.py). `bar`,
+    `unbar`."""
     superpeers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
     """By zone the superpeers that were chosen, and from how many members. `choose`."""
 
@@ -74,6 +77,15 @@ class OriginReads:
         if len(self.superpeers) >= ZONES_MAX:
             self.superpeers.clear()
         self.superpeers[key] = names, candidates
+
+    def bar(self, host: str) -> None:
+        """The host may not read the blob from now on."""
+        self.barred[host] = None
+        self.superpeers.clear()
+
+    def unbar(self, host: str) -> None:
+        """The host may read it again."""
+        self.barred.pop(host, None)
 
     def lose_lease(self) -> None:
         """An idle lease goes to another swarm."""

@@ -131,7 +131,7 @@ async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:
             for message in await outbox.take():
                 if message is None:
                     return
-                await socket.send_frame(encode(message), WSMsgType.TEXT)
+                await socket.send_frame(message if isinstance(message, bytes) else encode(message), WSMsgType.TEXT)
     except (ConnectionError, RuntimeError) as error:
         logger.debug("a session broke while writing: %r", error)
     finally:

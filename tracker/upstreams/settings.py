@@ -45,7 +45,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     credentials: str = ""
     tags_ttl: float | str = TAGS_TTL_S
     serve_stale: bool = True
-    namespaces: list[str] = ["*"]
+    namespaces: tuple[str, ...] = ("*",)
     insecure: bool = False
 
 

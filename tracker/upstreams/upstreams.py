@@ -21,7 +21,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -62,7 +62,13 @@ CACHE_BYTES_MAX = 64 << 20
 TAGS_MAX = 20_000
 MANIFESTS_MAX = 20_000
 SIZES_MAX = 200_000
-LISTS_MAX = 1000
+LISTS_MAX = 500
+LIST_BYTES_MAX = 256 << 10
+"""Of a list that is kept; larger ones are asked for each time."""
+
+OPEN_S = 60.0
+"""So long a registry that asked for no token is taken not to."""
+
 DESCRIBED_S = 60.0
 """So long the core is taken to know how the blobs of a manifest are cut."""
 
@@ -133,6 +139,8 @@ class Upstreams:
         """By `name@digest`: the registry has the blob under that name."""
         self._lists: OrderedDict[str, tuple[float, TagPage | ImageDocument]] = OrderedDict()
         """Tags and referrers, and when they were asked for."""
+        self._open: OrderedDict[str, float] = OrderedDict()
+        """By name until when the repository is taken to be open to everybody."""
         self._described: OrderedDict[str, float] = OrderedDict()
         """By `name@digest` when `learned` heard of a manifest's blobs."""
         self.learned: Callable[[tuple[tuple[Digest, PieceLayout], ...]], None] = lambda layouts: None
@@ -274,34 +282,43 @@ class Upstreams:
             self.learned(((digest, image_layout(size)),))
         return size
 
-    async def confirmed(self, name: ImageName, blobs: Iterable[Digest]) -> set[Digest]:
-        """The blobs of these which the registry says that the repository has. Raises Refused,
-        Unavailable."""
+    async def confirmed(self, name: ImageName, blobs: Sequence[Digest], of: Digest) -> set[Digest]:
+        """The blobs of these, which the document `of` names, that the registry says the repository
+        has. Raises Refused, Unavailable."""
+        if await self._recall(f"parts {name}@{of}") is not None:
+            return set(blobs)
         slots = asyncio.Semaphore(CONFIRMATIONS_AT_ONCE)
         registry = self._registry(name)
 
-        async def confirm(digest: Digest) -> Digest | None:
+        async def confirm(digest: Digest) -> bool:
             key = f"{name}@{digest}"
             async with slots:
-                if key not in self._confirmed and await self._recall(f"blob {key}") is None:
+                if key not in self._confirmed:
                     try:
                         await self._ask(registry, name, f"size {key}", lambda found: _size(found, name, digest))
                     except NotFound:
-                        return None
-                    await self._note({f"blob {key}": Descriptor("", digest, 0)})
+                        return False
             remember(self._confirmed, key, None, SIZES_MAX)
-            return digest
+            return True
 
-        found = await asyncio.gather(*map(confirm, dict.fromkeys(blobs)))
-        return {digest for digest in found if digest is not None}
+        asked = list(dict.fromkeys(blobs))
+        answers = await asyncio.gather(*map(confirm, asked))
+        if all(answers):
+            await self._note({f"parts {name}@{of}": Descriptor("", of, 0)})
+        return {digest for digest, has in zip(asked, answers, strict=True) if has}
 
     async def token(self, name: ImageName) -> PullToken:
         """What lets a host read the blobs of a repository for a while; empty where nothing is asked
         for. Raises Refused where the registry takes an account alone, NotFound, Unavailable."""
-        registry = self._registry(name)
-        return await self._ask(
+        registry, now = self._registry(name), time.monotonic()
+        if self._open.get(str(name), now) > now:
+            return PullToken("", OPEN_S)
+        found = await self._ask(
             registry, name, f"token {name}", lambda repository: registry.registry.pull_token(name.repository)
         )
+        if not found.token:
+            remember(self._open, str(name), time.monotonic() + OPEN_S, LISTS_MAX)
+        return found
 
     # -- lists
 
@@ -331,7 +348,8 @@ class Upstreams:
             if kept is None or not settings.serve_stale:
                 raise
             return kept[1]
-        remember(self._lists, key, (time.monotonic(), found), LISTS_MAX)
+        if isinstance(found, TagPage) or len(found.data) <= LIST_BYTES_MAX:
+            remember(self._lists, key, (time.monotonic(), found), LISTS_MAX)
         return found
 
     # -- asking

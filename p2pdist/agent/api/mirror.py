@@ -92,21 +92,6 @@ class AgentImages:
         return await upstream_lets(upstream, asked.name, path, user=credential.user, secret=credential.secret)
 
 
-class WithheldEnd:
-    """The pieces of a blob whose SHA-256 is still to be compared that a client may have: all that
-    are here but the last one, until the blob is complete."""
-
-    def __init__(self, blob: Blob) -> None:
-        self._blob = blob
-
-    def __contains__(self, piece: int) -> bool:
-        blob = self._blob
-        return piece in blob.have and (piece < blob.layout.count - 1 or blob.complete)
-
-    def __len__(self) -> int:
-        return len(self._blob.have)
-
-
 class BlobBodies:
     """Sends blobs to clients of one port. On the event loop."""
 
@@ -148,7 +133,7 @@ class BlobBodies:
             sent += length
             counted[source] += length
 
-        shown, opened = WithheldEnd(blob), blob.files.opened or blob.in_memory
+        body, opened = pull.body() if pull is not None else None, blob.files.opened or blob.in_memory
         file = blob.fileno() if opened else await asyncio.to_thread(blob.fileno)
         headers = {"Docker-Content-Digest": str(blob.digest), **VERSION}
         response = await serve_range(
@@ -156,8 +141,9 @@ class BlobBodies:
             blob.digest,
             file,
             blob.layout,
-            have=shown if pull is not None else None,
-            wait_for=partial(_available, pull, shown) if pull is not None else None,
+            have=blob.have if body is not None else None,
+            wait_for=body.piece if body is not None else None,
+            proven=body.proven if body is not None else None,
             flow=flow,
             disk=not blob.in_memory,
             options=RangeOptions(headers, RANGES_MAX, deadline, count),
@@ -188,13 +174,6 @@ class BlobBodies:
             digest, address_key(request.remote or ""), partial(images.blob_size, name, digest), fetch
         )
         return found[0]
-
-
-async def _available(pull: BlobPull, shown: WithheldEnd, piece: int) -> None:
-    """Wait until a client may have a piece. Raises the pull's failure."""
-    await pull.piece(piece)
-    if piece not in shown:
-        await asyncio.shield(pull.done)
 
 
 def _cut(request: web.Request) -> None:

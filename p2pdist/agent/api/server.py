@@ -108,7 +108,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         agent = self._agent
         received = CounterMetricFamily("p2pdist_agent_received_bytes", "Verified bytes received", labels=["source"])
-        for source in ("origin", "peer", "bittorrent"):
+        for source in ("origin", "upstream", "peer", "bittorrent"):
             received.add_metric([source], agent.resources.received_bytes[source])
         yield received
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
@@ -213,6 +213,7 @@ SYSTEM_OWNERS = ("preseed:", "slurm-")
 
 PULSE_LOOK_S = 0.005
 BYTES_TYPE = "application/octet-stream"
+MESSAGE_PACK_TYPE = "application/vnd.msgpack"
 LOOK_S_MAX = 5.0
 AGENT: web.AppKey[Agent] = web.AppKey("agent", Agent)
 REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)
@@ -435,6 +436,19 @@ async def _holding(request: web.Request) -> web.Response:
     return _answer(BlobHolding(len(blob.have), blob.layout.count, settled))
 
 
+async def _pieces(request: web.Request) -> web.Response:
+    """Say which hashes are known here of the pieces of a blob, as MessagePack: other agents ask
+    while no tracker tells them, and believe it provisionally. Nothing is fetched."""
+    agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
+    require_agent(request)
+    require_blob(agent, request, digest)
+    first = request.query.get("first", "0")
+    if not (first.isascii() and first.isdecimal()) or len(first) > 10:
+        raise UsageError(f"{first[:50]!r} is not the number of a piece")
+    known = await agent.vouched_blobs.known(digest, int(first))
+    return web.Response(body=msgspec.msgpack.encode(known), content_type=MESSAGE_PACK_TYPE)
+
+
 async def _blob(request: web.Request) -> web.StreamResponse:
     """Serve a blob or a range of it. Missing pieces are fetched through the swarm where that evicts
     nothing; the bytes take turns with streams."""
@@ -477,14 +491,28 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
     if blob is None or not blob.complete:
         if request.method == "HEAD":
             return await serve_range(request, digest, -1, (await agent.registry.describe(digest)).layout)
-        fetching = await (agent.pulls.blob(digest) if flow is None else agent.readers.fetch(digest, _address(request)))
+        fetching = agent.registry.fetching(digest)
+        if fetching is None or fetching.vouched is None:  # else there is nothing to be found out about it
+            fetching = await (
+                agent.pulls.blob(digest) if flow is None else agent.readers.fetch(digest, _address(request))
+            )
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
     with blob.held():
-        have, wait_for = (blob.have, fetching.piece) if fetching is not None else (None, None)
+        body = fetching.body() if fetching is not None else None
         file, disk = await _opened(blob), not blob.in_memory
-        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, flow=flow, disk=disk)
+        return await serve_range(
+            request,
+            digest,
+            file,
+            blob.layout,
+            have=blob.have if body is not None else None,
+            wait_for=body.piece if body is not None else None,
+            proven=body.proven if body is not None else None,
+            flow=flow,
+            disk=disk,
+        )
 
 
 # -- on the Unix socket only
@@ -702,6 +730,15 @@ PUBLIC_ROUTES = (
         (Answer(BlobHolding),),
         (Query("host", "the host that asks"),),
         errors=(UsageError, NotFound),
+        right="ticket",
+    ),
+    Route(
+        "GET",
+        "/v1/blobs/{digest}/pieces",
+        _pieces,
+        (Answer(media_type=MESSAGE_PACK_TYPE),),
+        (Query("first", "the first piece of interest, 0 by default"),),
+        errors=(UsageError, NotFound, Refused, Corrupt),
         right="ticket",
     ),
 )

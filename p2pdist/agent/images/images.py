@@ -33,8 +33,10 @@ from p2pdist.model.image_manifest import (
     TagPage,
     decode_image,
 )
+from p2pdist.model.manifest import Manifest
 from p2pdist.model.messages import Priority
 from p2pdist.model.platform import Platform
+from p2pdist.model.policy import PackagePolicy
 from p2pdist.model.upstream import UpstreamSettings
 from p2pdist.origin.registry.upstream import UpstreamRepository
 from p2pdist.store.blobs.blob import Blob
@@ -56,6 +58,7 @@ INDEX_DEPTH_MAX = 4
 
 Value = TypeVar("Value")
 Note = Callable[[str], None]
+LearnPolicy = Callable[[str, Digest, Manifest, PackagePolicy], Awaitable[None]]
 logger = logging.getLogger(__name__)
 
 
@@ -71,7 +74,7 @@ class BlobFetcher(Protocol):
 
 class Images:
     """The images of this host. `learn` hears under which name of packages documents and blobs are
-    here. On the event loop."""
+    here, `learn_policy` what a tracker stated of an image. On the event loop."""
 
     def __init__(
         self,
@@ -82,10 +85,12 @@ class Images:
         *,
         platform: Platform,
         learn: Callable[[str, tuple[Digest, ...]], None] = lambda name, parts: None,
+        learn_policy: LearnPolicy,
         wait_tracker: Callable[[Note], Awaitable[bool]] | None = None,
     ) -> None:
         self._store, self._tracked, self._registries, self._fetcher = store, tracked, registries, fetcher
-        self._platform, self._learn, self._wait_tracker = platform, learn, wait_tracker
+        self._platform, self._wait_tracker = platform, wait_tracker
+        self._learn, self._learn_policy = learn, learn_policy
         self._cache: OrderedDict[str, ImageDocument] = OrderedDict()
         """By `name@digest`."""
         self._fresh: OrderedDict[str, tuple[float, Digest]] = OrderedDict()
@@ -169,9 +174,9 @@ class Images:
         if found is None:
             assert kept is not None
             found = kept
-        if self._tracked.connected:
-            self._note_announced(name, found.digest)
         await self._keep(name, target, found)
+        if self._tracked.connected:
+            await self._note_announced(name, found)
         return found
 
     async def _keep(self, name: ImageName, target: str, found: ImageDocument) -> None:
@@ -315,12 +320,19 @@ class Images:
                 await self._tracked.manifest(name, manifest, manifest)
         except (P2PDistError, TimeoutError) as error:
             logger.debug("the tracker was not told of %s: %s", key, error)
-        else:
-            self._note_announced(name, manifest)
+            return
+        if (found := await self._kept(name, manifest)) is not None:
+            await self._note_announced(name, found)
 
-    def _note_announced(self, name: ImageName, manifest: Digest) -> None:
-        self._announced[f"{name}@{manifest}"] = None
+    async def _note_announced(self, name: ImageName, found: ImageDocument) -> None:
+        """The tracker has been asked for a document: apply the policy that it stated."""
+        self._announced[f"{name}@{found.digest}"] = None
         _trim(self._announced, SIZES_MAX)
+        document = decode_image(found.data, found.media_type)
+        if isinstance(document, ImageManifest) and document.blobs:
+            reference = str(ImageReference(name, digest=found.digest))
+            manifest = Manifest(document.blobs[0], document.blobs, ())
+            await self._learn_policy(reference, found.digest, manifest, self._tracked.policy(found.digest))
 
     # -- asking
 
@@ -336,7 +348,8 @@ class Images:
         itself, if this agent was given it. `quick`: something is known already, and the tracker is
         not waited for long."""
         own = self._registries.is_own(name)
-        if self._tracked.connected and (self._registries.is_learned(name) or not own):
+        tracked = self._tracked
+        if tracked.connected and (self._registries.is_learned(name) or not own):
             try:
                 async with asyncio.timeout(KNOWN_WAIT_S if quick else None):
                     return await tracker()
@@ -344,7 +357,7 @@ class Images:
                 raise Unavailable(f"the tracker does not answer for {name} within {KNOWN_WAIT_S} s") from error
             except Unavailable:
                 # Else every agent would ask an upstream that the tracker leaves alone.
-                if self._tracked.connected or not own:
+                if not own or self._tracked.connected:
                     raise
         if not own:
             raise Unavailable(

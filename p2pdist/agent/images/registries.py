@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.image import ImageName, image_name
 from p2pdist.model.image_manifest import ImageDocument, TagPage, clean_media_type, decode_image
+from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, decode_policy
 from p2pdist.model.upstream import UPSTREAMS_MAX, Upstream, UpstreamSettings, unique, upstream_of
 from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
@@ -31,6 +33,7 @@ LEARN_S = 5.0
 for."""
 
 TOKEN_WAIT_S = 5.0
+POLICIES_MAX = 1000
 
 logger = logging.getLogger(__name__)
 Document = TypeVar("Document")
@@ -56,6 +59,12 @@ class TrackedImages:
 
     def __init__(self, session: TrackerSession) -> None:
         self._session = session
+        self._policies: OrderedDict[Digest, PackagePolicy] = OrderedDict()
+        """What trackers stated last of a manifest, by its digest."""
+
+    def policy(self, manifest: Digest) -> PackagePolicy:
+        """The policy that a tracker stated last of a manifest."""
+        return self._policies.get(manifest, NO_POLICY)
 
     @property
     def connected(self) -> bool:
@@ -76,11 +85,15 @@ class TrackedImages:
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
         query = {"zone": self._session.zone}
         status, body, answered = await self._session.exchange(f"{_path(name)}/manifests/{target}", query, headers)
-        if status == 304 and known is not None:
-            return None
-        digest, media_type = digest_of(body), clean_media_type(answered.get("Content-Type", ""))
+        digest = known if status == 304 and known is not None else digest_of(body)
         if is_digest(target) and digest != target:
             raise Corrupt(f"the tracker sent something else for {target}")
+        self._policies[digest] = decode_policy(answered.get(POLICY_HEADER, "{}"))
+        while len(self._policies) > POLICIES_MAX:
+            self._policies.popitem(last=False)
+        if status == 304:
+            return None
+        media_type = clean_media_type(answered.get("Content-Type", ""))
         return ImageDocument(body, decode_image(body, media_type).media_type, digest)
 
     async def tags(self, name: ImageName, n: int, last: str) -> TagPage:

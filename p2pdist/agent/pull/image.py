@@ -18,6 +18,12 @@ from p2pdist.model.messages import Priority
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
+BLOBS_AT_ONCE = 4
+"""Blobs of several stripes that one pull fetches at once."""
+
+SMALL_BLOBS_AT_ONCE = 16
+"""As many blobs of one stripe, which take little of the link, and wait for a parent each."""
+
 ATTEMPTS = 3
 """Attempts to hold a blob of the store, which may be evicted at the same moment."""
 
@@ -33,9 +39,8 @@ class ImageSource(Protocol):
 
 
 class ImagePull:
-    """Brings all blobs of one image into the store. `slots` limit how many blobs of several
-    stripes, and of one, come at once; `cached` hears of bytes that were there, `begun` of each blob
-    that is fetched."""
+    """Brings all blobs of one image into the store. `cached` hears of bytes that were there,
+    `begun` of each blob that is fetched."""
 
     def __init__(
         self,
@@ -44,12 +49,12 @@ class ImagePull:
         store: BlobStore,
         priority: Priority,
         *,
-        slots: tuple[asyncio.Semaphore, asyncio.Semaphore],
         cached: Callable[[int], None],
         begun: Callable[[BlobPull], None],
     ) -> None:
         self._image, self._source, self._store, self._priority = image, source, store, priority
-        self._slots, self._cached, self._begun = slots, cached, begun
+        self._cached, self._begun = cached, begun
+        self._large, self._small = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
 
     async def run(self) -> None:
         """Return once every blob is here, whole and verified. Raises the first failure."""
@@ -64,8 +69,7 @@ class ImagePull:
     async def _bring(self, blob: Descriptor, holds: ExitStack) -> None:
         if not blob.size:
             return  # there is nothing to be had of it
-        large, small = self._slots
-        async with large if image_layout(blob.size).stripes > 1 else small:
+        async with self._large if image_layout(blob.size).stripes > 1 else self._small:
             for attempt in range(ATTEMPTS):
                 try:
                     stored, fetching = await self._source.fetch_blob(

@@ -1,5 +1,6 @@
 """Central storage as an agent reads it: at its own URL, else at the URL that its tracker names; and
-the stream that reads one stripe from it for the host that holds the stripe's lease."""
+the stream that reads one stripe from it, or from an upstream registry, for the host that holds the
+stripe's lease."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
+from typing import Protocol
 
+from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.selection import Selection
 from p2pdist.origin.drivers import open_origin
@@ -87,15 +91,22 @@ class Origins:
             await origin.close()
 
 
+class RangeSource(Protocol):
+    """What blobs can be read from by ranges: central storage, or an upstream registry."""
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """`length` bytes of a blob. Raises P2PDistError."""
+
+
 class OriginReader:
     """A stream whose source is the origin: posts the events of an IncomingStream, on the event
     loop. `selection` is the part of another blob at the origin that this blob is. Each piece is
-    read within `reading`, and `pause` is awaited after it, both with the piece's length in
-    bytes."""
+    read within `reading`, and `pause` is awaited after it, both with the piece's length in bytes.
+    With `vouched` the blob has no piece list, and the reader vouches for what it reads."""
 
     def __init__(
         self,
-        origin: Origin,
+        origin: RangeSource,
         blob: Blob,
         stripe: int,
         stripes: int,
@@ -105,13 +116,14 @@ class OriginReader:
         reading: Callable[[int], AbstractAsyncContextManager[None]],
         pause: Callable[[int], Awaitable[None]],
         selection: Selection | None = None,
+        vouched: VouchedPull | None = None,
     ) -> None:
         self.number = number
         self.receiving: int | None = None
         """Always None: a reader has several pieces under way."""
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
-        self._on_event = on_event
+        self._on_event, self._vouched = on_event, vouched
         self._storing_s = 0.0
         self._reading, self._pause = reading, pause
         self._task: asyncio.Task[None] | None = None
@@ -140,17 +152,28 @@ class OriginReader:
         self._on_event(ended)
 
     async def _read_all(self) -> None:
-        pieces = iter(self._blob.have.missing(self._stripe, self._stripes))
+        vouched = self._vouched
+        lacking = (
+            self._blob.have.missing(self._stripe, self._stripes) if vouched is None else vouched.unread(self._stripe)
+        )
+        pieces = iter(lacking)
         async with asyncio.TaskGroup() as group:
             for _ in range(REQUESTS_MAX):
                 group.create_task(self._read_some(pieces))
 
     async def _read_some(self, pieces: Iterator[int]) -> None:
-        layout = self._blob.layout
+        layout, vouched = self._blob.layout, self._vouched
         for piece in pieces:
+            if vouched is not None and not vouched.is_unread(piece):
+                continue
             async with self._reading(layout.length(piece)):
                 data = await self._read(layout.offset(piece), layout.length(piece))
-                if self._blob.in_memory and len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
+                if (
+                    vouched is None
+                    and self._blob.in_memory
+                    and len(data) <= INLINE_BYTES
+                    and self._storing_s < INLINE_S
+                ):
                     began = time.monotonic()
                     self._stored(piece, self._blob.write(piece, data))
                     self._storing_s = time.monotonic() - began
@@ -175,8 +198,17 @@ class OriginReader:
         return await self._origin.read_range(self._selection.blob.digest, offset, length)
 
     async def _store(self, piece: int, data: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        self._stored(piece, await loop.run_in_executor(_storers, self._blob.write, piece, data))
+        loop, vouched = asyncio.get_running_loop(), self._vouched
+        if vouched is None:
+            self._stored(piece, await loop.run_in_executor(_storers, self._blob.write, piece, data))
+            return
+        if len(data) != self._blob.layout.length(piece):
+            raise Corrupt(f"{len(data)} bytes came instead of {self._blob.layout.length(piece)}")
+        statement, stored = await loop.run_in_executor(_storers, vouched.store, piece, data)
+        vouched.state(statement)
+        if not stored:
+            raise _WrongBytes(f"piece {piece} is not what another host has read")
+        self._on_event(PieceReceived(self.number, piece, True))
 
     def _stored(self, piece: int, ok: bool) -> None:
         self._on_event(PieceReceived(self.number, piece, ok))

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.blob import BlobPull
-from p2pdist.agent.pull.image import ImagePull, ImageSource
+from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, ImagePull, ImageSource
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import TreePull, together
 from p2pdist.model.digest import Digest, parse_digest
@@ -37,12 +37,6 @@ from p2pdist.store.blobs.placement import Copy
 from p2pdist.store.store import BlobStore
 
 logger = logging.getLogger(__name__)
-
-BLOBS_AT_ONCE = 4
-"""Blobs of several stripes that one pull fetches at once."""
-
-SMALL_BLOBS_AT_ONCE = 16
-"""As many blobs of one stripe, which take little of the link, and wait for a parent each."""
 
 PULLS_MAX = 1000
 REMEMBERED_MAX = 1000
@@ -350,16 +344,8 @@ class Pulls:
         pull.state, pull.note, pull.parts = "running", "", frozenset(sizes)
         await asyncio.to_thread(self._store.integrity.look, list(sizes))
         self._check_fits(pull.bytes_total)
-        slots = asyncio.Semaphore(BLOBS_AT_ONCE), asyncio.Semaphore(SMALL_BLOBS_AT_ONCE)
-        await ImagePull(
-            image,
-            self._images,
-            self._store,
-            pull.request.priority,
-            slots=slots,
-            cached=pull.skip,
-            begun=pull.begin_blob,
-        ).run()
+        priority, source = pull.request.priority, self._images
+        await ImagePull(image, source, self._store, priority, cached=pull.skip, begun=pull.begin_blob).run()
 
     async def _run_package(self, pull: Pull) -> None:
         for attempt in range(ATTEMPTS):

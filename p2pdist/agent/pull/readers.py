@@ -67,7 +67,7 @@ class Readers:
     ) -> BlobPull | None:
         """What `fetch` does, for a blob whose size `size` finds and whose pull `begin` starts or
         joins."""
-        if self._registry.fetching(digest):
+        if self._registry.fetching(digest) is not None:
             return await begin()
         if self._fetches.total() >= FETCHES_MAX or self._fetches[address] >= FETCHES_OF_ADDRESS_MAX:
             raise Unavailable("this agent fetches as much as it may for readers", remedy="Ask again soon")

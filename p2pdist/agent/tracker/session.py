@@ -47,11 +47,14 @@ from p2pdist.model.messages import (
     Holding,
     Holdings,
     Keep,
+    Listed,
     OriginShare,
     Pace,
+    Recall,
     Reject,
     Release,
     Report,
+    Reread,
     Welcome,
     decode_from_tracker,
     encode,
@@ -87,6 +90,10 @@ OUTBOX_MAX = 4096
 """Messages to a tracker that does not read them, before the session is broken off."""
 
 
+ToHost = Assign | Access | OriginShare | Keep | Release | Reject | Listed | Reread | Recall
+"""What a tracker sends that is not about the session itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """What a session asks its host, and where it delivers what a tracker sends."""
@@ -95,7 +102,7 @@ class Handlers:
     """All that the host holds and fetches; called when a session opens."""
     report: Callable[[], Report | None]
     """Progress since the last report, None when there is none."""
-    on_message: Callable[[Assign | Access | OriginShare | Keep | Release | Reject], None]
+    on_message: Callable[[ToHost], None]
     on_change: Callable[[bool], None]
     """Gets True when a tracker answers and False when the session breaks."""
 
@@ -190,13 +197,9 @@ class TrackerSession:
         """The URL of the origin that the tracker named last."""
         self.problem = ""
         """Why no tracker answers, in words for the user."""
+        self.zone = hello.zone
         self.instance = hello.instance
         """Names this process towards trackers; no other program may hear it."""
-
-    @property
-    def zone(self) -> str:
-        """The zone of this host."""
-        return self._hello.zone
 
     @property
     def connected(self) -> bool:
@@ -489,7 +492,7 @@ class _Connection:
                 last_rejection = from_problem(message.problem)
             if isinstance(message, Pace):
                 self._set_interval(message.report_interval_s)
-            elif isinstance(message, Assign | Access | OriginShare | Keep | Release | Reject):
+            elif isinstance(message, ToHost):
                 self._handlers.on_message(message)
 
     async def _write(self) -> NoReturn:

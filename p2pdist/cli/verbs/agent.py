@@ -194,9 +194,6 @@ def command(
     rack: str,
     capacity: str,
     tracker_wait: float,
-    upload_limit: str,
-    download_limit: str,
-    preseed_limit: str,
     upstreams: tuple[str, ...],
     join_file: Path | None,
     tls: TlsFiles | None,
@@ -210,6 +207,7 @@ def command(
     scrub_days: float,
     drain_seconds: float,
     name: str,
+    **limits: str,
 ) -> None:
     """Run the agent of this host: it fetches, keeps, shares and shows packages.
 
@@ -233,9 +231,7 @@ def command(
         rack=rack,
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
-        upload_bytes_s=parse_rate(upload_limit) if upload_limit else None,
-        download_bytes_s=parse_rate(download_limit) if download_limit else None,
-        preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
+        **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
         discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
@@ -244,8 +240,7 @@ def command(
         drain_s=drain_seconds,
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
     )
-    mirror = _mirror_address(mirror_listen)
-    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), mirror))
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror_listen)))
 
 
 def _urls(text: str) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
-"""The registry interface of an agent (OCI distribution specification 1.1, the pulling part): clients
-of container registries read the images of upstreams through it.
+"""The registry interface of an agent (OCI distribution specification 1.1, the pulling part):
+clients of container registries read the images of upstreams through it.
 
-Theory. A client of a mirror asks the registry itself when the mirror fails at once, and waits, often
-for half a minute a blob, when it says nothing. So no request is silent: within BEGIN_S the head of
-an answer goes out, or 404 for what is unknown and 503 for what cannot be given now. The body of a
-blob begins with its first verified piece and follows the others in order as they come; its last
-piece is sent once the SHA-256 of the whole matched. A pull that fails later breaks the connection,
-so that the client sees a truncated body and resumes with a Range, here or elsewhere.
+Theory. A client of a mirror asks the registry itself when the mirror fails at once, and waits,
+often for half a minute a blob, when it says nothing. So no request is silent: within BEGIN_S the
+head of an answer goes out, or 404 for what is unknown and 503 for what cannot be given now. The
+body of a blob begins with its first verified piece and follows the others in order as they come;
+the last piece of a body, that of a range included, is sent once the SHA-256 of the whole matched. A
+pull that fails later breaks the connection, so that the client sees a truncated body and resumes
+with a Range, here or elsewhere.
 
 Content goes out as it is stored: no Content-Encoding is ever added. Nothing can be pushed.
 
@@ -149,7 +150,7 @@ class Mirror:
         """Serve a manifest, blob, list of tags or list of referrers of an image. `?ns=` names the
         upstream, else the first part of the path does where it looks like a host, else it is Docker
         Hub."""
-        kind, self._answering = "other", self._answering + 1
+        kind, asked, self._answering = "other", None, self._answering + 1
         try:
             if self._answering > REQUESTS_MAX:
                 raise Unavailable("this mirror answers as many requests as it may")
@@ -162,7 +163,8 @@ class Mirror:
             self._counts.answered(kind, 200, "none", whole=False)
             raise
         except Exception as error:
-            failure = as_failure(error, kind)
+            known = asked is not None and asked.name.upstream in self._images.known_upstreams()
+            failure = as_failure(error, kind if known else "")
             self._counts.answered(kind, failure.status, "none")
             if failure.status >= 500:
                 logger.info("%s %s is not answered: %s", request.method, request.path[:200], failure.what)

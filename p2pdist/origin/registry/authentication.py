@@ -9,6 +9,7 @@ may come from another place: an agent has its tracker fetch it, and needs no acc
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import math
 import re
@@ -30,8 +31,10 @@ TOKEN_S_MAX = 86400.0
 TOKEN_SPARE_S = 10.0
 TOKEN_CHARACTERS_MAX = 64 << 10
 TOKENS_MAX = 10_000
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _CHALLENGE = re.compile(r"(?:^|,)\s*(bearer|basic|[a-z][a-z0-9-]*)(?=\s+[a-z_]+\s*=|\s*(?:,|$))", re.IGNORECASE)
 _PARAMETER = re.compile(r'([a-zA-Z_]+)\s*=\s*(?:"([^"]*)"|([^\s",]+))')
+_QUOTED = re.compile(r'"[^"]*"')
 _SCOPE = re.compile(r"repository:([a-z0-9._/-]{1,255}):[a-z,*]{1,64}\Z")
 
 
@@ -138,7 +141,8 @@ class Authentication:
         except ValueError:
             realm = URL()
         secure = realm.scheme == "https" or (realm.scheme == "http" and self.base.scheme == "http")
-        if not secure or not realm.host or realm.user is not None:
+        inner = is_inner(realm.host or "") and not is_inner(self.base.host or "")
+        if not secure or not realm.host or realm.user is not None or inner:
             raise self.refused("the realm of its tokens is no address that can be trusted")
         query = {"scope": _asked(scope, fields.get("scope", ""))}
         query |= {"service": fields["service"]} if "service" in fields else {}
@@ -185,8 +189,10 @@ class Authentication:
 def _kinds(challenges: Sequence[str]) -> dict[str, dict[str, str]]:
     """The kinds of credentials that are asked for, in lower case, and their parameters."""
     kinds: dict[str, dict[str, str]] = {}
-    for text in challenges[:8]:
-        marks = list(_CHALLENGE.finditer(text[:4096]))
+    for challenge in challenges[:8]:
+        text = challenge[:4096]
+        plain_text = _QUOTED.sub(lambda quoted: "x" * len(quoted[0]), text)  # which may hold commas
+        marks = list(_CHALLENGE.finditer(plain_text))
         for mark, following in zip(marks, [*marks[1:], None], strict=True):
             part = text[mark.end() : following.start() if following is not None else 4096]
             fields = {name.lower(): quoted or plain for name, quoted, plain in _PARAMETER.findall(part)}
@@ -200,4 +206,21 @@ def _asked(scope: str, stated: str) -> str:
     match = _SCOPE.match(stated)
     kind, _, rest = scope.partition(":")
     name, _, actions = rest.rpartition(":")
-    return f"{kind}:{match[1]}:{actions}" if match and match[1].endswith(name) else scope
+    return f"{kind}:{match[1]}:{actions}" if match and (f"/{match[1]}").endswith(f"/{name}") else scope
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name means the machine itself."""
+    return host in _LOOPBACK or (host.startswith("127.") and is_inner(host))
+
+
+def is_inner(host: str) -> bool:
+    """Whether a host's name is an address of this machine or its links alone, among them those at
+    which clouds give credentials to their machines."""
+    if host in _LOOPBACK:
+        return True
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_link_local or address.is_unspecified

@@ -9,7 +9,6 @@ alone: where a blob is behind a redirect to other storage, that storage gets non
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +23,7 @@ from yarl import URL
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable
 from p2pdist.origin.registry.accounts import Account, Accounts, Fixed, docker_accounts
-from p2pdist.origin.registry.authentication import Authentication, PullToken, TokenSource
+from p2pdist.origin.registry.authentication import Authentication, PullToken, TokenSource, is_inner, is_loopback
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -45,7 +44,6 @@ TOKEN_BYTES_MAX = 1 << 20
 REDIRECTS_MAX = 5
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECT = frozenset({301, 302, 303, 307, 308})
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(slots=True)
@@ -269,23 +267,6 @@ def _asked_s(response: aiohttp.ClientResponse) -> float | None:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host's name means the machine itself."""
-    return host in _LOOPBACK or (host.startswith("127.") and is_inner(host))
-
-
-def is_inner(host: str) -> bool:
-    """Whether a host's name is an address of this machine or its links alone, among them those at
-    which clouds give credentials to their machines."""
-    if host in _LOOPBACK:
-        return True
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return address.is_loopback or address.is_link_local or address.is_unspecified
 
 
 def _reason(body: bytes, otherwise: str) -> str:

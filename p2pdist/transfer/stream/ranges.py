@@ -143,6 +143,7 @@ async def serve_range(
     *,
     have: HeldPieces | None = None,
     wait_for: WaitFor | None = None,
+    proven: Callable[[], Awaitable[None]] | None = None,
     flow: ReaderFlow | None = None,
     dead_after_s: float = 300.0,
     disk: bool = True,
@@ -153,10 +154,11 @@ async def serve_range(
     `have` is the live set of pieces that may be sent (None: all); for any other piece
     `wait_for(piece)` is awaited, which returns once the piece is in the file and verified. If it
     raises before the head has been sent, the error goes to the caller (a problem document); later,
-    the connection is broken so that the client sees a truncated body. With `flow` every block waits
-    for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until this returns.
-    `dead_after_s`: the kernel drops a client that acknowledges nothing for so long. `disk`: the
-    file is on a disk, whose reads may hang.
+    the connection is broken so that the client sees a truncated body. `proven` is awaited before
+    the last piece of the body is sent, and raises where what was sent is wrong. With `flow` every
+    block waits for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until
+    this returns. `dead_after_s`: the kernel drops a client that acknowledges nothing for so long.
+    `disk`: the file is on a disk, whose reads may hang.
     """
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes", **options.headers}
     early = _precondition(request, digest, headers)
@@ -171,11 +173,11 @@ async def serve_range(
     if request.method == "HEAD" or not response.content_length:
         await response.prepare(request)
         return response
-    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, options.sent)
+    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, options.sent, proven)
     connection = _connection(request, flow, dead_after_s, disk=disk)
     try:
         with connection:
-            await body.begin(parts[0].start, options.begin_by)
+            await body.begin(parts[0].start, parts[0].end, options.begin_by)
             await response.prepare(request)
             await connection.flushed()
             for part in parts:
@@ -275,13 +277,14 @@ class _Body:
         wait_for: WaitFor | None,
         flow: ReaderFlow | None,
         sent: Callable[[int], None],
+        proven: Callable[[], Awaitable[None]] | None,
     ) -> None:
         assert have is None or wait_for is not None, "missing pieces can be waited for"
         self._file = file
         self._layout = layout
         self._have = have
         self._wait_for = wait_for
-        self._flow = flow
+        self._flow, self._proven = flow, proven
         self._sent = sent
         self._run_bytes = RUN_BYTES if flow is None else BLOCK_BYTES
 
@@ -295,12 +298,23 @@ class _Body:
             assert self._wait_for is not None
             await self._wait_for(piece)
 
-    async def begin(self, position: int, by: float | None) -> None:
-        """Wait until the body may begin with byte `position`; see RangeOptions.begin_by."""
+    def _held_back(self, end: int) -> int:
+        """Where the bytes of a body that ends at `end` begin that are sent once it is proven."""
+        return end if self._proven is None else self._layout.offset((end - 1) // self._layout.piece_size)
+
+    async def _prove(self) -> None:
+        if self._proven is not None:
+            await self._proven()
+
+    async def begin(self, position: int, end: int, by: float | None) -> None:
+        """Wait until a body of the bytes from `position` to `end` may begin; see
+        RangeOptions.begin_by."""
         before = len(self._have) if self._have is not None else 0
         try:
             async with asyncio.timeout_at(by):
                 await self.available(position)
+                if position >= self._held_back(end):
+                    await self._prove()
         except TimeoutError:
             if self._have is None or len(self._have) <= before:
                 raise Unavailable("no byte has come in the time that a client may wait", remedy="Ask again") from None
@@ -312,9 +326,14 @@ class _Body:
             self._sent(len(head))
 
     async def send(self, connection: Connection, start: int, end: int) -> None:
+        """Send the bytes from `start` to `end` as they come."""
+        held_back = self._held_back(end)
         while start < end:
             await self.available(start)
-            run_end = self._run_end(start, min(end, start + self._run_bytes))
+            if start >= held_back:
+                await self._prove()
+            limit = held_back if start < held_back else end
+            run_end = self._run_end(start, min(limit, start + self._run_bytes))
             if self._flow is not None:
                 await self._flow.wait(run_end - start)
             await connection.send_file(self._file, start, run_end - start)

@@ -96,4 +96,6 @@ def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, .
 def _fit(swarm: Swarm, name: str, zone: str) -> bool:
     """Whether a host may be a superpeer of the zone."""
     member = swarm.members.get(name)
+    if name in swarm.origin.barred:
+        return False
     return member is not None and member.zone == zone and member.slots > 0 and not member.slow_receiver

@@ -259,9 +259,11 @@ class _StripePass:
                 self.swarm.edges.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:
-        """Whether a host may be granted the lease of the stripe: its zone has none, and the origin
-        has not just failed it."""
+        """Whether a host may be granted the lease of the stripe: its zone has none, it did not lie,
+        and the origin has not just failed it."""
         roots = [self.swarm.members[root] for root in self.swarm.edges.roots[self.stripe]]
+        if member.host in self.swarm.origin.barred:
+            return False
         if self.leases <= 0 or sum(1 for root in roots if root.zone == member.zone) >= self.zone_streams:
             return False
         return (member.host, FROM_ORIGIN) not in self.swarm.edges.avoided

@@ -60,6 +60,8 @@ def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_
         swarm.edges.notify(host, stripe)
         if parent is None and known != FROM_ORIGIN and not swarm.members[known].present:
             swarm.edges.detach(stripe, host)
+    if parent == FROM_ORIGIN and host in swarm.origin.barred:
+        return
     if parent is None or (parent == FROM_ORIGIN and (_is_whole(swarm, stripe) or not yield_lease(swarm, stripe, host))):
         return
     if parent != FROM_ORIGIN:

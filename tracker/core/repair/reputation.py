@@ -103,6 +103,20 @@ class Reputation:
         if host.penalise(by, reason, now=now):
             self.relieve(host, "blamed", now=now)
 
+    def forgive(self, host: Host, by: str, *, now: float) -> None:
+        """A complaint of wrong bytes is withdrawn."""
+        banned = host.banned
+        if host.penalties.get(by, ("", 0.0))[0] == "corrupt":
+            del host.penalties[by]
+        if banned and not host.banned:
+            self._give_back(host, now)
+
+    def _give_back(self, host: Host, now: float) -> None:
+        """A host that is no longer banned has its upload slots again."""
+        for blob in host.swarms:
+            swarm = self.swarms[blob]
+            swarm.members[host.name].set_slots(self.slots(host, swarm, now=now))
+
     def _vouch(self, host: Host, now: float) -> None:
         """The children that have been getting pieces from a host speak for it, however long ago the
         first one came."""
@@ -129,6 +143,4 @@ class Reputation:
             if host is not None and host.banned and not banned:
                 self.relieve(host, "blamed", now=now)
             if host is not None and banned and not host.banned:
-                for blob in host.swarms:
-                    swarm = self.swarms[blob]
-                    swarm.members[name].set_slots(self.slots(host, swarm, now=now))
+                self._give_back(host, now)

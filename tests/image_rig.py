@@ -17,8 +17,7 @@ from typing import Any
 
 import zstandard
 from aiohttp import web
-from origin_rig import free_port
-from registry_rig import PASSWORD, USER, Registry
+from registry_rig import PASSWORD, USER, Registry, free_port
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.image_manifest import DOCKER_INDEX_TYPE, DOCKER_MANIFEST_TYPE, INDEX_TYPE

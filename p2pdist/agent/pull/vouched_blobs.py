@@ -1,0 +1,92 @@
+"""The blobs of an agent that have no piece list of their own: fetching them, and what a tracker
+sends of their lists.
+
+A host that has such a blob whole has made a piece list of it, and tells it to a tracker that lacks
+one (Recall), or that would have it read the blob again (Reread).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.origin import RangeSource
+from p2pdist.agent.pull.registry import Registry
+from p2pdist.agent.pull.vouched import listing_of, statements
+from p2pdist.agent.tasks import Tasks
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.messages import LISTED_MAX, Basis, KnownPieces, Listed, Priority, Recall, Reread, Vouched
+from p2pdist.model.pieces import PieceList
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+
+logger = logging.getLogger(__name__)
+
+
+class VouchedBlobs:
+    """On the event loop. `send` sends a message to the tracker, if one answers."""
+
+    def __init__(self, store: BlobStore, registry: Registry, send: Callable[[Vouched], None]) -> None:
+        self._store, self._registry, self._send = store, registry, send
+        self._tasks = Tasks(logger, "a piece list could not be told to the tracker")
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        await self._tasks.stop()
+
+    async def fetch_vouched(
+        self, digest: Digest, size: int, upstream: RangeSource, priority: Priority = "start"
+    ) -> tuple[Blob, BlobPull | None]:
+        """The blob of `size` bytes, of which nobody has made a piece list, not yet held, and its
+        pull, started or joined; None when the blob is complete. Hosts with a lease read it from
+        `upstream`."""
+        claim = partial(self._store.begin_vouched, digest, size)
+        return await self._registry.bring(digest, claim, priority, upstream=upstream)
+
+    # -- the tracker
+
+    def receive(self, message: Listed | Reread | Recall) -> None:
+        """Take in what the tracker sends of a list, or asks for."""
+        pull = self._registry.fetching(message.blob)
+        if pull is not None and pull.vouched is not None:
+            pull.vouched.receive(message)
+        elif isinstance(message, Reread | Recall):
+            self._tasks.spawn(self._tell(message.blob, message.round if isinstance(message, Reread) else 0))
+
+    async def _tell(self, digest: Digest, round_: int) -> None:
+        """Tell the tracker the piece list of a blob that is here whole."""
+        blob = self._store.get(digest)
+        if blob is None or not (blob.complete and blob.whole):
+            logger.info("blob=%s: the tracker asks for its piece list, which is not here", digest)
+            return
+        try:
+            pieces = await asyncio.to_thread(_list_of, blob)
+        except P2PDistError as error:
+            logger.warning("blob=%s: the tracker asks for its piece list: %s", digest, error)
+            return
+        # An arbiter is believed what it has read: this is what it would read.
+        basis: Basis = "read" if round_ else "whole"
+        for message in statements(digest, listing_of(pieces), basis, round_):
+            self._send(message)
+
+    # -- other agents
+
+    async def known(self, digest: Digest, first: int) -> KnownPieces:
+        """What is known here of the pieces of a blob from `first` on. Raises NotFound."""
+        blob = self._store.get(digest)
+        if blob is None or not self._registry.serves(digest):
+            raise NotFound(f"this agent neither holds nor fetches {digest}")
+        if (vouched := blob.vouched) is not None:
+            listing = vouched.view.known(first, LISTED_MAX)
+            return KnownPieces(listing.pieces, listing.hashes)
+        listing = listing_of(await asyncio.to_thread(_list_of, blob), first, LISTED_MAX)
+        return KnownPieces(listing.pieces, listing.hashes, blob.whole and blob.complete)
+
+
+def _list_of(blob: Blob) -> PieceList:
+    """The piece list of a blob; waits for the disk."""
+    return blob.pieces
