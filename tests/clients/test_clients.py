@@ -16,14 +16,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from clients_rig import CLIENTS, Client, running_machine
+from clients_rig import CLIENTS, Client, Skopeo, running_machine
 from door_rig import HUB, Door, blob_bytes, running_door
 from images_rig import SAYS, Image, Kind, make_image, push_image, runs_here
 from registry_rig import needs_registry
-from site_rig import until
+from site_rig import Background, until
 from watch_rig import CALLS, Watch, filled, names_of, rows_of, watching
 
 from p2pdist.model.image import path_of_upstream
@@ -135,6 +136,25 @@ def test_what_peers_hold_comes_without_a_tracker(client: Client, door: Door) -> 
     client.pull(f"{upstream}/public/app:v1")
     for blob in image.blobs:
         assert blob_bytes(door.upstream, blob.digest) == len(blob.data)
+
+
+def test_pulls_go_on_when_the_tracker_dies_in_the_middle(door: Door) -> None:
+    """Two hosts that receive at once go on with each other and the registry."""
+    if Skopeo.lacking():
+        pytest.skip(Skopeo.lacking())
+    image = published(door, "public/app", size=16 << 20)
+    agents = [door.agent(name, download_limit="4MB/s") for name in ("h1", "h2")]
+    reference = f"{path_of_upstream(door.upstream.address)}/public/app:v1"
+    with running_machine() as machine:
+        clients = [Skopeo(machine), Skopeo(machine)]
+        pulls = [
+            Background(partial(client.pull, f"{agent.mirror}/{reference}"))
+            for client, agent in zip(clients, agents, strict=True)
+        ]
+        until(lambda: all(agent.received() > 2 << 20 for agent in agents))
+        assert all(agent.received() < 12 << 20 for agent in agents), "too late to be in the middle"
+        door.kill_tracker()
+        assert [pull.result(120.0) for pull in pulls] == [image.manifest.digest] * 2
 
 
 def test_a_dead_agent_costs_little(client: Client, door: Door) -> None:
