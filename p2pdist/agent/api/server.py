@@ -259,9 +259,19 @@ class StoreStatus(msgspec.Struct, frozen=True):
     disk: str
 
 
+class MirrorStatus(msgspec.Struct, frozen=True):
+    """The mirror for clients of registries on this host: its host and port, and how many requests
+    it has answered, whatever the answers were."""
+
+    address: str
+    requests: int
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """Answer to GET /v1/status. `unreachable` is why other hosts cannot reach the agent, empty when
-    they can; `leaving`: it is about to end. `scrub` is the background reading of the store."""
+    they can; `leaving`: it is about to end. `scrub` is the background reading of the store,
+    `upstreams` the registries whose images come through this agent; `mirror` is null when the agent
+    has no port for clients of registries."""
 
     host: str
     address: str
@@ -272,6 +282,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     leaving: bool
     pulls: list[PullStatus]
     scrub: ScrubStatus
+    upstreams: list[str]
+    mirror: MirrorStatus | None
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -675,6 +687,8 @@ async def _status(request: web.Request) -> web.Response:
             agent.drain.draining,
             [pull for pull in agent.pulls.list() if _readable(agent, request, pull.reference)],
             agent.scrub.status(),
+            sorted(upstream.name for upstream in agent.images.upstreams),
+            MirrorStatus(agent.mirrored.address, agent.mirrored.total) if agent.mirrored.address else None,
         )
     )
 

@@ -58,8 +58,9 @@ from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)
 
-UPSTREAM_WAIT_S = 5.0
-"""How long a pull from an upstream registry waits for a tracker before it reads alone."""
+UPSTREAM_WAIT_S = 0.5
+"""How long a pull from an upstream registry waits for a tracker before it reads alone. A mirror
+answers within 2 s, and podman ends a pull of which one blob is refused."""
 
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1

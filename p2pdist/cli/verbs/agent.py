@@ -341,6 +341,7 @@ async def _serve(
         if probe is not None:
             runners.append(await listen(make_probe(agent), probe))
         if mirror is not None:
+            agent.mirrored.address = address_text(*mirror)
             runners.append(await listen(make_mirror_app(agent), mirror, connections=book))
         await agent.start()
         loop = asyncio.get_running_loop()

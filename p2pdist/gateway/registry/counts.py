@@ -31,6 +31,14 @@ class MirrorCounts:
         """Requests for manifests and blobs that got 404 or 5xx before any byte of a body, so that
         the client turns to the registry itself."""
 
+        self.address = ""
+        """HOST:PORT of the mirror's own port; empty when it has none."""
+
+    @property
+    def total(self) -> int:
+        """All requests, however they were answered."""
+        return sum(self.requests.values())
+
     def answered(self, kind: str, status: int, source: str, *, whole: bool = True) -> None:
         """A request was answered with `status`; not `whole`: its body ended early."""
         result = result_of(status) if whole else "broken"
