@@ -21,6 +21,9 @@ SCHEME = "docker://"
 NAME_CHARACTERS_MAX = 255
 REFERENCE_CHARACTERS_MAX = 1024
 DOCKER_HUB = "docker.io"
+MIRROR_PORT = 7073
+"""Where an agent's mirror listens on loopback unless it is told another port."""
+
 _DOCKER_HUB_NAMES = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 
 _UPSTREAM = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
@@ -69,6 +72,13 @@ def image_name(upstream: str, repository: str) -> ImageName:
     if not _REPOSITORY.match(repository) or len(repository) > NAME_CHARACTERS_MAX:
         raise UsageError(f"{repository[:100]!r} is not the name of a repository")
     return ImageName(upstream.lower(), repository)
+
+
+def path_of_upstream(upstream: str) -> str:
+    """An upstream as the first part of a repository's path at a mirror, where references allow no
+    colon: a port stands behind two underscores, which no name of a host holds."""
+    host, colon, port = upstream.rpartition(":")
+    return f"{host}__{port}" if colon and port.isdecimal() else upstream
 
 
 def is_tag(text: str) -> bool:

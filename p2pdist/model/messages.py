@@ -286,7 +286,8 @@ class Access(Message, frozen=True):
     needed. `local`: patterns of packages by `user:NAME` or `group:NAME` of processes at the
     agent's Unix socket; empty: the socket's group may use all. `mount_roots`: directories below
     which views may be mounted; empty: no limit but the caller's own rights. `fleet`: the fleet's
-    name, which issues tokens. `roles`: the rights of each role that a token may have."""
+    name, which issues tokens. `roles`: the rights of each role that a token may have; `reads`: the
+    patterns of packages that its bearer may read."""
 
     keys: Annotated[dict[str, str], Meta(max_length=16)]
     authorities: Annotated[str, Meta(max_length=1 << 16)]
@@ -296,6 +297,7 @@ class Access(Message, frozen=True):
     mount_roots: Annotated[tuple[str, ...], Meta(max_length=100)] = ()
     fleet: Annotated[str, Meta(max_length=63)] = ""
     roles: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
+    reads: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
 
 
 class Keep(Message, frozen=True):

@@ -22,7 +22,7 @@ from p2pdist.model.errors import NotFound, Refused
 from p2pdist.transfer.openapi import route_of
 
 SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
-CHECKED_BY_HANDLER: frozenset[Right] = frozenset(["join", "ticket"])
+CHECKED_BY_HANDLER: frozenset[Right] = frozenset(["join", "ticket", "image"])
 """Rights that something in the request gives, which its handler reads."""
 
 _KEY: Any = getattr(web, "RequestKey", lambda name, kind: name)("p2pdist.identity", Identity)

@@ -92,6 +92,7 @@ class AccessTracker:
         self.local: dict[str, tuple[str, ...]] = {}
         self.mount_roots: tuple[str, ...] = ()
         self.roles: dict[str, tuple[str, ...]] = {}
+        self.reads: dict[str, tuple[str, ...]] = {}
         self.others = ""
         """Further authorities of agents' certificates, PEM."""
         self.ticket: Callable[[Digest, str, Priority], str] = self.sign
@@ -110,7 +111,15 @@ class AccessTracker:
         keys = {key.name: key.public for key in self.signing}
         pems = "".join(authority.pem.decode() for authority in self.authorities) + self.others
         return Access(
-            keys, pems, self.revoked, self.public, self.local, self.mount_roots, fleet=FLEET, roles=self.roles
+            keys,
+            pems,
+            self.revoked,
+            self.public,
+            self.local,
+            self.mount_roots,
+            fleet=FLEET,
+            roles=self.roles,
+            reads=self.reads,
         )
 
     async def push_access(self) -> None:

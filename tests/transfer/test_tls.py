@@ -16,7 +16,7 @@ from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import UsageError
 from p2pdist.transfer.stream.events import StreamClosed
-from p2pdist.transfer.stream.ranges import serve_range
+from p2pdist.transfer.stream.ranges import RangeOptions, serve_range
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 
@@ -156,13 +156,18 @@ async def test_a_file_that_is_too_short_is_truncated_over_tls_too(
 async def test_ranges_over_tls(blob: SampleBlob, start_app: StartApp, tls: Tls) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         with blob.path.open("rb") as file:
-            return await serve_range(request, blob.digest, file, blob.layout)
+            options = RangeOptions({}, ranges_max=2)
+            return await serve_range(request, blob.digest, file, blob.layout, options=options)
 
     port = await start_app("GET", "/blob", handler, tls.server)
     async with ClientSession(connector=TCPConnector(ssl=tls.client)) as session:
         url = f"https://127.0.0.1:{port}/blob"
         async with session.get(url, headers={"Range": f"bytes=5-{3 * PIECE}"}) as answer:
             assert (answer.status, await answer.read()) == (206, blob.data[5 : 3 * PIECE + 1])
+        async with session.get(url, headers={"Range": f"bytes=5-{3 * PIECE},0-9"}) as answer:
+            body = await answer.read()
+            assert len(body) == answer.content_length and body.count(b"Content-Range: ") == 2
+            assert blob.data[5 : 3 * PIECE + 1] + b"\r\n--" in body and b"\r\n\r\n" + blob.data[:10] in body
         async with session.get(url) as answer:
             assert await answer.read() == blob.data
 

@@ -120,4 +120,5 @@ def _message(state: AccessState) -> Access:
         mount_roots=rules.local.mount_roots,
         fleet=rules.fleet,
         roles={name: tuple(sorted(role.rights)) for name, role in rules.roles.items()},
+        reads={name: role.read.patterns for name, role in rules.roles.items() if role.read.patterns},
     )

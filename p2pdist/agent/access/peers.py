@@ -182,7 +182,8 @@ class Peers:
         if f"token:{claims.id}" in self._revoked:
             raise Unauthenticated("the token is not valid: it was revoked")
         rights = frozenset(right for right in GRANTABLE if right in access.roles.get(claims.role, ()))
-        return Identity("token", claims.id, rights | {"open"}, credential=f"token:{claims.id}")
+        read = Patterns.parse(access.reads.get(claims.role, ()), f"role {claims.role}")
+        return Identity("token", claims.id, rights | {"open"}, read, credential=f"token:{claims.id}")
 
     @contextmanager
     def serving(self, host: str, join: str, served: Ends) -> Iterator[None]:

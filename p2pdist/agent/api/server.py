@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from msgspec.structs import replace
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,6 +38,13 @@ from p2pdist.agent.api.guard import (
     require_named,
     require_reference,
     serving,
+)
+from p2pdist.agent.api.mirror import (
+    image_identities,
+    make_mirror,
+    mirror_metrics,
+    mirror_routes,
+    with_images,
 )
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
@@ -81,7 +89,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
-from p2pdist.transfer.guard import Identify, guard
+from p2pdist.transfer.guard import guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -100,7 +108,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         agent = self._agent
         received = CounterMetricFamily("p2pdist_agent_received_bytes", "Verified bytes received", labels=["source"])
-        for source in ("origin", "peer", "bittorrent"):
+        for source in ("origin", "upstream", "peer", "bittorrent"):
             received.add_metric([source], agent.resources.received_bytes[source])
         yield received
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
@@ -112,6 +120,7 @@ class AgentCollector(Collector):
             rejected.add_metric([reason], agent.resources.rejected[reason])
         yield rejected
         yield from self._store()
+        yield from mirror_metrics(agent.mirrored)
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()
 
@@ -250,9 +259,19 @@ class StoreStatus(msgspec.Struct, frozen=True):
     disk: str
 
 
+class MirrorStatus(msgspec.Struct, frozen=True):
+    """The mirror for clients of registries on this host: its host and port, and how many requests
+    it has answered, whatever the answers were."""
+
+    address: str
+    requests: int
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """Answer to GET /v1/status. `unreachable` is why other hosts cannot reach the agent, empty when
-    they can; `leaving`: it is about to end. `scrub` is the background reading of the store."""
+    they can; `leaving`: it is about to end. `scrub` is the background reading of the store,
+    `upstreams` the registries whose images come through this agent; `mirror` is null when the agent
+    has no port for clients of registries."""
 
     host: str
     address: str
@@ -263,6 +282,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     leaving: bool
     pulls: list[PullStatus]
     scrub: ScrubStatus
+    upstreams: list[str]
+    mirror: MirrorStatus | None
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -665,6 +686,8 @@ async def _status(request: web.Request) -> web.Response:
             agent.drain.draining,
             [pull for pull in agent.pulls.list() if _readable(agent, request, pull.reference)],
             agent.scrub.status(),
+            sorted(upstream.name for upstream in agent.images.upstreams),
+            MirrorStatus(agent.mirrored.address, agent.mirrored.total) if agent.mirrored.address else None,
         )
     )
 
@@ -809,9 +832,9 @@ LOCAL_ROUTES = (
 
 
 def _application(
-    agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, identify: Identify
+    agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, *middlewares: Middleware
 ) -> web.Application:
-    app = web.Application(middlewares=[problems, guard(identify)], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[problems, *middlewares], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     serve(app, routes, title=title)
@@ -821,9 +844,19 @@ def _application(
 def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
     metrics = registry(agent)
+    mirror = make_mirror(agent, loopback=False)
+    remote = with_images(remote_identities(agent), image_identities(agent, loopback=False))
+    local = guard(local_identities(agent))
     return (
-        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent", remote_identities(agent)),
-        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local_identities(agent)),
+        _application(
+            agent,
+            metrics,
+            (*PUBLIC_ROUTES, *mirror_routes(mirror)),
+            "p2pdist agent",
+            mirror.failures,
+            guard(remote),
+        ),
+        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local),
     )
 
 

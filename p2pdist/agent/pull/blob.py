@@ -407,9 +407,8 @@ class BlobPull:
         length = self.blob.layout.length(piece)
         if self._counted.add(piece):  # what two sources had under way is received twice, and counts once here
             self.bytes_by_source["origin" if from_origin else "peer"] += length
-        self._context.count_received(
-            "origin" if from_origin else "peer" if source is not None else "bittorrent", length
-        )
+        centre = "origin" if self.vouched is None else "upstream"
+        self._context.count_received(centre if from_origin else "peer" if source is not None else "bittorrent", length)
         self._stored(number, piece)
 
     def _stored(self, number: int, piece: int) -> None:

@@ -58,8 +58,9 @@ from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)
 
-UPSTREAM_WAIT_S = 5.0
-"""How long a pull from an upstream registry waits for a tracker before it reads alone."""
+UPSTREAM_WAIT_S = 0.5
+"""How long a pull from an upstream registry waits for a tracker before it reads alone. A mirror
+answers within 2 s, and podman ends a pull of which one blob is refused."""
 
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
@@ -78,7 +79,7 @@ class PullResources:
     uplink: Uplink
     swarming: SwarmService | None
     received_bytes: Counter[str]
-    """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
+    """Bytes of verified pieces, by "origin", "upstream", "peer" and "bittorrent"."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Pieces that were not stored, by reason."""
     sources: Sources = field(default_factory=Sources)

@@ -141,6 +141,12 @@ def tls_options(command: Function) -> Function:
     help="Where /healthz, /readyz and /metrics answer without TLS and certificates; without a HOST on loopback alone.",
 )
 @click.option(
+    "--mirror-listen",
+    default="",
+    metavar="[127.0.0.1:]PORT",
+    help="Where containerd, Docker, podman and others on this host read images as from a registry, without TLS; on loopback alone.",
+)
+@click.option(
     "--transport",
     type=click.Choice(["trees", "swarm", "auto"]),
     help="How blobs come: by the tracker's trees, from BitTorrent swarms, or by trees as long as that goes well [default: auto, with TLS"
@@ -192,6 +198,7 @@ def command(
     join_file: Path | None,
     tls: TlsFiles | None,
     probe_listen: str,
+    mirror_listen: str,
     transport: Policy | None,
     bt_listen: str,
     network_id: str,
@@ -234,7 +241,7 @@ def command(
         drain_s=drain_seconds,
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
     )
-    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen)))
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror_listen)))
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -246,6 +253,22 @@ def _probe_address(text: str) -> tuple[str, int] | None:
     from p2pdist.cli.daemon import listen_address
 
     return listen_address(text if ":" in text else f"127.0.0.1:{text}") if text else None
+
+
+def _mirror_address(text: str) -> tuple[str, int] | None:
+    """Host and port of --mirror-listen. Raises UsageError for an address that other machines reach:
+    a mirror's clients show no certificate there."""
+    address = _probe_address(text)
+    if address is not None and not _is_loopback(address[0]):
+        raise UsageError(
+            f"--mirror-listen {text}: that port is for this host alone",
+            remedy=f"Write --mirror-listen 127.0.0.1:{address[1]}; other machines use the port of --listen",
+        )
+    return address
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _swarm(
@@ -287,11 +310,13 @@ async def _serve(
     address: tuple[str, int],
     socket: Path,
     probe: tuple[str, int] | None,
+    mirror: tuple[str, int] | None,
 ) -> None:
     import asyncio
     import signal
 
     from p2pdist.agent.agent import Agent, enter
+    from p2pdist.agent.api.mirror import make_mirror_app
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import close, listen, listen_unix, raise_file_limit, stop_listening
     from p2pdist.model.address import address_text
@@ -310,6 +335,9 @@ async def _serve(
         runners.append(await listen_unix(local, socket))
         if probe is not None:
             runners.append(await listen(make_probe(agent), probe))
+        if mirror is not None:
+            agent.mirrored.address = address_text(*mirror)
+            runners.append(await listen(make_mirror_app(agent), mirror, connections=book))
         await agent.start()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
