@@ -165,13 +165,10 @@ class Service:
         self._names: dict[int, str] = {}
         self._founding: dict[int, float] = {}
         """By session until when the swarms that it founded take at the rate FOUNDED_PER_S."""
-        self._next_session = 1
-        self._lag_s = 0.0
+        self._next_session = self._rated_for = 1
         self._report_rate = ReportRate(fleet.report_interval_s)
-        self._rated_for = 1
         self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
-        self._patient_until = 0.0
-        self._due_at = math.inf
+        self._lag_s, self._patient_until, self._due_at = 0.0, 0.0, math.inf
         self.blamed_hosts = 0
         """How often a host was blamed for wrong hashes of a vouched list; a metric."""
         self._lists = KeptLists(content.documents)

@@ -148,31 +148,12 @@ class Agent:
         self.swarming: SwarmService | None = None
         if listener is not None and settings.swarm is not None:
             self.swarming = SwarmService(settings.swarm, swarming, listener, files, self.policies.transport)
-        self.resources = PullResources(
-            settings.host,
-            session,
-            access,
-            self.policies,
-            self._origins,
-            self.uplink,
-            self.swarming,
-            received_bytes,
-            lists=PeerLists(access),
-        )
+        self.resources = self._resources(received_bytes)
         self.policy_pins, wait_s = PolicyPins(store, self.policies), settings.tracker_wait_s
         self.packages = Packages(
             store, session, own_origin, wait_s=wait_s, learn=self.policy_pins.learned, found=access.names.learn
         )
-        alone = Announcement("alone", settings.host, settings.address, origin=True)
-        self.registry = Registry(
-            store,
-            self.packages,
-            self.resources,
-            self.drain,
-            self.neighbourhood,
-            alone=alone if own_origin is not None else None,
-            tracker_wait_s=wait_s,
-        )
+        self.registry = self._registry(reads_origin=own_origin is not None)
         self.vouched_blobs = VouchedBlobs(store, self.registry, session.send)
         self.images = self._images(settings)
         self.pulls = Pulls(
@@ -198,6 +179,31 @@ class Agent:
             self.settings.tls,
             alone=lambda: not self.session.connected,
             clock_ahead_s=lambda: self.session.clock_ahead_s or 0.0,
+        )
+
+    def _resources(self, received_bytes: Counter[str]) -> PullResources:
+        return PullResources(
+            self.host,
+            self.session,
+            self.access,
+            self.policies,
+            self._origins,
+            self.uplink,
+            self.swarming,
+            received_bytes,
+            lists=PeerLists(self.access),
+        )
+
+    def _registry(self, *, reads_origin: bool) -> Registry:
+        alone = Announcement("alone", self.host, self.settings.address, origin=True)
+        return Registry(
+            self.store,
+            self.packages,
+            self.resources,
+            self.drain,
+            self.neighbourhood,
+            alone=alone if reads_origin else None,
+            tracker_wait_s=self.settings.tracker_wait_s,
         )
 
     def _images(self, settings: AgentSettings) -> Images:

@@ -77,7 +77,9 @@ MOVING_BYTES_S = 4096.0
 """A stream that has given no piece yet is silent while bytes come more slowly than that."""
 
 STALE_S = 0.5
-"""A source that sent what was listed before is tried again after so long: it has not heard yet."""
+STALE_MAX = 3
+"""A source that sent what was listed before is tried again after so long, up to so often: it has
+not heard yet."""
 
 DENIED_S = 1.0
 DENIALS_MAX = 10
@@ -304,6 +306,8 @@ class _Stripe:
     """How long a piece takes, smoothed."""
     complaints: int = 0
     """How often its sources were complained of as stalled since a piece was stored."""
+    stale: int = 0
+    """How often sources sent what was listed before, since a piece was stored."""
     denials: int = 0
     """How often sources did not take this host's ticket since a piece was stored."""
     gained: int = 0
@@ -332,6 +336,14 @@ class _Stripe:
     def awaits(self) -> Source | None:
         """The source of a piece that waits for its hash."""
         return self.state.source if isinstance(self.state, Receiving) and self.state.awaiting else None
+
+    def excuses(self, event: StreamEnded, receiving: Receiving) -> bool:
+        """Whether a list explains other bytes than are listed: the source has not heard of the
+        latest round, unless that happens again and again, or the origin differs from the list. An
+        error with it says what else is wrong with the origin, such as its length."""
+        self.stale += event.reason == "stale"
+        differs = event.reason == "corrupt" and receiving.source == ORIGIN and event.error is None
+        return differs or (event.reason == "stale" and self.stale <= STALE_MAX)
 
     def retry(self) -> None:
         """Let a waiting stripe try its sources at once."""
@@ -539,7 +551,7 @@ class Download:
         stripe.gained += 1
         stripe.pace_s += 0.25 * (now - stripe.stored_at - stripe.pace_s)
         stripe.stored_at = now
-        stripe.complaints = stripe.denials = 0
+        stripe.complaints = stripe.denials = stripe.stale = 0
         state = stripe.state
         if isinstance(state, Receiving):
             state.quiet_since = now
@@ -635,7 +647,7 @@ class Download:
             case "gave":
                 stripe.doubted = not receiving.delivered
                 stripe.state = Waiting(now + REOPEN_S)
-            case "failed" if event.reason == "stale" or (self.vouched and _unlike_list(event, receiving)):
+            case "failed" if self.vouched and stripe.excuses(event, receiving):
                 stripe.state = Waiting(now + STALE_S)
             case "failed" if event.reason == "denied" and stripe.denials < DENIALS_MAX:
                 stripe.denials += 1
@@ -659,7 +671,7 @@ class Download:
         self.sources.failed(source, reason, now=now)
         self._origin_corrupt += reason == "corrupt" and source == ORIGIN
         if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
-            self._give_up(_corrupt_at_origin(self.blob, event.error), out)
+            self._give_up((self.vouched and event.error) or _corrupt_at_origin(self.blob, event.error), out)
             return
         self._open(stripe, now, out)
 
@@ -713,14 +725,9 @@ class Download:
         out.append(GaveUp(error))
 
 
-def _unlike_list(event: StreamEnded, receiving: Receiving) -> bool:
-    """Whether a reader of the origin got other bytes than are listed."""
-    return event.reason == "corrupt" and receiving.source == ORIGIN
-
-
 def _complaint(reason: str) -> Reason:
     """What is complained of where a stream ended for this reason."""
-    meant = {"done": "short", "closed": "short", "failed": "unavailable", "denied": "refused"}
+    meant = {"done": "short", "closed": "short", "failed": "unavailable", "denied": "refused", "stale": "missing"}
     return meant.get(reason, reason)  # type: ignore[return-value]
 
 

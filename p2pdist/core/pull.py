@@ -43,7 +43,7 @@ PEERS_V1_S = 2.0
 """A swarm that has given nothing for so long is a reason to ask whether version 1 has peers, and
 how long after an answer that is asked again."""
 
-LIST_ASK_S = 0.5
+LIST_ASK_S = 0.1
 """Pause between two requests for a peer's list, while no tracker answers."""
 
 LIST_LATE_S = 6.0
@@ -271,6 +271,9 @@ class PullCore:
             case WholeChecked():
                 if whole.checked(event, now=now) and download.have.complete:
                     return [Judge(True, whole.round), *download.handle(dl.WholeMatches(), now=now)]
+            case dl.Awaiting():
+                out += download.handle(event, now=now)
+                out += self._ask_list(whole, now)
             case _:
                 if isinstance(event, dl.TrackerChanged):
                     whole.tracker_changed(event.present, now=now)
@@ -290,13 +293,16 @@ class PullCore:
             out: list[Command] = [*whole.tick(now=now)]
         except P2PDistError as error:
             return [*self.download.handle(dl.Rejected(error), now=now)]
-        out += self._tell_loss(now)
+        return [*out, *self._tell_loss(now), *self._ask_list(whole, now)]
+
+    def _ask_list(self, whole: Whole, now: float) -> list[Command]:
+        """Ask the sources of pieces that wait for the list, where the tracker does not say."""
         patience_s = 0.0 if whole.alone else LIST_LATE_S
-        if now - self._asked_at >= LIST_ASK_S and now - self._moved_at >= patience_s:
-            sources = [source for source in self.download.awaiting() if not source.is_origin]
-            out += map(AskList, dict.fromkeys(sources))
-            self._asked_at = now if sources else self._asked_at
-        return out
+        if now - self._asked_at < LIST_ASK_S or now - self._moved_at < patience_s:
+            return []
+        sources = dict.fromkeys(source for source in self.download.awaiting() if not source.is_origin)
+        self._asked_at = now if sources else self._asked_at
+        return [*map(AskList, sources)]
 
     def _tell_loss(self, now: float) -> list[Command]:
         """Say what is held, where pieces were lost and it was not said a moment ago. The answer

@@ -150,6 +150,7 @@ class ChildStream(Flow):
     def withdraw(self) -> None:
         """Do not begin with the piece that was to come next."""
         self.queue.waiting.remove(self)
+        self.skip.discard(self.piece)  # it is sent once it has verified anew
         self.block, self.piece = 0, -1
 
     def take_off(self) -> None:

@@ -104,10 +104,11 @@ def parse_image(text: str) -> ImageReference:
     elif host in _DOCKER_HUB_NAMES:
         host, path = DOCKER_HUB, path if "/" in path else f"library/{path}"
     head, colon, last = path.rpartition(":")
-    repository, tag = (head, last) if colon and "/" not in last else (path, "")
+    tagged = bool(colon) and "/" not in last
+    repository, tag = (head, last) if tagged else (path, "")
     if at and not is_digest(digest):
         raise UsageError(f"{text[:200]!r} ends in something that is not a digest", remedy="sha256: and 64 hex digits")
-    if tag and not is_tag(tag):
+    if tagged and not is_tag(tag):
         raise UsageError(f"{text[:200]!r} has a tag that no registry takes")
     known = Digest(digest) if digest else None
     return ImageReference(image_name(host, repository), tag or ("" if known else "latest"), known)

@@ -189,6 +189,9 @@ Fault = (
 )
 
 KINDS = ("crash", "leave", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late", "busy")
+VOUCHED_KINDS = ("lie", "change", "stall", "break", "whole")
+"""What goes wrong where hosts vouch for a piece list: a reader lies, and upstream holds other bytes
+for a while, stalls, breaks off, and knows no ranges."""
 
 
 ORIGIN_ALLOWANCE = {
@@ -283,6 +286,18 @@ class _Draw:
                 return [OriginWrong(frozenset(pieces))]
             case "busy":
                 return [Busy(self.time(), self.span(0.5, 4.0), random.choice((0.0, 0.1, 0.3)))]
+            case "lie":
+                stores, judges = random.random() < 0.6, random.random() < 0.4
+                return [LyingVoucher("", random.choice((1.0, 0.2, 0.03)), stores, judges)]
+            case "change":
+                pieces = random.sample(range(self.pieces), random.choice((1, 3, self.pieces)))
+                return [UpstreamChange(frozenset(pieces), self.time() * 0.5, self.span(0.2, 2.0))]
+            case "stall":
+                return [UpstreamStall(self.time(), self.span(0.3, 10.0))]
+            case "break":
+                return [UpstreamBreak(self.time()) for _ in range(random.randint(1, 3))]
+            case "whole":
+                return [UpstreamWhole()]
             case "late":
                 return [
                     Late(name, self.span(0.0, 1.5 * self.duration_s)) for name in self.some(1, len(self.names) // 2)

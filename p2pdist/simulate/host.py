@@ -277,6 +277,9 @@ class StreamClient:
         if stream.feed is not None:
             stream.feed.ended()
             return
+        if reason == "done" and stream.pull.listing is not None and stream.pull.listing.waits(stream):
+            stream.pull.listing.end_after(stream)  # the last piece is still to be taken
+            return
         self._drop(stream)
         if not stream.parent_open:
             self._network.forget(stream)

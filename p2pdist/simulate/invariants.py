@@ -14,16 +14,15 @@ from p2pdist.core import download as dl
 from p2pdist.core.pull import Command as PullCommand
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.messages import Assign, Holding, Holdings, Listed
+from p2pdist.model.messages import Assign, Holding, Holdings
 from p2pdist.model.plan import KEEPERS_MAX
 from p2pdist.simulate.clock import World
-from p2pdist.simulate.faults import LyingVoucher
 from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.network import TRACKER_NAME, Stream
 from p2pdist.simulate.tracker import Session
-from p2pdist.simulate.vouching.listing import Lie
-from tracker.core.events import Blamed, Broadcast, Event, ListMatched, Received, Send
+from p2pdist.simulate.vouching.checks import ListChecks
 from tracker.core.events import Command as FleetCommand
+from tracker.core.events import Event, Received, Send
 from tracker.core.fleet import Fleet
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.superpeers import SUPERPEERS
@@ -42,22 +41,13 @@ class Invariants:
     def __init__(self, world: World, seed: int, origin_streams_max: int) -> None:
         self._world, self._seed = world, seed
         self._origin_streams_max = origin_streams_max
-        #: By blob the hashes of its pieces, where hosts vouch for them.
-        self.hashes: dict[Digest, list[bytes]] = {}
         #: Leases by blob, stripe and host: of this fleet that may be out, and of all fleets.
         self._granted: dict[tuple[Digest, int, str], None] = {}
         self._ever_granted: dict[tuple[Digest, int, str], None] = {}
         #: Hosts that a plan has named as superpeers of a blob to themselves.
         self._named: dict[tuple[Digest, str], None] = {}
-        #: Lies that wait for the first reader of a stripe, by stripe.
-        self.first_readers: dict[int, LyingVoucher] = {}
-        #: Hosts that lie of what they read.
-        self.liars: dict[str, None] = {}
-        #: Hosts that stated a hash that is not the blob's.
-        self.misled: dict[str, None] = {}
-        #: Hosts that trackers blamed for wrong hashes, and the last round of any list.
-        self.blamed: dict[str, None] = {}
-        self.rounds = 0
+        #: What must hold of vouched lists.
+        self.lists = ListChecks(self.require)
         #: The fleet that handled the last event.
         self._fleet: Fleet | None = None
         #: When the trees are next checked as a whole, in seconds.
@@ -80,18 +70,9 @@ class Invariants:
             self.broken(f"wrong bytes of piece {piece} were stored")
         pull.proof[piece] = 1
 
-    def lies(self, host: Host, fault: LyingVoucher) -> None:
-        """A host lies from now on."""
-        self.liars[host.name] = None
-        number = 1000 + len(self.liars)
-        for pull in host.pulls.values():
-            if pull.listing is not None:
-                pull.listing.lie = Lie(number, fault.share, fault.stores, fault.judges)
-
     def vouching(self, host: Host, pull: Pull, piece: int, right: bool) -> None:
         """A host states a hash."""
-        if not right:
-            self.misled[host.name] = None
+        self.lists.stated(host.name, right)
 
     def sending(self, stream: Stream, pull: Pull, piece: int, offset: int) -> None:
         """A host sends a block: the piece has verified there, and it is the stream's only block in
@@ -115,16 +96,16 @@ class Invariants:
                     self.broken(f"{host.name} opens a stream while a swarm writes into the blob")
                 if source.host == host.name:
                     self.broken(f"{host.name} opens a stream to itself")
-                if source.is_origin and self.first_readers and stripe in self.first_readers:
-                    self.lies(host, self.first_readers.pop(stripe))
+                if source.is_origin:
+                    self.lists.reading(host, stripe)
                 if source.is_origin and (pull.blob.digest, stripe, host.name) not in self._ever_granted:
                     self._reading_unasked(host, pull, stripe)
             case dl.Completed():
                 missing = pull.proof.count(0)
                 if missing or not pull.have.complete:
                     self.broken(f"{host.name} takes itself for complete and lacks {missing} pieces")
-                if pull.listing is not None and pull.listing.versions and host.name not in self.liars:
-                    self.broken(f"{host.name} takes wrong bytes for the whole blob")
+                if pull.listing is not None:
+                    self.lists.completed(host.name, pull.listing)
             case dl.GaveUp() if not pull.proof.count(0) and pull.listing is None:
                 self.broken(f"{host.name} gives up though it has all pieces")
 
@@ -184,11 +165,9 @@ class Invariants:
             self._fleet = fleet
             self._granted.clear()
         for command in commands:
-            if isinstance(command, Send):
-                if isinstance(command.message, Assign):
-                    self._assigned(fleet, command.message, sessions[command.session].host)
-            else:
-                self._about_lists(command)
+            if isinstance(command, Send) and isinstance(command.message, Assign):
+                self._assigned(fleet, command.message, sessions[command.session].host)
+            self.lists.commanded(command)
         if isinstance(event, Received) and isinstance(event.message, Holding | Holdings):
             message = event.message
             holdings = message.blobs if isinstance(message, Holdings) else (message,)
@@ -198,19 +177,6 @@ class Invariants:
         if self._world.now >= self._full_check_at:
             self._full_check_at = self._world.now + FULL_CHECK_S
             self.check_fleet(fleet)
-
-    def _about_lists(self, command: FleetCommand) -> None:
-        """What is held is right where at most one host lies, and only hosts that stated wrong
-        hashes are blamed."""
-        match command:
-            case Broadcast(_, Listed(_, number, _, _)):
-                self.rounds = max(self.rounds, number)
-            case ListMatched(blob, pieces) if len(self.liars) < 2:
-                right = b"".join(self.hashes[blob])
-                self.require(pieces.hashes == right, "a wrong list is held")
-            case Blamed(name, _, _):
-                self.blamed[name] = None
-                self.require(name in self.misled, f"{name} is blamed, and stated nothing wrong")
 
     def _assigned(self, fleet: Fleet, message: Assign, name: str) -> None:
         swarm = fleet.swarms[message.plan.blob]

@@ -4,6 +4,7 @@ scenario, and run until every pull has ended."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
@@ -86,7 +87,7 @@ class Simulation:
         #: How many pulls have not ended, of hosts that are not lost.
         self._pulls_open = 0
         for blob in self.blobs if scenario.vouched else ():
-            self.invariants.hashes[blob.digest] = blob.hashes = [
+            self.invariants.lists.hashes[blob.digest] = blob.hashes = [
                 hash_of(blob, piece, 0) for piece in range(layout.count)
             ]
         senders: dict[str, StreamServer] = {}
@@ -137,7 +138,7 @@ class Simulation:
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
         self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
-        return Report.of(
+        report = Report.of(
             scenario,
             self.hosts,
             self.racks,
@@ -146,6 +147,7 @@ class Simulation:
             messages=self.tracker.messages,
             events=self.world.events,
         )
+        return replace(report, rounds=self.invariants.lists.rounds, blamed=tuple(self.invariants.lists.blamed))
 
     @property
     def ended(self) -> bool:
@@ -247,10 +249,10 @@ class Simulation:
     def _let_lie(self, fault: LyingVoucher) -> None:
         """A host lies; without a name the host that reads the first piece of a stripe."""
         if not fault.host:
-            self.invariants.first_readers[fault.reader] = fault
+            self.invariants.lists.first_readers[fault.reader] = fault
         for name, host in self.hosts.items():
             if name == fault.host:
-                self.invariants.lies(host, fault)
+                self.invariants.lists.lies(host, fault)
 
     def _slow_processors(self, fault: Busy, share: float, until: float) -> None:
         processors = {name: host.processor for name, host in self.hosts.items()}

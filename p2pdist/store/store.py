@@ -49,12 +49,11 @@ from p2pdist.store.disk import (
     sync_filesystem,
     usable_bytes,
 )
-from p2pdist.store.images import ImageRecords
 from p2pdist.store.index import Index
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.pins import PackageRecords, Pins
+from p2pdist.store.pins import ImageRecords, PackageRecords, Pins
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.inventory import TreeContext, Trees
 from p2pdist.store.verify import Checked, verify

@@ -32,9 +32,12 @@ from p2pdist.model.errors import (
     UNDECODABLE,
     Corrupt,
     P2PDistError,
+    Refused,
     UsageError,
     from_problem,
 )
+from p2pdist.model.image import parse_image
+from p2pdist.model.image_manifest import decode_image
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
@@ -45,6 +48,7 @@ from p2pdist.mount import executable, squashfs
 from p2pdist.mount.erofs.patch import patch_image
 from p2pdist.mount.erofs.writer import is_image, write_image
 from p2pdist.store.blobs.bitmap import BitmapFile, read_bitmap
+from p2pdist.store.blobs.hashes import HashesFile, StoredHash, read_hashes
 from p2pdist.store.trees.reader import KnownPage
 from p2pdist.transfer.connections import address_key
 from p2pdist.transfer.stream.connect import parse_address
@@ -55,6 +59,13 @@ from tracker.core.policy.table import read_table
 from tracker.core.preseeds.selectors import parse_selector
 from tracker.http.bittorrent import announce_of, parse_query
 
+_PART = b'{"mediaType":"a/b","digest":"sha256:%s","size":5,"platform":{"os":"linux","architecture":"arm"}}' % (
+    b"0" * 64
+)
+IMAGE_MANIFESTS = (
+    b'{"schemaVersion":2,"config":%s,"layers":[%s]}' % (_PART, _PART),
+    b'{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[%s,%s]}' % (_PART, _PART),
+)
 SECONDS_MAX = 2.0
 MEMORY_A_BYTE, MEMORY_SPARE = 600, 48 << 20
 """Most memory that an input may take while it is decoded."""
@@ -289,6 +300,16 @@ def _bitmap() -> bytes:
         return path.read_bytes()
 
 
+def _hashes() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "h"
+        file = HashesFile.create(path, 40)
+        for piece in range(0, 40, 3):
+            file.store(piece, StoredHash(bytes([piece]) * 32, own=piece % 2 == 0))
+        file.close()
+        return path.read_bytes()
+
+
 def _image() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "image"
@@ -320,6 +341,13 @@ def decoders() -> tuple[Decoder, ...]:
     return (
         Decoder("manifest", manifest.decode_manifest, (Corrupt,), (MANIFEST,)),
         Decoder("config", decode_program, PLAIN, (CONFIG,)),
+        Decoder("manifest of an image", decode_image, (Corrupt, Refused), IMAGE_MANIFESTS),
+        Decoder(
+            "name of an image",
+            lambda data: parse_image(data.decode("utf-8", "surrogateescape")),
+            (UsageError,),
+            (b"docker://registry.example:5000/team/app:v1", b"docker://debian@sha256:" + b"0" * 64),
+        ),
         Decoder(
             "bundle",
             manifest.decode_bundle,
@@ -398,6 +426,7 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("duration", as_text(parse_duration), PLAIN, (b"3d", b"1.5h")),
         Decoder("platform", as_text(parse_platform), PLAIN, (b"linux/arm64/v8",)),
         Decoder("bitmap", in_file(lambda path: read_bitmap(path, 40)), (), (_bitmap(),)),
+        Decoder("hashes", in_file(lambda path: read_hashes(path, 40)), (), (_hashes(),)),
         Decoder("squashfs", in_file(squashfs.inspect), (Corrupt,), (SQUASHFS,)),
         Decoder("EROFS superblock", in_file(is_image), (), (image,)),
         Decoder("EROFS image", in_file(patch), (), (image,)),

@@ -156,6 +156,7 @@ class GivenImages:
         self.data: dict[Digest, bytes] = {}
         self.arrivals: dict[Digest, Arrival] = {}
         self.fetched: list[Digest] = []
+        self.confirmed: list[Digest] = []
         self.silent = False
         """Nothing is answered any more."""
         self.flowing = False
@@ -199,6 +200,10 @@ class GivenImages:
     async def blob_size(self, name: ImageName, digest: Digest) -> int:
         _, headers = await self._ask("HEAD", name, f"blobs/{digest}")
         return int(headers["Content-Length"])
+
+    async def confirm(self, name: ImageName, digest: Digest) -> None:
+        self.confirmed.append(digest)
+        await self._ask("HEAD", name, f"blobs/{digest}")
 
     async def fetch_blob(self, name: ImageName, digest: Digest, priority: str = "start") -> tuple[Blob, Arrival | None]:
         size = await self.blob_size(name, digest)

@@ -13,9 +13,12 @@ import aiohttp
 import pytest
 from joined_rig import FLEET, AccessSite, Running, certificate_of, free_port, until
 from mirror_rig import GivenImages, Image, Rig, make_layer, push_image
+from openapi_spec_validator import validate
 from registry_rig import PASSWORD, USER, Realm, Registry, needs_registry, running_registry
 
+from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.mirror import make_mirror_app
+from p2pdist.agent.api.server import make_apps
 from p2pdist.cli.daemon import listen
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import create_token
@@ -24,9 +27,11 @@ from p2pdist.gateway.registry.admission import Admission
 from p2pdist.gateway.registry.credentials import Credential, parse_credential
 from p2pdist.gateway.registry.names import RegistryRequest
 from p2pdist.model.access import Patterns
+from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unauthenticated
 from p2pdist.model.image import image_name
 from p2pdist.model.upstream import upstream_of
+from p2pdist.transfer.openapi import INTERFACE
 
 pytestmark = needs_registry
 
@@ -216,6 +221,24 @@ async def test_blobs_are_judged_by_the_name_under_which_they_are_asked_for(
         async with local.get(fleet.rig.path("other/app", path)) as answer:
             assert answer.status == 401
     assert secret not in fleet.rig.images.fetched
+    mine = images["open/app"].layers[0]
+    fleet.rig.images.flowing = True
+    async with local.get(fleet.rig.path("open/app", f"blobs/{mine}")) as answer:
+        assert answer.status == 200 and digest_of(await answer.read()) == mine
+    assert fleet.rig.images.confirmed == [secret, mine], "a manifest may name blobs of other images"
+
+
+async def test_every_route_names_its_right_and_is_described(tmp_path: Path) -> None:
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:7071", tmp_path / "store"))
+    try:
+        for app in (make_mirror_app(agent), make_apps(agent)[0]):
+            routes = [route for route in app[INTERFACE].routes if route.path.startswith("/v2")]
+            assert {route.right for route in routes} == {"image"} and len(routes) == 3
+            validate(app[INTERFACE].document)
+        served = {route.resource.canonical for route in app.router.routes() if route.resource is not None}
+        assert {route.described_path for route in routes} < served
+    finally:
+        await agent.stop()
 
 
 # -- credentials by themselves

@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from image_rig import make_image, odd_registry
 from image_site import ImageSite, image_site, serve
 from mirror_rig import Image, make_layer, push_image
 from registry_rig import Registry, needs_registry, running_registry
@@ -21,6 +22,8 @@ from test_mirror_skopeo import configuration, skopeo
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.mirror import make_mirror_app
+from p2pdist.model.errors import NotFound
+from p2pdist.model.image import image_name
 from p2pdist.model.upstream import parse_upstream
 from tracker.core.views.view import View
 
@@ -160,3 +163,31 @@ async def test_registries_that_were_not_named_are_never_asked(mirrors: Mirrors, 
     finally:
         await server.cleanup()
     assert not asked
+
+
+async def test_a_blob_is_confirmed_by_its_registry_and_not_by_a_manifest(tmp_path: Path) -> None:
+    """A manifest that names the blob of another repository makes it no blob of its own."""
+    async with odd_registry() as odd, image_site(tmp_path / "site", parse_upstream(odd.address)) as site:
+        mine, other = make_image({"a": b"a" * 1000}), make_image({"b": b"b" * 1000})
+        odd.put("open/app", "v1", mine)
+        odd.put("secret/app", "v1", other)
+        odd.put("open/app", "v2", other)  # a push of the manifest alone, as some registries take it
+        secret = next(iter(other.blobs))
+
+        async def absent(request: web.Request) -> web.Response:
+            return web.json_response({"errors": []}, status=404)
+
+        odd.answers[f"open/app/blobs/{secret}"] = absent
+        agent = await site.agent("h0")
+        name, theirs = image_name(odd.address, "open/app"), image_name(odd.address, "secret/app")
+        for tag in ("v1", "v2"):
+            await agent.images.manifest(name, tag)
+        assert await agent.images.blob_size(name, secret) == len(other.blobs[secret])
+        with pytest.raises(NotFound):
+            await agent.images.confirm(name, secret)
+        await agent.images.confirm(theirs, secret)
+        for digest in mine.blobs:
+            await agent.images.confirm(name, digest)
+            asked = odd.count("HEAD", digest)
+            await agent.images.confirm(name, digest)
+            assert odd.count("HEAD", digest) == asked == 1

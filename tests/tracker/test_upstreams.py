@@ -196,6 +196,7 @@ async def test_what_is_absent_or_refused_is_not_asked_for_again_and_again(
         with pytest.raises(Refused):
             await upstreams.manifest(name, "secret")
     assert len(odd.requests) == 3
+    assert upstreams.asked == {(odd.address, "not-found"): 2, (odd.address, "refused"): 1}
     monkeypatch.setattr(reading, "MISSES_BURST", 5)
     monkeypatch.setattr(reading, "MISSES_PER_S", 0.001)
     reading.ASKER.set("10.0.0.1")

@@ -336,6 +336,16 @@ async def test_without_a_byte_in_time_the_answer_is_503(late: LateHolder, blob: 
     assert (answer.status, json.loads(answer.body)["status"]) == (503, 503)
 
 
+async def test_a_range_whose_only_piece_is_not_proven_in_time_is_503(
+    late: LateHolder, blob: SampleBlob, tmp_path: Path
+) -> None:
+    late.have, late.unproven = PieceSet(blob.layout.count), asyncio.Event()
+    for piece in range(blob.layout.count):
+        late.give(piece)
+    answer = await curl(tmp_path, "-r", "0-99", late.url)
+    assert answer.status == 503
+
+
 async def test_while_pieces_come_the_head_goes_out(late: LateHolder, blob: SampleBlob, tmp_path: Path) -> None:
     late.have, late.begin_s = PieceSet(blob.layout.count), 1.0
 

@@ -143,6 +143,7 @@ class Fleet:
         )
         self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation)
+        self.membership.renamed = self.vouching.renamed
         self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims, self.vouching)
         self._slowness = Slowness(
             self.hosts, schedule, self.capacities, self.policies, self._presence, probing, self.reputation

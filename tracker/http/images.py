@@ -125,10 +125,14 @@ async def referrers(request: web.Request) -> web.Response:
 
 
 async def blob(request: web.Request) -> web.StreamResponse:
-    """Say how large a blob of an image is. A HEAD request says it as the length of the content."""
+    """Say how large a blob of an image is. A HEAD request says it as the length of the content.
+    With `confirm` a blob is found only where the registry has it in this repository, whatever
+    manifests name."""
     known, name = _image(request)
     digest = parse_digest(request.match_info["digest"])
     size = await known.blob_size(name, digest)
+    if request.query.get("confirm") and not await known.confirmed(name, [digest], digest):
+        raise NotFound(f"{name} has no blob {digest} at its registry")
     service = request.app[SERVICE]
     if service.access is not None and not identity_of(request).reads_everything:
         await service.access.images.bind_blob(name, digest)
@@ -179,6 +183,14 @@ ROUTES = (
         errors=_ERRORS,
         right="read",
     ),
-    Route("GET", _IMAGE + "/blobs/{digest}", blob, (Answer(BlobSize),), errors=_ERRORS, right="read"),
+    Route(
+        "GET",
+        _IMAGE + "/blobs/{digest}",
+        blob,
+        (Answer(BlobSize),),
+        (Query("confirm", "1: the registry has it in this repository"),),
+        errors=_ERRORS,
+        right="read",
+    ),
     Route("GET", _IMAGE + "/token", token, (Answer(TokenDocument),), errors=_ERRORS, right="agent"),
 )

@@ -78,6 +78,10 @@ class AgentImages:
         """The size of a blob of an image."""
         return await self._agent.images.blob_size(name, digest)
 
+    async def confirm(self, name: ImageName, digest: Digest) -> None:
+        """Raises NotFound unless the registry has a blob in this repository."""
+        await self._agent.images.confirm(name, digest)
+
     async def fetch_blob(self, name: ImageName, digest: Digest) -> tuple[Blob, BlobPull | None]:
         """A blob of an image, and its pull, started or joined; None when the blob is complete."""
         return await self._agent.images.fetch_blob(name, digest)

@@ -437,8 +437,8 @@ async def _holding(request: web.Request) -> web.Response:
 
 
 async def _pieces(request: web.Request) -> web.Response:
-    """Say which hashes are known here of the pieces of a blob, as MessagePack: other agents ask
-    while no tracker tells them, and believe it provisionally. Nothing is fetched."""
+    """Say which hashes of a blob's pieces are known here, as MessagePack. Other agents ask while no
+    tracker tells them, and believe it provisionally. Nothing is fetched."""
     agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
     require_agent(request)
     require_blob(agent, request, digest)

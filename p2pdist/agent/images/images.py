@@ -97,6 +97,8 @@ class Images:
         """By `name:tag` when it was asked for, and what it named."""
         self._sizes: OrderedDict[str, tuple[int, Digest | None]] = OrderedDict()
         """By `name@digest` the sizes of blobs, and the manifest that says so."""
+        self._confirmed: OrderedDict[str, None] = OrderedDict()
+        """Blobs, by `name@digest`, that their registries have in these repositories."""
         self._read: set[str] = set()
         """Names of which all manifests in the store have been looked at."""
         self._announced: OrderedDict[str, None] = OrderedDict()
@@ -291,12 +293,30 @@ class Images:
         _trim(self._sizes, SIZES_MAX)
         return size
 
+    async def confirm(self, name: ImageName, digest: Digest) -> None:
+        """Raises NotFound for a blob that the registry does not have in this repository: a manifest
+        may name any, also such as belong to images of others. Asked once, and not of what is here
+        alone; raises Refused and Unavailable where nobody can say it."""
+        key = f"{name}@{digest}"
+        if key in self._confirmed:
+            return
+        await self._registries.require(name)
+        size = await self._ask(
+            name, lambda: self._tracked.confirmed(name, digest), lambda upstream: upstream.blob_size(digest)
+        )
+        if size is None:
+            raise NotFound(f"{name} has no blob {digest} at its registry")
+        self._confirmed[key] = None
+        _trim(self._confirmed, SIZES_MAX)
+
     async def _read_records(self, name: ImageName) -> None:
         """Look at all manifests of an image that the store has."""
-        for record in self._store.images.of(str(name)):
+        records = self._store.images.of(str(name))
+        for record in records:
             with suppress(P2PDistError):
                 await self._kept(name, record.digest)
-        self._read.add(str(name))
+        if records:
+            self._read.add(str(name))
 
     async def fetch_blob(
         self, name: ImageName, digest: Digest, priority: Priority = "start"

@@ -112,6 +112,11 @@ class TrackedImages:
         """The size of a blob."""
         return _decoded(await self._session.get(f"{_path(name)}/blobs/{digest}", {}), _Size).size
 
+    async def confirmed(self, name: ImageName, digest: Digest) -> int:
+        """The size of a blob that the registry has in this repository, whatever manifests name."""
+        path = f"{_path(name)}/blobs/{digest}"
+        return _decoded(await self._session.get(path, {"confirm": "1"}), _Size).size
+
     async def token(self, name: ImageName) -> PullToken:
         """What lets this host read the blobs of a repository."""
         found = _decoded(await self._session.get(f"{_path(name)}/token", {}), _Token)

@@ -153,8 +153,7 @@ class BlobPull:
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
         """Bytes that the store held before this pull."""
         self._counted = PieceSet(blob.layout.count, blob.have.bits)
-        self._context = context
-        self._stripes = blob.layout.stripes
+        self._context, self._stripes = context, blob.layout.stripes
         self._download = Download(
             blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
         )
@@ -253,8 +252,9 @@ class BlobPull:
         self._submit(PriorityChanged("start"))
 
     def reject(self, error: P2PDistError) -> None:
-        """The swarm cannot go on."""
-        self._submit(Rejected(error))
+        """The swarm cannot go on. Where this host has met the reason itself, it can say more."""
+        met = self._streams.origin_error
+        self._submit(Rejected(met if met is not None and type(met) is type(error) else error))
 
     async def piece(self, piece: int) -> None:
         """Wait until a piece is there; raises the pull's failure. The last piece of a blob without

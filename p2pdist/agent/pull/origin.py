@@ -31,6 +31,8 @@ ORIGINS_MAX = 16
 REQUESTS_MAX = 4
 """Range requests under way at once for one stripe: enough to hide the round trip, few enough to
 keep the pieces in order."""
+UPSTREAM_TRIES = 3
+UPSTREAM_PAUSE_S = 0.1
 INLINE_BYTES = 64 << 10
 """A piece up to this size is stored on the event loop where the store is in memory, which takes the
 loop less time than a thread would. A disk may hang, and would hang the loop."""
@@ -96,6 +98,23 @@ class RangeSource(Protocol):
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
         """`length` bytes of a blob. Raises P2PDistError."""
+
+
+async def read_upstream(source: RangeSource, digest: Digest, start: int, length: int) -> bytes:
+    """A range of a blob from an upstream registry. What is not that range may come once and again
+    from a proxy before it; from UPSTREAM_TRIES on it is believed. Raises P2PDistError."""
+    for attempt in range(1, UPSTREAM_TRIES + 1):
+        try:
+            data = await source.read_range(digest, start, length)
+            if len(data) != length:
+                raise Corrupt(f"upstream sent {len(data)} bytes of {digest} from {start} on, and not {length}")
+            return data
+        except Corrupt as error:
+            if attempt == UPSTREAM_TRIES:
+                raise
+            logger.info("blob=%s is read once more: %s", digest, error)
+            await asyncio.sleep(UPSTREAM_PAUSE_S * attempt)
+    raise AssertionError("the last attempt raises")
 
 
 class OriginReader:
@@ -164,7 +183,7 @@ class OriginReader:
     async def _read_some(self, pieces: Iterator[int]) -> None:
         layout, vouched = self._blob.layout, self._vouched
         for piece in pieces:
-            if vouched is not None and not vouched.is_unread(piece):
+            if vouched is not None and not await vouched.is_unread(piece):
                 continue
             async with self._reading(layout.length(piece)):
                 data = await self._read(layout.offset(piece), layout.length(piece))
@@ -192,6 +211,8 @@ class OriginReader:
             raise
 
     async def _read(self, offset: int, length: int) -> bytes:
+        if self._vouched is not None:
+            return await read_upstream(self._origin, self._blob.digest, offset, length)
         if self._selection is None:
             return await self._origin.read_range(self._blob.digest, offset, length)
         ((offset, length),) = self._selection.spans(offset, length)  # one span: it is one piece
@@ -202,8 +223,6 @@ class OriginReader:
         if vouched is None:
             self._stored(piece, await loop.run_in_executor(_storers, self._blob.write, piece, data))
             return
-        if len(data) != self._blob.layout.length(piece):
-            raise Corrupt(f"{len(data)} bytes came instead of {self._blob.layout.length(piece)}")
         statement, stored = await loop.run_in_executor(_storers, vouched.store, piece, data)
         vouched.state(statement)
         if not stored:

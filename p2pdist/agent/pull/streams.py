@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from p2pdist.agent.bittorrent.service import SwarmService
-from p2pdist.agent.pull.origin import OriginReader, RangeSource
+from p2pdist.agent.pull.origin import OriginReader, RangeSource, read_upstream
 from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.uplink import LEAD_MAX, Uplink
 from p2pdist.core.download import Quiet
@@ -126,6 +126,8 @@ class PullStreams:
         self.priority: Priority = priority
         self.unreached: dict[str, str] = {}
         """Hosts that have some of the blob and could not be reached, and how that ended."""
+        self.origin_error: P2PDistError | None = None
+        """Why the origin, or upstream, could not be read last."""
         self._blob, self._context, self._mail, self._selection = blob, context, mail, selection
         self._stripes = blob.layout.stripes
         self._upstream, self._vouched = upstream, vouched
@@ -240,6 +242,8 @@ class PullStreams:
         stream = self._open.pop(closed.stream, None)
         self._hash_waits.pop(closed.stream, None)
         source, stripe = self._sources.pop(closed.stream)
+        if source.is_origin and closed.error is not None:
+            self.origin_error = closed.error
         if isinstance(stream, IncomingStream) and stream.responded_s is not None:
             self._context.sources.times.responded(stream.responded_s)
         answered = not isinstance(stream, IncomingStream) or stream.responded or closed.error
@@ -261,8 +265,11 @@ class PullStreams:
         P2PDistError."""
         layout = self._blob.layout
         async with self._reading(piece % self._stripes, layout.length(piece)):
-            origin = self._upstream or self._context.origin()
-            data = await origin.read_range(self._blob.digest, layout.offset(piece), layout.length(piece))
+            where = self._blob.digest, layout.offset(piece), layout.length(piece)
+            if self._upstream is not None:
+                data = await read_upstream(self._upstream, *where)
+            else:
+                data = await self._context.origin().read_range(*where)
         await self._pause(len(data))
         return data
 

@@ -192,6 +192,12 @@ class VouchedPull:
         self._tasks = Tasks(logger, f"{blob.digest} is not vouched for as it should be")
         self._whole = WholeSum(blob, vouched, self._tasks)
         self._arbiter: asyncio.Task[None] | None = None
+        self._left: set[int] = set()
+        """The pieces that this host has yet to read as the arbiter."""
+        self._moved = asyncio.Event()
+        """Set, and replaced, when one of them has been read."""
+        self._told_round = -1
+        """The last round of which the log says that pieces were lost."""
 
     def close(self) -> None:
         """The pull has ended."""
@@ -200,8 +206,11 @@ class VouchedPull:
 
     # -- what this host reads
 
-    def is_unread(self, piece: int) -> bool:
-        """Whether a reader of upstream still has to read a piece that `unread` named."""
+    async def is_unread(self, piece: int) -> bool:
+        """Whether a reader of upstream still has to read a piece that `unread` named. What this
+        host reads as the arbiter is waited for."""
+        while piece in self._left:
+            await self._moved.wait()
         return self.list.view.is_unread(piece)
 
     def unread(self, stripe: int) -> list[int]:
@@ -248,7 +257,8 @@ class VouchedPull:
                 self._reread(round_)
             case Recall():
                 self.restate()
-                for known in statements(self._blob.digest, self.list.view.told(), "told"):
+                basis: Basis = "whole" if self.list.proven else "told"
+                for known in statements(self._blob.digest, self.list.view.told(), basis):
                     self._context.send(known)
 
     def _listed(self, message: Listed) -> None:
@@ -264,7 +274,9 @@ class VouchedPull:
     def _changed(self, lost: Sequence[int] = (), *, marked: bool = True) -> None:
         """Pieces are lost or the list has changed. `marked`: the bitmap still has the pieces."""
         if lost:
-            logger.warning("blob=%s: %d pieces were wrong and come again", self._blob.digest, len(lost))
+            level = logging.DEBUG if self._told_round == self.list.round else logging.WARNING
+            logger.log(level, "blob=%s: pieces were listed or stored wrong, and come again", self._blob.digest)
+            self._told_round = self.list.round
             self.losses += 1
             self._whole.lost(lost)
             self._context.lost(lost)
@@ -346,11 +358,15 @@ class VouchedPull:
 
     async def _reread_all(self, round_: int) -> None:
         self._arbiter = asyncio.current_task()
+        self._left = left = set(range(self._blob.layout.count))
         pieces = iter(range(self._blob.layout.count))
 
         async def some() -> None:
             for piece in pieces:
+                if self.list.round != round_:
+                    return
                 await self._reread_piece(piece, round_)
+                self._read_past(left, {piece})
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -359,8 +375,15 @@ class VouchedPull:
         except* P2PDistError as failures:
             error = failures.exceptions[0]
             logger.warning("blob=%s could not be read again for round %d: %s", self._blob.digest, round_, error)
+        finally:
+            self._read_past(left, set(left))
         self._statements.leave()
         self._changed()
+
+    def _read_past(self, left: set[int], pieces: set[int]) -> None:
+        left -= pieces
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     async def _reread_piece(self, piece: int, round_: int) -> None:
         data = await self._read_again(piece)

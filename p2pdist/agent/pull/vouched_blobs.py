@@ -18,7 +18,7 @@ from p2pdist.agent.pull.registry import Registry
 from p2pdist.agent.pull.vouched import listing_of, statements
 from p2pdist.agent.tasks import Tasks
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.model.messages import LISTED_MAX, Basis, KnownPieces, Listed, Priority, Recall, Reread, Vouched
 from p2pdist.model.pieces import PieceList
 from p2pdist.store.blobs.blob import Blob
@@ -32,7 +32,9 @@ class VouchedBlobs:
 
     def __init__(self, store: BlobStore, registry: Registry, send: Callable[[Vouched], None]) -> None:
         self._store, self._registry, self._send = store, registry, send
-        self._tasks = Tasks(logger, "a piece list could not be told to the tracker")
+        self._watched: set[Digest] = set()
+        """The blobs that are being pulled."""
+        self._tasks = Tasks(logger, "a blob without a piece list could not be looked after")
 
     async def stop(self) -> None:
         """End what is under way."""
@@ -43,9 +45,25 @@ class VouchedBlobs:
     ) -> tuple[Blob, BlobPull | None]:
         """The blob of `size` bytes, of which nobody has made a piece list, not yet held, and its
         pull, started or joined; None when the blob is complete. Hosts with a lease read it from
-        `upstream`."""
+        `upstream`. The pull of a package that brings the same blob ends first: its piece list may
+        describe something else."""
         claim = partial(self._store.begin_vouched, digest, size)
-        return await self._registry.bring(digest, claim, priority, upstream=upstream)
+        while True:
+            blob, pull = await self._registry.bring(digest, claim, priority, upstream=upstream)
+            if pull is None or pull.vouched is not None or blob.whole:
+                break
+            await asyncio.wait([pull.done])
+            await asyncio.sleep(0)
+        if pull is not None and digest not in self._watched:
+            self._watched.add(digest)
+            pull.done.add_done_callback(partial(self._ended, digest))
+        return blob, pull
+
+    def _ended(self, digest: Digest, done: asyncio.Future[None]) -> None:
+        """A pull has ended. Nothing of what is wrong is kept: it would be wrong again."""
+        self._watched.discard(digest)
+        if not done.cancelled() and isinstance(done.exception(), Corrupt):
+            self._tasks.spawn(self._registry.discard(digest))
 
     # -- the tracker
 

@@ -83,6 +83,10 @@ class Images(Protocol):
     async def blob_size(self, name: ImageName, digest: Digest) -> int:
         """The size of a blob of an image, which need not be here."""
 
+    async def confirm(self, name: ImageName, digest: Digest) -> None:
+        """Raises NotFound unless the registry has a blob in this repository: manifests may name
+        blobs of others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -184,6 +188,8 @@ class Mirror:
                 size = await _by(deadline, self._images.blob_size(name, digest))
                 return await _head(request, digest, size)
             case "blob":
+                if not self._admission.identity(request).reads_everything:
+                    await _by(deadline, self._images.confirm(name, Digest(asked.target)))
                 return await self._bodies.send(request, name, Digest(asked.target), deadline)
             case "manifest":
                 source = "store" if self._images.keeps(name, asked.target) else "tracker"

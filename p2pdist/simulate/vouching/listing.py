@@ -67,6 +67,7 @@ class Listing:
     __slots__ = (
         "_batch",
         "_context",
+        "_ending",
         "_host",
         "_pull",
         "_reading",
@@ -95,6 +96,8 @@ class Listing:
         self._batch: list[int] = []
         #: By stream the pieces that wait for their hashes: piece, length, version.
         self._waiting: dict[Stream, list[tuple[int, int, int]]] = {}
+        #: Those of the streams that end when these pieces are taken.
+        self._ending: dict[Stream, None] = {}
         #: What an arbiter reads; None while the host is none.
         self._reading: Rereading | None = None
 
@@ -172,11 +175,16 @@ class Listing:
 
     def dropped(self, stream: Stream) -> int:
         """A stream is closed; returns the bytes that waited in it."""
+        self._ending.pop(stream, None)
         return sum(length for _, length, _ in self._waiting.pop(stream, ()))
 
     def waits(self, stream: Stream) -> bool:
         """Whether a piece of a stream waits for its hash."""
         return stream in self._waiting
+
+    def end_after(self, stream: Stream) -> None:
+        """The sender of a stream has given everything; what waits in it comes first."""
+        self._ending[stream] = None
 
     def lead_max(self, stripe: int) -> int:
         """How far the reader of a stripe may be ahead of its children."""
@@ -248,6 +256,9 @@ class Listing:
                 waiting.pop(0)
             if not waiting and stream in self._waiting:
                 del self._waiting[stream]
+                if stream in self._ending:
+                    del self._ending[stream]
+                    self._host.client.ended(stream, "done")
             elif waiting and stream in self._waiting:
                 self._host.submit(self._pull, dl.Awaiting(stream.number))
 
@@ -285,6 +296,7 @@ class Listing:
     def stopped(self) -> None:
         """The host's process has died, or fetches nothing more."""
         self._waiting.clear()
+        self._ending.clear()
         self._batch.clear()
         if self._reading is not None:
             self._reading.stop()

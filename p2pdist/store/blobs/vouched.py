@@ -159,14 +159,15 @@ class VouchedPieces:
 
     def put(self, listing: Listing) -> list[int]:
         """Take in what the tracker says of the list: its word counts before what was listed. A
-        listing of another round begins that round. Returns the pieces that are lost by it, for
-        `unmark`. Raises UsageError for what no list can hold."""
+        listing of a later round begins that round, one of an earlier round says nothing. Returns
+        the pieces that are lost by it, for `unmark`. Raises UsageError for what no list can
+        hold."""
         self._check(listing)
         pieces, hashes = listing.pieces, listing.hashes
         with self._changed:
-            if self.proven:
+            if self.proven or listing.round < self._list.round:
                 return []
-            if listing.round != self._list.round:
+            if listing.round > self._list.round:
                 self._list.begin(listing.round)
             stated = (hashes[start : start + HASH_SIZE] for start in range(0, len(hashes), HASH_SIZE))
             lost = [piece for piece, digest in zip(pieces, stated, strict=True) if self._state(piece, digest)]

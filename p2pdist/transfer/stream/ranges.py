@@ -167,8 +167,6 @@ async def serve_range(
     ranges = _ranges(request, digest, layout.size, headers, options.ranges_max)
     parts = _parts(ranges, layout.size, headers)
     response = web.StreamResponse(status=206 if ranges else 200, headers=headers)
-    if len(parts) == 1:
-        response.content_type = CONTENT_TYPE
     response.content_length = sum(len(part.head) + part.end - part.start for part in parts)
     if request.method == "HEAD" or not response.content_length:
         await response.prepare(request)
@@ -210,6 +208,7 @@ class _Part:
 def _parts(ranges: list[tuple[int, int]] | None, size: int, headers: dict[str, str]) -> list[_Part]:
     """What the body is made of, of which `headers` say then what a client must know (RFC 9110,
     15.3.7)."""
+    headers["Content-Type"] = CONTENT_TYPE
     if ranges is None:
         return [_Part(b"", 0, size)]
     if len(ranges) == 1:

@@ -5,21 +5,22 @@ Theory. In round 0 the hash that is stated first for a piece counts. In a later 
 arbiter states does; another reader that states otherwise objects. Hosts judge a list by the SHA-256
 of the whole, once they have stored all pieces as it says:
 
-    open    -> held     hosts that stated nothing of it say that it matches, and not fewer than say
-                        otherwise
+    open    -> held     TRUST hosts that stated nothing of it say that it matches, and not fewer
+                        than say otherwise; or all that can judge it say so
     open,   -> open     the next round: more hosts say that it does not match than that it does, or
     held                two readers state different hashes for a piece
-    open    -> failed   two rounds that read independently came to the same list, and no host says
-                        that it matches: upstream itself is wrong; or too many rounds went by
+    open    -> failed   two rounds that read independently came to the same list, and it does not
+                        match: upstream itself is wrong; or too many rounds went by
 
 One host that says otherwise may have a broken disk, or lie: others are waited for. What a list's
 own vouchers say of it weighs nothing against another host's word. A round that comes to the same
-list as the one before it outweighs hosts that say otherwise, once any host says that it matches.
+list as the one before it outweighs one host that says otherwise, once any host says that it
+matches.
 
 Blame. When a list is held, each host that stated another hash, in whatever round, gave what is not
-of the blob: it lied, or upstream gave it other bytes. Until TRUST hosts, or all that can judge,
-have said that the list matches no host is blamed: one liar, as arbiter and judge, could else have
-the others blamed. What a host was told and passes on names no host.
+of the blob: it lied, or upstream gave it other bytes. One voice is not enough for a list to be
+held, or one liar, as arbiter and judge, could have the others blamed. What a host was told and
+passes on names no host.
 
 Invariants: a piece has one hash in a round; statements are never changed; a host is blamed only for
 a hash that it stated itself and that the list which is held contradicts.
@@ -47,6 +48,7 @@ JUDGES_WAIT_S = 0.5
 """After the first host says that a list does not match, others may say that it does."""
 
 TRUST = 2
+"""So many hosts must say that a list matches, where others are still to judge it."""
 
 Phase = Literal["open", "held", "failed"]
 Decision = Literal["wait", "next", "held", "failed"]
@@ -104,8 +106,6 @@ class Ledger:
     """All rounds, the present one last. `begin`."""
     phase: Phase = "open"
     """What is known of the present round's list. `hold`, `fail`, `begin`."""
-    blamed: bool = False
-    """Whether the hosts to blame have been named. `guilty`."""
     failures: int = 0
     """Rounds that did not hold. `begin`."""
     involved: dict[str, None] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Ledger:
     @classmethod
     def kept(cls, pieces: PieceList) -> Ledger:
         """The ledger of a list that was held before this tracker started."""
-        ledger = cls(pieces.layout, phase="held", blamed=True)
+        ledger = cls(pieces.layout, phase="held")
         ledger.round.hashes = VouchedList.of(pieces)
         ledger.round.vouchers = [None] * pieces.layout.count
         ledger.round.order = list(range(pieces.layout.count))
@@ -192,21 +192,22 @@ class Ledger:
         """What becomes of the present list. `all_judged` says whether no other host is there that
         could judge it."""
         now_round = self.round
+        matching, against = len(now_round.matching), len(now_round.against)
         if not now_round.complete or self.phase == "failed":
             return "wait"
-        if now_round.against and len(now_round.against) > len(now_round.matching):
-            return self._doubted(all_judged, now)
-        if now_round.matching or (now_round.own and all_judged()):
+        if matching >= max(TRUST, against):
             return "held"
-        return "wait"
+        if against > matching or (against and all_judged()):
+            return self._doubted(all_judged, now)
+        return "held" if (matching or now_round.own) and all_judged() else "wait"
 
     def _doubted(self, all_judged: Callable[[], bool], now: float) -> Decision:
-        """More hosts say that the list does not match than say that it does."""
+        """At least as many hosts say that the list does not match as say that it does."""
         now_round = self.round
         several = len(now_round.against) > 1
         waited = now_round.doubted_at is not None and now - now_round.doubted_at >= JUDGES_WAIT_S
         if self._confirmed():
-            if now_round.matching or now_round.own:
+            if not several and (now_round.matching or now_round.own):
                 return "held"
             return "failed" if all_judged() or (several and waited) else "wait"
         return "next" if several or waited or all_judged() else "wait"
@@ -235,7 +236,7 @@ class Ledger:
         self.failures += failed
         self.involved |= self.round.authors()
         self.rounds.append(Round(self.round.number + 1, arbiter, now))
-        self.phase, self.blamed, self._same = "open", False, None
+        self.phase, self._same = "open", None
 
     def hold(self) -> PieceList:
         """The present list is right; returns it."""
@@ -247,13 +248,8 @@ class Ledger:
         """No list holds."""
         self.phase = "failed"
 
-    def trusted(self, all_judged: Callable[[], bool]) -> bool:
-        """Whether enough hosts say that the list which is held matches for others to be blamed."""
-        return len(self.round.matching) >= TRUST or all_judged()
-
     def guilty(self) -> dict[str, int]:
         """How many hashes each host stated that the list which is held contradicts."""
-        self.blamed = True
         right = self.round.hashes
         wrong: dict[str, int] = {}
         for each in self.rounds if right is not None else ():

@@ -7,10 +7,9 @@ together with the others (pace.py), and the end of the list at once. When the le
 round cannot hold, an arbiter is chosen, which reads all pieces again: a host that had no part in
 the rounds so far, if there is one. The trees go on meanwhile: most of what is listed is right.
 
-A host that stated what a list which is held contradicts is a liar for PENALTY_S: it is not believed
-and does not read blobs of this kind from upstream, unless no other host could. Where it is the root
-of a stripe, the lease goes to another host at once. Complaints of wrong bytes that were made while
-a list was in doubt are withdrawn when the next round begins: the sender may have been right.
+A host that stated what a list which is held contradicts is a liar for a while (liars.py).
+Complaints of wrong bytes that were made while a list was in doubt are withdrawn when the next round
+begins: the sender may have been right.
 
 A tracker that has just started knows no list. Hosts that read state again what they read; while
 that leaves gaps, hosts that joined with pieces are asked, one after the other, for what they were
@@ -23,31 +22,26 @@ are kept take LISTS_BYTES_MAX at the most.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
-from p2pdist.model.messages import LISTED_MAX, Holding, Judged, Listed, Recall, Reject, Reread, Vouched
+from p2pdist.model.messages import Holding, Judged, Recall, Reject, Reread, Vouched
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, piece_size_for
-from tracker.core.events import Blamed, Broadcast, Command, ListMatched, ListWanted, Send
+from tracker.core.events import Blamed, Command, ListMatched, ListWanted, Send
 from tracker.core.host import Host
-from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.schedule import Schedule
-from tracker.core.repair.repair import move_lease
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
+from tracker.core.vouching.case import RECALL_MAX_S, Case
 from tracker.core.vouching.ledger import NO_ARBITER, Ledger
+from tracker.core.vouching.liars import Liars
 from tracker.core.vouching.pace import pause_s
 
-PENALTY_S = 3600.0
 ARBITER_S = 30.0
 """An arbiter that states nothing for so long is replaced."""
-
-RECALL_FIRST_S, RECALL_MAX_S = 0.3, 5.0
-"""How long gaps of a list are left to the hosts that read, before others are asked; the pauses
-grow up to RECALL_MAX_S."""
 
 FAILED_S = 60.0
 """A blob of which no list held may be tried again after so long."""
@@ -56,49 +50,8 @@ SWEEP_S = 5.0
 """How often cases of swarms that are gone are looked for."""
 
 LISTS_BYTES_MAX = 512 << 20
-LIARS_MAX = 10_000
 KEPT_MAX = 256
 """Lists that were given back and that no swarm has asked for yet."""
-
-
-@dataclass(slots=True)
-class Case:
-    """The vouched list of one swarm, and the hosts that follow it."""
-
-    swarm: Swarm
-    ledger: Ledger
-    followers: dict[str, int] = field(default_factory=dict)
-    """By host the session in which it was sent what is listed."""
-    readers: dict[str, set[int]] = field(default_factory=dict)
-    """The stripes of which a host has, or had, the lease."""
-    brought: dict[str, None] = field(default_factory=dict)
-    """Hosts that joined with pieces, which they may have read before."""
-    to_recall: dict[str, None] = field(default_factory=dict)
-    """Those of them that were not asked yet for what they know."""
-    recalled: dict[str, None] = field(default_factory=dict)
-    """Hosts that were asked."""
-    recall_at: float = inf
-    """When the next one is asked."""
-    recall_pause_s: float = RECALL_FIRST_S
-    sent: int = 0
-    """How many of the round's statements all followers were sent."""
-    sent_at: float = -inf
-    """When they were sent something last."""
-    began_at: float = 0.0
-    """When they were sent something of this round first."""
-    sent_before: list[Listed] = field(default_factory=list)
-    """What was sent, in few messages, for hosts that come later."""
-    accusations: dict[tuple[str, str], None] = field(default_factory=dict)
-    """(host, voter) of complaints of wrong bytes in this round."""
-    failed_at: float = inf
-
-    @property
-    def rests(self) -> bool:
-        """Whether time changes nothing here."""
-        ledger = self.ledger
-        settled = ledger.phase == "held" and ledger.blamed
-        idle = not self.followers and (ledger.round.arbiter is None or ledger.phase == "held")
-        return (settled or idle) and self.sent == len(ledger.round.order) and ledger.phase != "failed"
 
 
 @dataclass(slots=True)
@@ -113,15 +66,18 @@ class Vouching:
     """Hears which swarms are to be planned anew."""
     reputation: Reputation
     """Hears which hosts lied."""
-    liars: dict[str, float] = field(default_factory=dict)
-    """Until when hosts are not believed. `_blame`, `tick`."""
-    _cases: dict[int, Case] = field(default_factory=dict)
-    """By the identity of the swarm, whose key may change."""
-    _busy: dict[int, Case] = field(default_factory=dict)
+    liars: Liars = field(init=False)
+    """Hosts that lied."""
+    _cases: dict[Digest, Case] = field(default_factory=dict)
+    """By the key of the swarm. `renamed`."""
+    _busy: dict[Digest, Case] = field(default_factory=dict)
     """Those that time may change."""
     _kept: dict[Digest, PieceList] = field(default_factory=dict)
     """Lists that were given back."""
     _swept_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.liars = Liars(self.schedule)
 
     # -- what the fleet hears
 
@@ -129,16 +85,16 @@ class Vouching:
         """A host has said what it holds of a blob, and is a member of its swarm."""
         swarm = self.swarms[host.key(holding.blob)]
         if not holding.vouched:
-            if (case := self._cases.get(id(swarm))) is not None:
+            if (case := self._found(swarm)) is not None:
                 case.followers.pop(host.name, None)
             return []
         if swarm.layout.piece_size != piece_size_for(swarm.layout.size):
             raise UsageError(f"{holding.blob} has no vouched list with pieces of {swarm.layout.piece_size} bytes")
         out: list[Command] = []
         case = self._case(swarm, out)
-        self._busy[id(swarm)] = case
-        if self._lies(host.name, now):
-            self._bar(swarm, swarm.members[host.name], now)
+        self._busy[swarm.key] = case
+        if self.liars.lies(host.name, now=now):
+            self.liars.bar(swarm, swarm.members[host.name], now=now)
         if case.ledger.phase == "failed":
             return [*out, *self._reject(case, [host])]
         member = swarm.members[host.name]
@@ -150,14 +106,14 @@ class Vouching:
             case.followers.pop(host.name, None)
         elif host.session is not None and case.followers.get(host.name) != host.session:
             case.followers[host.name] = host.session
-            out += (Send(host.session, message) for message in self._so_far(case))
+            out += (Send(host.session, message) for message in case.so_far())
             if case.ledger.round.arbiter == host.name:  # it has begun anew, and its rounds with it
                 out.append(Send(host.session, Reread(swarm.blob, case.ledger.round.number)))
         return out
 
     def planned(self, swarm: Swarm) -> None:
         """The swarm was planned, or streams were reattached: its roots may state hashes."""
-        case = self._cases.get(id(swarm))
+        case = self._found(swarm)
         for stripe, roots in enumerate(swarm.edges.roots) if case is not None else ():
             for name in roots:
                 assert case is not None
@@ -166,7 +122,7 @@ class Vouching:
     def vouched(self, host: Host, message: Vouched, *, now: float) -> list[Command]:
         """A host states hashes. Those that it may not state are ignored."""
         case = self._case_of(host, message.blob)
-        if case is None or self._lies(host.name, now):
+        if case is None or self.liars.lies(host.name, now=now):
             return []
         ledger, swarm = case.ledger, case.swarm
         if len(message.hashes) != HASH_SIZE * len(message.pieces):
@@ -178,16 +134,16 @@ class Vouching:
         if ledger.round.hashes is None and self._full(swarm.layout):
             error = Unavailable("this tracker keeps too many vouched lists", remedy="Pull fewer images at once")
             return [Send(host.session, Reject(error.problem(), swarm.blob))] if host.session is not None else []
-        self._busy[id(swarm)] = case
+        self._busy[swarm.key] = case
         conflict = False
         for index, piece in enumerate(message.pieces):
-            if self._believed(case, host.name, piece % swarm.stripes, message.basis):
+            if case.believes(host.name, piece % swarm.stripes, message.basis):
                 stated = message.hashes[index * HASH_SIZE : (index + 1) * HASH_SIZE]
                 conflict |= ledger.state(host.name, piece, stated, named=message.basis != "told", now=now)
         if conflict:
             return self._next_round(case, f"{host.name} read other bytes than are listed", now=now)
         due = now - case.sent_at >= self._pause_s(case, now)
-        out = [*self._send_news(case, now)] if due or ledger.round.complete else []
+        out: list[Command] = [*case.send_news(self.hosts, now=now)] if due or ledger.round.complete else []
         return [*out, *self._conclude(case, now=now)] if ledger.round.complete else out
 
     def judged(self, host: Host, message: Judged, *, now: float) -> list[Command]:
@@ -195,7 +151,7 @@ class Vouching:
         case = self._case_of(host, message.blob)
         if case is None:
             return []
-        self._busy[id(case.swarm)] = case
+        self._busy[case.swarm.key] = case
         if message.matches:
             case.followers.pop(host.name, None)
         if message.round != case.ledger.round.number:
@@ -211,7 +167,7 @@ class Vouching:
         """A list that was held before is given back. Where hashes were stated meanwhile it comes
         too late."""
         swarm = self.swarms.get(blob)
-        case = self._cases.get(id(swarm)) if swarm is not None else None
+        case = self._found(swarm) if swarm is not None else None
         if case is None:
             while len(self._kept) >= KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
@@ -220,11 +176,17 @@ class Vouching:
         if case.ledger.round.hashes is not None or case.swarm.layout != pieces.layout:
             return []
         case.ledger = Ledger.kept(pieces)
-        return [*self._send_news(case, case.sent_at)]
+        return [*case.send_news(self.hosts, now=case.sent_at)]
+
+    def renamed(self, old: Digest, key: Digest) -> None:
+        """A swarm has another key."""
+        for cases in (self._cases, self._busy):
+            if old in cases:
+                cases[key] = cases.pop(old)
 
     def accused(self, swarm: Swarm, host: str, voter: str) -> None:
         """A complaint of wrong bytes was held against a host."""
-        if (case := self._cases.get(id(swarm))) is not None and case.ledger.phase == "open":
+        if (case := self._found(swarm)) is not None and case.ledger.phase == "open":
             case.accusations[host, voter] = None
 
     # -- what time brings
@@ -239,8 +201,8 @@ class Vouching:
             if self.swarms.get(case.swarm.key) is not case.swarm or case.rests:
                 del self._busy[key]
                 continue
-            if case.sent < len(case.ledger.round.order) and now - case.sent_at >= self._pause_s(case, now):
-                out += self._send_news(case, now)
+            if case.news and now - case.sent_at >= self._pause_s(case, now):
+                out += case.send_news(self.hosts, now=now)
             out += self._watch(case, now)
         return out
 
@@ -250,17 +212,19 @@ class Vouching:
         if ledger.phase == "failed":
             return out
         if case.swarm.origin.barred:
-            self._unbar(case.swarm)
+            self.liars.unbar(case.swarm)
         if (arbiter := ledger.round.arbiter) is not None and ledger.phase == "open" and not ledger.round.complete:
             host = self.hosts.get(arbiter)
             there = host is not None and host.available and self._arbitrates(case, arbiter)
             if not there or now - ledger.round.heard_at >= ARBITER_S:
-                self._drop_stale(case)
-                if case.followers and (arbiter != NO_ARBITER or self._choose(case, now) != NO_ARBITER):
+                case.drop_stale(self.hosts)
+                if case.followers and (
+                    arbiter != NO_ARBITER or choose_arbiter(case, self.hosts, self.liars, now=now) != NO_ARBITER
+                ):
                     return self._next_round(case, f"the arbiter {arbiter or '(none)'} is gone", failed=False, now=now)
         if ledger.round.arbiter is None and now >= case.recall_at:
             out += self._recall(case, now)
-        if ledger.round.against or (ledger.phase == "held" and not ledger.blamed):
+        if ledger.round.against or (ledger.round.complete and ledger.phase == "open"):
             out += self._conclude(case, now=now)
         return out
 
@@ -292,82 +256,45 @@ class Vouching:
             if gone or now - case.failed_at >= FAILED_S:
                 del self._cases[key]
                 self._busy.pop(key, None)
-        self.liars = {name: until for name, until in self.liars.items() if until > now}
+        self.liars.expire(now=now)
         for case in self._cases.values():
-            for name in [name for name in case.swarm.origin.barred if name not in self.liars]:
-                case.swarm.origin.unbar(name)
+            if case.swarm.origin.barred:
+                self.liars.unbar(case.swarm)
 
     # -- lists
 
     def _case(self, swarm: Swarm, out: list[Command]) -> Case:
         """The case of a swarm, maybe a new one."""
-        case = self._cases.get(id(swarm))
+        case = self._found(swarm)
         if case is None:
             kept = self._kept.pop(swarm.blob, None)
             known = kept is not None and kept.layout == swarm.layout
             ledger = Ledger.kept(kept) if known and kept is not None else Ledger(swarm.layout)
-            case = self._cases[id(swarm)] = Case(swarm, ledger)
+            case = self._cases[swarm.key] = Case(swarm, ledger)
             if not known:
                 out.append(ListWanted(swarm.blob))
             case.sent = len(ledger.round.order)
         return case
 
+    def _found(self, swarm: Swarm) -> Case | None:
+        """The case of a swarm, not that of an earlier swarm of the blob."""
+        case = self._cases.get(swarm.key)
+        return case if case is not None and case.swarm is swarm else None
+
     def _case_of(self, host: Host, blob: Digest) -> Case | None:
         """The case of a host's swarm, if it is a member."""
         swarm = self.swarms.get(host.key(blob))
-        return self._cases.get(id(swarm)) if swarm is not None and host.name in swarm.members else None
+        return self._found(swarm) if swarm is not None and host.name in swarm.members else None
 
     def _full(self, layout: PieceLayout) -> bool:
         """Whether there is no room for one more list."""
         kept = sum(case.ledger.size_bytes for case in self._cases.values())
         return kept + layout.count * 64 > LISTS_BYTES_MAX
 
-    def _believed(self, case: Case, host: str, stripe: int, basis: str) -> bool:
-        """Whether a host may state hashes of a stripe."""
-        swarm, first = case.swarm, case.ledger.round.arbiter is None
-        if host == case.ledger.round.arbiter:
-            return basis != "told"
-        if basis == "read":
-            reads = stripe in case.readers.get(host, ()) or host in swarm.edges.roots[stripe]
-            return reads or (first and host in case.brought)
-        return first and (swarm.members[host].seed if basis == "whole" else host in case.recalled)
-
     def _pause_s(self, case: Case, now: float) -> float:
         """Seconds between two messages to the followers of a case."""
-        waiting = sum(len(each.followers) for each in self._busy.values() if each.sent < len(each.ledger.round.order))
+        waiting = sum(len(each.followers) for each in self._busy.values() if each.news)
         return pause_s(max(waiting, len(case.followers)), now - case.began_at if case.sent else 0.0)
-
-    def _drop_stale(self, case: Case) -> None:
-        """Forget followers that are gone: they come again with a Holding."""
-        for name, session in list(case.followers.items()):
-            host = self.hosts.get(name)
-            if host is None or host.session != session or name not in case.swarm.members:
-                del case.followers[name]
-
-    def _send_news(self, case: Case, now: float) -> Iterator[Command]:
-        """Send all followers what they have not been sent."""
-        order = case.ledger.round.order
-        if case.sent == len(order):
-            return
-        self._drop_stale(case)
-        sessions = tuple(case.followers.values())
-        case.began_at = case.began_at if case.sent else now
-        case.sent_at = now
-        for start in range(case.sent, len(order), LISTED_MAX):
-            yield Broadcast(sessions, _listed(case, order[start : start + LISTED_MAX]))
-        case.sent = len(order)
-
-    def _so_far(self, case: Case) -> list[Listed]:
-        """What all followers were sent, for one that comes now."""
-        number = case.ledger.round.number
-        known = sum(len(message.pieces) for message in case.sent_before)
-        if known < case.sent or (case.sent_before and case.sent_before[0].round != number):
-            whole = [message for message in case.sent_before if len(message.pieces) == LISTED_MAX]
-            whole = whole if whole and whole[0].round == number else []
-            rest = case.ledger.round.order[len(whole) * LISTED_MAX : case.sent]
-            parts = [rest[start : start + LISTED_MAX] for start in range(0, len(rest), LISTED_MAX)]
-            case.sent_before = [*whole, *(_listed(case, part) for part in parts)]
-        return case.sent_before or ([Listed(case.swarm.blob, number, (), b"")] if number else [])
 
     # -- rounds
 
@@ -375,25 +302,15 @@ class Vouching:
         """Do what the judgements so far ask for."""
         ledger = case.ledger
 
-        def all_judged() -> bool:
-            """Whether each host that follows the list has judged it."""
-            self._drop_stale(case)
-            votes = ledger.round.matching | ledger.round.own | ledger.round.against
-            return all((self.hosts[name].voter or name) in votes for name in case.followers)
-
-        match ledger.decide(all_judged, now=now):
+        match ledger.decide(lambda: case.all_judged(self.hosts), now=now):
             case "next":
                 return self._next_round(case, "the whole does not match", now=now)
             case "failed":
                 return self._fail(case, now)
             case "held":
-                out: list[Command] = []
                 if ledger.phase == "open":
-                    out.append(ListMatched(case.swarm.blob, ledger.hold()))
                     case.swarm.record(now, f"the vouched list holds, in round {ledger.round.number}")
-                if not ledger.blamed and ledger.trusted(all_judged):
-                    out += self._blame(case, now)
-                return out
+                    return [ListMatched(case.swarm.blob, ledger.hold()), *self._blame(case, now)]
         return []
 
     def _next_round(self, case: Case, reason: str, *, failed: bool = True, now: float) -> list[Command]:
@@ -401,44 +318,24 @@ class Vouching:
         ledger, swarm = case.ledger, case.swarm
         if not ledger.may_begin():
             return self._fail(case, now)
-        arbiter = self._choose(case, now)
-        ledger.begin(arbiter, failed=failed, now=now)
-        number = ledger.round.number
-        swarm.record(now, f"{reason}: round {number} begins, with {arbiter or 'no host yet'} as arbiter")
+        arbiter = choose_arbiter(case, self.hosts, self.liars, now=now)
         for name, voter in case.accusations:
             if name in self.hosts:
                 self.reputation.forgive(self.hosts[name], voter, now=now)
-        case.accusations.clear()
         swarm.edges.forgive()
-        case.sent, case.sent_before, case.sent_at = 0, [], now
-        self._drop_stale(case)
-        out: list[Command] = [Broadcast(tuple(case.followers.values()), Listed(swarm.blob, number, (), b""))]
+        out: list[Command] = [case.begin(arbiter, failed=failed, now=now)]
+        number = ledger.round.number
+        swarm.record(now, f"{reason}: round {number} begins, with {arbiter or 'no host yet'} as arbiter")
         if arbiter != NO_ARBITER:
             out.append(Send(case.followers[arbiter], Reread(swarm.blob, number)))
         return out
-
-    def _choose(self, case: Case, now: float) -> str:
-        """The arbiter of the next round: a host that had no part in the rounds so far, if there is
-        one, with the most pieces."""
-        self._drop_stale(case)
-        authors = case.ledger.involved | case.ledger.round.authors()
-        arbiters = {each.arbiter for each in case.ledger.rounds}
-        members = case.swarm.members
-        fit = [name for name in case.followers if members[name].present and self.hosts[name].available]
-        honest = [name for name in fit if not self._lies(name, now)] or fit
-
-        def order(name: str) -> tuple[bool, bool, int, int]:
-            member = members[name]
-            return name in authors, name in arbiters, -sum(member.counts), member.order
-
-        return min(honest, key=order, default=NO_ARBITER)
 
     def _fail(self, case: Case, now: float) -> list[Command]:
         """No list holds: the blob cannot be had."""
         case.ledger.fail()
         case.failed_at = now
         case.swarm.record(now, "no vouched list holds: upstream sends other bytes than the digest says")
-        self._drop_stale(case)
+        case.drop_stale(self.hosts)
         hosts = [self.hosts[name] for name in case.followers]
         case.followers.clear()
         return self._reject(case, hosts)
@@ -451,51 +348,34 @@ class Vouching:
         message = Reject(error.problem(), case.swarm.blob)
         return [Send(host.session, message) for host in hosts if host.session is not None]
 
-    # -- lies
-
-    def _lies(self, name: str, now: float) -> bool:
-        return bool(self.liars) and self.liars.get(name, 0.0) > now
-
     def _blame(self, case: Case, now: float) -> list[Command]:
         """Name the hosts that stated what the list which is held contradicts."""
         out: list[Command] = []
-        arbiter = case.ledger.round.arbiter
-        judge = self.hosts.get(arbiter) if arbiter else None
+        arbiter = self.hosts.get(case.ledger.round.arbiter or "")
         for name, pieces in case.ledger.guilty().items():
             case.swarm.record(now, f"{name} stated wrong hashes of {pieces} pieces, or upstream sent it other bytes")
             out.append(Blamed(name, case.swarm.blob, pieces))
-            while len(self.liars) >= LIARS_MAX:
-                del self.liars[next(iter(self.liars))]
-            self.liars[name] = now + PENALTY_S
-            host = self.hosts.get(name)
-            if host is None:
-                continue
-            self.reputation.penalise(host, (judge.voter or judge.name) if judge is not None else "", "corrupt", now=now)
-            for key in host.swarms:
-                if id(self.swarms[key]) in self._cases:
-                    self._bar(self.swarms[key], self.swarms[key].members[name], now)
+            self.liars.add(name, now=now)
+            if (host := self.hosts.get(name)) is not None:
+                by = (arbiter.voter or arbiter.name) if arbiter is not None else ""
+                self.reputation.penalise(host, by, "corrupt", now=now)
+                for swarm in [self.swarms[key] for key in host.swarms if self._found(self.swarms[key])]:
+                    self.liars.bar(swarm, swarm.members[name], now=now)
         return out
 
-    def _bar(self, swarm: Swarm, member: Member, now: float) -> None:
-        """A liar reads nothing more from upstream: its leases go to other hosts at once."""
-        if not any(name != member.host and name not in self.liars for name in swarm.members):
-            return
-        swarm.origin.bar(member.host)
-        for stripe, parent in enumerate(member.parents):
-            if parent == FROM_ORIGIN:
-                if not move_lease(swarm, stripe, member.host, now=now, at_once=True):
-                    swarm.edges.detach(stripe, member.host)
-                self.schedule.ask(swarm.key, "liar", now)
 
-    def _unbar(self, swarm: Swarm) -> None:
-        """Where none but liars are left, they may read: the digest tells what comes of it."""
-        if all(name in swarm.origin.barred for name, member in swarm.members.items() if member.present):
-            for name in list(swarm.origin.barred):
-                swarm.origin.unbar(name)
+def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: float) -> str:
+    """The arbiter of the next round: a host that had no part in the rounds so far, if there is one,
+    with the most pieces; NO_ARBITER where no host is there."""
+    case.drop_stale(hosts)
+    authors = case.ledger.involved | case.ledger.round.authors()
+    arbiters = {each.arbiter for each in case.ledger.rounds}
+    members = case.swarm.members
+    fit = [name for name in case.followers if members[name].present and hosts[name].available]
+    honest = [name for name in fit if not liars.lies(name, now=now)] or fit
 
+    def order(name: str) -> tuple[bool, bool, int, int]:
+        member = members[name]
+        return name in authors, name in arbiters, -sum(member.counts), member.order
 
-def _listed(case: Case, pieces: list[int]) -> Listed:
-    hashes = case.ledger.round.hashes
-    assert hashes is not None
-    stated = b"".join(hashes.hash_of(piece) or b"" for piece in pieces)
-    return Listed(case.swarm.blob, case.ledger.round.number, tuple(pieces), stated)
+    return min(honest, key=order, default=NO_ARBITER)

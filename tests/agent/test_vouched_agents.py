@@ -170,7 +170,7 @@ async def test_a_lying_host_costs_a_reading_and_its_name(site: Site, pieces: tup
     await until(lambda: liar.upstream.bytes_read > 0)
     blobs = await pull_all(hosts[1:], DATA)
     assert all(is_whole(blob, DATA) for blob in blobs), blobs
-    assert site.upstream.copies <= 3.2
+    assert site.upstream.copies <= 4, "what the liar read, what the arbiter does, and what roots read meanwhile"
     (result,) = await begun
     assert is_whole(result, DATA), "it has what the others have"
     service = site.service
@@ -260,6 +260,24 @@ async def test_an_upstream_that_has_it_no_more_ends_the_pull(site: Site) -> None
     host.upstream.read_range = gone  # type: ignore[method-assign]
     with pytest.raises(NotFound, match="no such blob"):
         await host.pull(DATA)
+
+
+async def test_a_blob_of_another_length_is_said_at_once(site: Site) -> None:
+    """A manifest may state any size: what upstream has is shorter."""
+    hosts = await site.agents(2)
+    longer = len(DATA) + 3 * PIECE
+    site.upstream.data = DATA
+
+    async def pull(host: Host) -> P2PDistError:
+        _, pull = await host.begin(BLOB, longer)
+        assert pull is not None
+        with pytest.raises(P2PDistError) as caught:
+            await asyncio.wait_for(asyncio.shield(pull.done), 20)
+        return caught.value
+
+    for error in await asyncio.gather(*map(pull, hosts)):
+        assert isinstance(error, Corrupt | Unavailable), error
+    await until(lambda: all(host.agent.store.get(BLOB) is None for host in hosts))
 
 
 async def test_short_answers_are_no_pieces(site: Site) -> None:
