@@ -96,7 +96,7 @@ class Vouching:
         if self.liars.lies(host.name, now=now):
             self.liars.bar(swarm, swarm.members[host.name], now=now)
         if case.ledger.phase == "failed":
-            return [*out, *self._reject(case, [host])]
+            return [*out, *rejections(case.swarm.blob, [host])]
         member = swarm.members[host.name]
         if member.joined_at == now and any(member.counts) and not case.ledger.round.complete:
             case.brought[host.name] = case.to_recall[host.name] = None
@@ -338,15 +338,7 @@ class Vouching:
         case.drop_stale(self.hosts)
         hosts = [self.hosts[name] for name in case.followers]
         case.followers.clear()
-        return self._reject(case, hosts)
-
-    def _reject(self, case: Case, hosts: list[Host]) -> list[Command]:
-        error = Corrupt(
-            f"upstream sends other bytes for {case.swarm.blob} than its digest says",
-            remedy="Look at what upstream sends, or at a proxy before it, and pull again after a minute",
-        )
-        message = Reject(error.problem(), case.swarm.blob)
-        return [Send(host.session, message) for host in hosts if host.session is not None]
+        return [*rejections(case.swarm.blob, hosts)]
 
     def _blame(self, case: Case, now: float) -> list[Command]:
         """Name the hosts that stated what the list which is held contradicts."""
@@ -379,3 +371,13 @@ def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: 
         return name in authors, name in arbiters, -sum(member.counts), member.order
 
     return min(honest, key=order, default=NO_ARBITER)
+
+
+def rejections(blob: Digest, hosts: list[Host]) -> list[Send]:
+    """Tell hosts that no list of a blob holds."""
+    error = Corrupt(
+        f"upstream sends other bytes for {blob} than its digest says",
+        remedy="Look at what upstream sends, or at a proxy before it, and pull again after a minute",
+    )
+    message = Reject(error.problem(), blob)
+    return [Send(host.session, message) for host in hosts if host.session is not None]
