@@ -113,11 +113,8 @@ class Vouching:
 
     def planned(self, swarm: Swarm) -> None:
         """The swarm was planned, or streams were reattached: its roots may state hashes."""
-        case = self._found(swarm)
-        for stripe, roots in enumerate(swarm.edges.roots) if case is not None else ():
-            for name in roots:
-                assert case is not None
-                case.readers.setdefault(name, set()).add(stripe)
+        if (case := self._found(swarm)) is not None:
+            case.note_readers()
 
     def vouched(self, host: Host, message: Vouched, *, now: float) -> list[Command]:
         """A host states hashes. Those that it may not state are ignored."""
@@ -177,6 +174,10 @@ class Vouching:
             return []
         case.ledger = Ledger.kept(pieces)
         return [*case.send_news(self.hosts, now=case.sent_at)]
+
+    def keeps(self, swarm: Swarm) -> bool:
+        """Whether the hosts of a swarm vouch for its list."""
+        return self._found(swarm) is not None
 
     def renamed(self, old: Digest, key: Digest) -> None:
         """A swarm has another key."""
