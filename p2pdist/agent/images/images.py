@@ -185,13 +185,7 @@ class Images:
         """Keep a document in the store, and what the target of its request names."""
         record = self._store.images.get(str(name), target)
         if record is None or record.digest != found.digest:
-
-            def put() -> None:
-                self._store.put_document(found.data)
-                targets = tuple(dict.fromkeys((target, str(found.digest))))
-                self._store.images.record(str(name), targets, found.digest, found.media_type)
-
-            await asyncio.to_thread(put)
+            await asyncio.to_thread(_put, self._store, name, target, found)
         if not is_digest(target):
             self._fresh[f"{name}:{target}"] = (asyncio.get_running_loop().time(), found.digest)
             _trim(self._fresh, CACHED_MAX)
@@ -241,7 +235,9 @@ class Images:
                 raise
             found = await self.manifest(reference.name, reference.target)
         if reference.tag and reference.digest and self._store.images.get(str(reference.name), reference.tag) is None:
-            await self._keep_tag(reference, found)
+            # A preseed states what its tag meant: a client may ask for the tag while no tracker
+            # answers.
+            await asyncio.to_thread(_put, self._store, reference.name, reference.tag, found)
         documents = [found.digest]
         for _ in range(INDEX_DEPTH_MAX):
             document = decode_image(found.data, found.media_type)
@@ -250,12 +246,6 @@ class Images:
             found = await self.manifest(reference.name, document.choose(platform or self._platform).digest)
             documents.append(found.digest)
         raise Corrupt(f"{reference} is an index of indexes, more than {INDEX_DEPTH_MAX} deep")
-
-    async def _keep_tag(self, reference: ImageReference, found: ImageDocument) -> None:
-        """A preseed states what its tag meant: a client may ask for the tag while no tracker
-        answers."""
-        name, targets = str(reference.name), (reference.tag,)
-        await asyncio.to_thread(self._store.images.record, name, targets, found.digest, found.media_type)
 
     # -- lists
 
@@ -380,10 +370,7 @@ class Images:
                 if not own or self._tracked.connected:
                     raise
         if not own:
-            raise Unavailable(
-                f"no tracker answers for {name}, and this agent was not given --upstream {name.upstream}",
-                remedy="Start the tracker, or give the agent the upstream",
-            )
+            raise _unasked(name)
         return await upstream(self._registries.reader(name))
 
 
@@ -391,6 +378,19 @@ def _image(reference: ImageReference, documents: list[Digest], manifest: ImageMa
     if manifest.unnamed:
         raise UsageError(f"{reference} has a blob that is not named by SHA-256: {manifest.unnamed[0]}")
     return Image(reference, documents[0], tuple(documents), manifest.blobs)
+
+
+def _put(store: BlobStore, name: ImageName, target: str, found: ImageDocument) -> None:
+    """Keep a document in the store, and that the target and its digest name it."""
+    store.put_document(found.data)
+    store.images.record(str(name), tuple(dict.fromkeys((target, str(found.digest)))), found.digest, found.media_type)
+
+
+def _unasked(name: ImageName) -> Unavailable:
+    return Unavailable(
+        f"no tracker answers for {name}, and this agent was not given --upstream {name.upstream}",
+        remedy="Start the tracker, or give the agent the upstream",
+    )
 
 
 def _trim(table: OrderedDict[str, Value], limit: int) -> None:

@@ -296,8 +296,7 @@ async def _serve(
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
     upstreams = Upstreams(settings, documents)
     service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams)
-    service.networks = networks
-    preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
+    service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
     await preseeds.load()
     runners = await _listen(addresses, make_app(service, preseeds), access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
