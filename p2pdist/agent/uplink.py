@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import time
 from collections import Counter, deque
@@ -37,6 +38,8 @@ from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.transfer.stream.server import Block
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 STREAMS_MAX = 256
@@ -252,6 +255,7 @@ class Uplink:
         match slots.room(peer, self._core.stuck_s(time.monotonic())):
             case Displace(number):
                 flow = self._flows[number]
+                logger.debug("flow %d is not read and ends: %s needs its slot", number, peer.address)
                 flow.fail(Unavailable("another peer needs the slot of a stream that is not read"))
                 flow.close()
                 if flow.cut is not None:

@@ -261,7 +261,7 @@ def test_unread_streams_leave_slots_for_children(local_origin: Site) -> None:
 
     planner = Planner(plan)
     options = {"tracker": planner.url, "origin": f"file://{site.layout}", "transport": "trees"}
-    seed, child = (Agent(site, name, **options).start() for name in ("h0", "h1"))
+    seed, child = (Agent(site, name, log_level="debug", **options).start() for name in ("h0", "h1"))
     seed.pull(blob=digest, wait=True)
     body = msgspec.json.encode(
         StreamRequest(digest, 0, layout.stripes, PieceSet(layout.count).to_bytes(), "x", "start")
@@ -275,6 +275,7 @@ def test_unread_streams_leave_slots_for_children(local_origin: Site) -> None:
             assert other.recv(15) == b"HTTP/1.1 200 OK"
         status = child.start_pull(blob=digest, wait=True).result()
         assert (status.state, status.bytes_peers) == ("done", size)
+        assert "is not read and ends" in seed.log.read_text(), "the kernel gives them up after 30 s, too"
         assert opened
     planner.close()
 
