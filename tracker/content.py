@@ -37,7 +37,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from tracker.state.documents import Documents
 
 TAG_FRESH_S = 1.0

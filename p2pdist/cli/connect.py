@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from p2pdist.agent.api.client import LocalClient
+    from p2pdist.origin.contract import Origin
     from p2pdist.origin.layout import LocalLayout
-    from p2pdist.origin.origin import Origin
 
 ANSWER_BYTES_MAX = 256 << 20
 REQUEST_S_MAX = 60.0

@@ -13,9 +13,9 @@ import pytest
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.manifest import Descriptor, Reference, blob_reference, parse_reference
+from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.origin.origin import Origin
 from p2pdist.package.repository.push import push_blob
 from tracker import content as module
 from tracker.content import Content

@@ -14,8 +14,8 @@ from importlib import import_module
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.selection import Selection
+from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
-from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 

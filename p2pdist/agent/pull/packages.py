@@ -24,7 +24,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.policy import PackagePolicy
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.store import BlobStore
 
 WAIT_S = 60.0

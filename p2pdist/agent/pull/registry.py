@@ -45,7 +45,7 @@ from p2pdist.model.messages import (
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan
 from p2pdist.model.selection import Selection
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer

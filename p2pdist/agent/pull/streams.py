@@ -28,7 +28,7 @@ from p2pdist.model.messages import Complaint, Holding, Priority, Reason, Selecte
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.selection import Selection
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.client import IncomingStream

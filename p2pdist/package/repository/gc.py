@@ -86,7 +86,7 @@ LEAF_TYPES = frozenset(
 
 
 class Markable(Protocol):
-    """A repository whose tags can be followed. p2pdist/origin/origin.py has the contract."""
+    """A repository whose tags can be followed. p2pdist/origin/contract.py has the contract."""
 
     async def roots(self) -> list[tuple[str, Descriptor]]: ...
 
@@ -244,7 +244,7 @@ def _stopped(step: _Step, error: P2PDistError) -> P2PDistError:
 
 
 class Sweepable(Markable, NoteBoard, Protocol):
-    """A repository in which blobs can be deleted. p2pdist/origin/origin.py has the contract."""
+    """A repository in which blobs can be deleted. p2pdist/origin/contract.py has the contract."""
 
     async def blobs(self) -> list[tuple[Digest, int, float]]: ...
 
