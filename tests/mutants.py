@@ -230,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "read on where somebody has the whole",
-        "tracker/core/repair/repair.py",
+        "tracker/core/repair/remedies.py",
         "_is_whole(swarm, stripe) or ",
         "",
         ("tests/tracker/test_origin_superpeers.py",),

@@ -25,7 +25,7 @@ from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
-from tracker.core.repair.repair import (
+from tracker.core.repair.remedies import (
     AVOID_S,
     GIVES_S,
     GIVING_COMPLAINTS,

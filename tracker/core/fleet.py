@@ -62,7 +62,7 @@ from tracker.core.rebalance.overload import PAUSE_S, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
-from tracker.core.repair.repair import reattach, spare_origin
+from tracker.core.repair.remedies import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
 from tracker.core.report_rate import SHORTEST_S

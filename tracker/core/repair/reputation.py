@@ -17,7 +17,7 @@ from tracker.core.host import Host
 from tracker.core.monitor.progress import keeps_up
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import reclassify
-from tracker.core.repair.repair import demote
+from tracker.core.repair.remedies import demote
 from tracker.core.swarm import Swarm
 
 RECOVERY_S = 3.0
