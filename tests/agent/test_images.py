@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 from image_rig import Made, Odd, docker_config, make_image, make_index, odd_registry, push_image
-from image_site import ImageSite, image_site, pulled
+from image_site import ImageSite, image_site, pulled, serve
 from registry_rig import Realm, Registry, needs_registry, running_registry
 
 from p2pdist.agent.agent import Agent
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
 from p2pdist.model.image import image_name, parse_image
+from p2pdist.model.messages import PROTOCOL_VERSION, Welcome, encode
 from p2pdist.model.preseed import PreseedRequest, RankRequest
 from p2pdist.model.upstream import parse_upstream
 from p2pdist.package.archive.import_ import this_platform
@@ -258,3 +261,85 @@ async def test_policies_of_an_image_hold_for_its_blobs(odd: Odd, site: ImageSite
     await site.stop_agent("h1")
     again = await site.agent("h1")
     assert all(again.policies.of(blob).priority == "preseed" for blob in image.blobs)
+
+
+async def test_a_tracker_that_lies_is_not_believed(odd: Odd, tmp_path: Path) -> None:
+    image, other = make_image(*LAYERS), make_image({"x": b"y"})
+    answers: dict[str, tuple[str, bytes]] = {}
+
+    async def session(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        await socket.send_bytes(encode(Welcome(PROTOCOL_VERSION, 0.1)))
+        async for _ in socket:
+            pass
+        return socket
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        for end, (kind, body) in answers.items():
+            if request.path.endswith(end):
+                return web.Response(body=body, headers={"Content-Type": kind})
+        return web.Response(status=404)
+
+    app = web.Application()
+    app.router.add_get("/v1/session", session)
+    app.router.add_get("/{path:.*}", answer)
+    async with image_site(tmp_path, tracker=False) as site, AsyncExitStack() as stack:
+        site.port = await serve(stack, app)
+        json_type, name = "application/json", image_name(odd.address, "team/app")
+        answers["/v1/upstreams"] = (json_type, b'[{"name": "../../x", "url": "file:///etc"}]')
+        agent = await site.agent("h1")
+        assert await agent.session.wait_connected(10)
+        with pytest.raises(NotFound):
+            await agent.images.manifest(name, "v1")
+        assert agent.images.upstreams == ()
+        listed = [{"name": odd.address, "url": f"http://{odd.address}"}]
+        answers["/v1/upstreams"] = (json_type, msgspec.json.encode(listed))
+        agent.images.tracker_changed(True)
+        for end, (kind, body) in {
+            f"manifests/{image.digest}": (image.media_type, other.data),
+            "manifests/v1": (image.media_type, b"<html>"),
+            "manifests/v2": (image.media_type, b'{"schemaVersion": 2, "config": {"digest": "x"}}'),
+        }.items():
+            answers[end] = (kind, body)
+            with pytest.raises(Corrupt):
+                await agent.images.manifest(name, end.removeprefix("manifests/"))
+        for end, body, attempt in (
+            ("/tags", b"[]", lambda: agent.images.tags(name)),
+            ("/tags", b'{"tags": [5], "more": 1}', lambda: agent.images.tags(name)),
+            (f"referrers/{image.digest}", b"{", lambda: agent.images.referrers(name, image.digest)),
+            (f"blobs/{image.digest}", b'{"size": "many"}', lambda: agent.images.blob_size(name, image.digest)),
+        ):
+            answers[end] = (json_type, body)
+            with pytest.raises(Corrupt):
+                await attempt()
+        assert agent.store.images.list() == []
+        # A token that is none is no reason not to ask with the account of this host.
+        answers["/token"] = (json_type, b'{"token": 5}')
+        blob = next(iter(image.blobs))
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            if request.headers.get("Authorization") == "Bearer own":
+                return await odd._blob(request, image.blobs[blob])
+            return web.Response(status=401, headers={"WWW-Authenticate": f'Bearer realm="http://{odd.address}/realm"'})
+
+        async def realm(request: web.Request) -> web.StreamResponse:
+            return web.json_response({"token": "own"})
+
+        odd.answers |= {blob: guarded, "realm": realm}
+        reader = agent.images._registries.reader(name)
+        assert await reader.read_range(blob, 0, 5) == image.blobs[blob][:5]
+
+
+async def test_a_registry_without_ranges_sends_a_blob_once_to_each_host_that_reads_it(
+    odd: Odd, site: ImageSite
+) -> None:
+    image = publish(odd)
+    odd.ranges = False
+    agents = [await site.agent(f"h{number}") for number in range(3)]
+    await asyncio.gather(*(pulled(agent, f"docker://{odd.address}/team/app:v1") for agent in agents))
+    for agent in agents:
+        assert held(agent, image) == image.blobs
+    for blob in image.blobs:
+        assert 1 <= odd.count("GET", blob) <= len(agents)

@@ -20,14 +20,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from p2pdist.model.digest import Digest, digest_of, is_digest
-from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.image import ImageName, ImageReference
 from p2pdist.model.image_manifest import (
     ImageDocument,
@@ -105,15 +106,28 @@ class _Registry:
     refusals: OrderedDict[str, tuple[float, Refused]] = field(default_factory=OrderedDict)
     """By key of a read until when it is taken to be refused."""
 
-    def require_open(self) -> None:
-        """Raises Unavailable while the upstream asks to be left alone."""
-        left_s = self.closed_until - time.monotonic()
+    def require_open(self, key: str) -> None:
+        """Raises Refused for a read that was refused a while ago, and Unavailable while the
+        upstream asks to be left alone."""
+        now, refusal = time.monotonic(), self.refusals.get(key)
+        if refusal is not None and now < refusal[0]:
+            raise Refused(refusal[1].what, remedy=refusal[1].remedy)
+        left_s = self.closed_until - now
         if left_s > 0:
             raise Unavailable(
                 f"the registry {self.registry.settings.name} asked to be left alone for another {left_s:.0f} s",
                 remedy="Try again then; give the tracker an account there to be allowed more",
                 retry_after=round(left_s, 1),
             )
+
+    def note_failure(self, key: str, error: P2PDistError) -> None:
+        """A read failed: note what it says of those to come."""
+        now, asked_s = time.monotonic(), error.details.get("retry_after")
+        if isinstance(error, Refused):
+            remember(self.refusals, key, (now + REFUSED_S, error), LISTS_MAX)
+        elif isinstance(error, Unavailable) and isinstance(asked_s, int | float) and asked_s > 0:
+            self.closed_until = max(self.closed_until, now + asked_s)
+            logger.warning("%s; the whole fleet waits for %.0f s", error.what, asked_s)
 
 
 class Upstreams:
@@ -127,6 +141,8 @@ class Upstreams:
             )
             for upstream in settings
         }
+        self.asked: Counter[tuple[str, str]] = Counter()
+        """Questions by upstream and what became of them: ok, or the slug of the failure."""
         self._documents = documents
         self._cache: DocumentCache[bytes] = DocumentCache(CACHE_BYTES_MAX)
         self._tags: OrderedDict[str, tuple[float, Descriptor]] = OrderedDict()
@@ -199,16 +215,17 @@ class Upstreams:
     async def _look_up(
         self, repository: UpstreamRepository, name: ImageName, tag: str, known: Descriptor | None
     ) -> Descriptor:
-        """Ask what a tag means. What is known costs a HEAD alone."""
-        if known is not None:
+        """Ask what a tag means. What is known costs a HEAD alone, where the registry takes one."""
+        if known is None:
+            found = await repository.manifest(tag)
+            assert found is not None
+            return await self._keep(name, found)
+        with suppress(Refused):
             stated = await repository.head(tag)
-            if stated is None:
-                raise NotFound(f"{name}:{tag} is not at its registry any more", remedy="Check the tag")
-            if stated[0] == known.digest:
+            if stated is not None and stated[0] == known.digest:
                 return known
-        found = await repository.manifest(tag)
-        assert found is not None
-        return await self._keep(name, found)
+        found = await repository.manifest(tag, known=known.digest)
+        return await self._keep(name, found) if found is not None else known
 
     async def _by_digest(self, registry: _Registry, name: ImageName, digest: Digest) -> ImageDocument:
         key = f"{name}@{digest}"
@@ -370,23 +387,17 @@ class Upstreams:
     async def _ask(self, registry: _Registry, name: ImageName, key: str, ask: Ask[Value]) -> Value:
         """Ask an upstream, once for all who want to know the same, unless it wants to be left
         alone."""
-        refusal = registry.refusals.get(key)
-        if refusal is not None and time.monotonic() < refusal[0]:
-            raise Refused(refusal[1].what, remedy=refusal[1].remedy)
-        registry.require_open()
+        registry.require_open(key)
 
         async def asking() -> Value:
             try:
-                return await ask(registry.registry.repository(name.repository))
-            except Unavailable as error:
-                asked_s = error.details.get("retry_after")
-                if isinstance(asked_s, int | float) and asked_s > 0:
-                    registry.closed_until = max(registry.closed_until, time.monotonic() + asked_s)
-                    logger.warning("%s; the whole fleet waits for %.0f s", error.what, asked_s)
+                found = await ask(registry.registry.repository(name.repository))
+            except P2PDistError as error:
+                self.asked[name.upstream, error.slug] += 1
+                registry.note_failure(key, error)
                 raise
-            except Refused as error:
-                remember(registry.refusals, key, (time.monotonic() + REFUSED_S, error), LISTS_MAX)
-                raise
+            self.asked[name.upstream, "ok"] += 1
+            return found
 
         return await registry.reads.read(key, asking)
 

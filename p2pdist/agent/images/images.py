@@ -289,10 +289,12 @@ class Images:
 
     async def _read_records(self, name: ImageName) -> None:
         """Look at all manifests of an image that the store has."""
-        for record in self._store.images.of(str(name)):
+        records = self._store.images.of(str(name))
+        for record in records:
             with suppress(P2PDistError):
                 await self._kept(name, record.digest)
-        self._read.add(str(name))
+        if records:
+            self._read.add(str(name))
 
     async def fetch_blob(
         self, name: ImageName, digest: Digest, priority: Priority = "start"

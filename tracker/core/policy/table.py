@@ -46,9 +46,11 @@ def parse_pattern(text: str) -> str:
     if not _PATTERN.match(text) or len(text) > PATTERN_CHARACTERS_MAX:
         raise UsageError(f"{text[:80]!r} matches no reference", remedy='Write one such as "team/trainer:*"')
     if not any(mark in text for mark in "*?["):
-        if ":" not in text:
+        registry, slash, rest = text.partition("/")
+        port = bool(slash) and ":" in registry
+        if ":" not in (rest if port else text):
             raise UsageError(f"{text!r} names no tag", remedy=f'Write "{text}:*" for all its tags')
-        if "/" in text and ":" in text.partition("/")[0]:  # a registry with its port
+        if port:
             parse_image(f"docker://{text}")
         else:
             parse_reference(text)
