@@ -298,6 +298,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "            trusted = entry.durable or entry.boot in (str(context.boot), '')",
         ("tests/store/test_store_crash.py",),
     ),
+    Mutant(
+        "the mirror is asked after the others",
+        "p2pdist/cli/runtimes/edits.py",
+        "    if not isinstance(hosts, dict) or next(iter(hosts), None) != url:",
+        "    if not isinstance(hosts, dict) or url not in hosts:",
+        ("tests/cli/test_mirror_install.py",),
+    ),
+    Mutant(
+        "take an edited file for our own",
+        "p2pdist/cli/runtimes/installation.py",
+        "    if kept is not None and text_digest(current) == kept.wrote:",
+        "    if kept is not None:",
+        ("tests/cli/test_mirror_install.py",),
+    ),
 )
 
 

@@ -199,8 +199,9 @@ def test_arrays_over_several_lines_are_no_tables(root: Path) -> None:
     assert list(toml(root, HOSTS)["host"]) == [MIRROR, "https://b"] and toml(root, HOSTS)["client"]
 
 
-def test_hosts_that_cannot_be_put_second_are_a_conflict(root: Path) -> None:
-    put(root, HOSTS, 'host = {"https://b" = {}}\n')
+@pytest.mark.parametrize("text", ['host = {"https://b" = {}}\n', 'host."https://b".capabilities = ["pull"]\n'])
+def test_hosts_that_cannot_be_put_second_are_a_conflict(root: Path, text: str) -> None:
+    put(root, HOSTS, text)
     with pytest.raises(Conflict, match="no mirror can be added") as failure:
         installed(root, "containerd", HUB)
     assert f'[host."{MIRROR}"]' in failure.value.remedy

@@ -1,5 +1,5 @@
-"""`p2pdist mirror check`, and `doctor` with it: a runtime that asks the mirror, and the ways in which
-one does not."""
+"""`p2pdist mirror check`, and `doctor` with it: a runtime that asks the mirror, and runtimes that do
+not."""
 
 from __future__ import annotations
 

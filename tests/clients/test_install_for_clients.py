@@ -16,7 +16,7 @@ from watch_rig import Watch, watching
 
 from p2pdist.model.image import path_of_upstream
 
-pytestmark = [pytest.mark.slow, pytest.mark.root, needs_registry, pytest.mark.xdist_group("clients")]
+pytestmark = [pytest.mark.long, pytest.mark.root, needs_registry, pytest.mark.xdist_group("clients")]
 REPOSITORY = "public/app"
 FOLDERS = ("containerd", "docker", "containers", "p2pdist")
 
