@@ -8,13 +8,13 @@ says otherwise. Plain HTTP is spoken to this machine itself, and where the URL s
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from p2pdist.model.address import on_this_machine
 from p2pdist.model.errors import UsageError
 from p2pdist.model.image import DOCKER_HUB, image_name
 
@@ -58,7 +58,7 @@ def upstream_of(name: str, url: str = "", *, insecure: bool = False) -> Upstream
     if not url and known == DOCKER_HUB:
         url = DOCKER_HUB_URL
     elif not url:
-        url = f"{'http' if insecure or _is_loopback(known) else 'https'}://{known}"
+        url = f"{'http' if insecure or on_this_machine(registry_host(known)) else 'https'}://{known}"
     match = _URL.match(url)
     port = match[2].rpartition("]")[2].rpartition(":")[2] if match else ""
     if not match or (port.isdecimal() and not 0 < int(port) < 1 << 16):
@@ -81,9 +81,6 @@ def unique(upstreams: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, .
     return upstreams
 
 
-def _is_loopback(name: str) -> bool:
-    host = name[1 : name.index("]")] if name.startswith("[") else name.partition(":")[0]
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def registry_host(name: str) -> str:
+    """The host of a registry that references name as `name`, without a port and brackets."""
+    return name[1 : name.index("]")] if name.startswith("[") else name.partition(":")[0]

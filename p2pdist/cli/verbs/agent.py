@@ -258,17 +258,15 @@ def _probe_address(text: str) -> tuple[str, int] | None:
 def _mirror_address(text: str) -> tuple[str, int] | None:
     """Host and port of --mirror-listen. Raises UsageError for an address that other machines reach:
     a mirror's clients show no certificate there."""
+    from p2pdist.model.address import on_this_machine
+
     address = _probe_address(text)
-    if address is not None and not _is_loopback(address[0]):
+    if address is not None and not on_this_machine(address[0]):
         raise UsageError(
             f"--mirror-listen {text}: that port is for this host alone",
             remedy=f"Write --mirror-listen 127.0.0.1:{address[1]}; other machines use the port of --listen",
         )
     return address
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _swarm(

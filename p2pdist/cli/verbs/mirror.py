@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import socket_option
+from p2pdist.model.address import on_this_machine
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import MIRROR_PORT, image_name
 
@@ -242,19 +242,12 @@ def mirror_url(text: str) -> str:
     rest = parts.path.strip("/") or parts.query or parts.fragment or parts.username or parts.password
     if parts.scheme not in ("http", "https") or not host or port is None or rest:
         raise UsageError(f"{text[:200]!r} is not the address of a mirror", remedy=f"Write 127.0.0.1:{MIRROR_PORT}")
-    if parts.scheme == "http" and not _is_loopback(host):
+    if parts.scheme == "http" and not on_this_machine(host):
         raise UsageError(
             f"a mirror at {host} would be asked in plain HTTP, over the network",
             remedy="Name the one on this host's loopback, or an https:// URL",
         )
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _ask_agent(socket: Path) -> dict[str, Any]:
