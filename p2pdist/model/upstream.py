@@ -58,7 +58,7 @@ def upstream_of(name: str, url: str = "", *, insecure: bool = False) -> Upstream
     if not url and known == DOCKER_HUB:
         url = DOCKER_HUB_URL
     elif not url:
-        url = f"{'http' if insecure or on_this_machine(registry_host(known)) else 'https'}://{known}"
+        url = f"{'http' if insecure or on_this_machine(_host_of(known)) else 'https'}://{known}"
     match = _URL.match(url)
     port = match[2].rpartition("]")[2].rpartition(":")[2] if match else ""
     if not match or (port.isdecimal() and not 0 < int(port) < 1 << 16):
@@ -81,6 +81,6 @@ def unique(upstreams: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, .
     return upstreams
 
 
-def registry_host(name: str) -> str:
+def _host_of(name: str) -> str:
     """The host of a registry that references name as `name`, without a port and brackets."""
     return name[1 : name.index("]")] if name.startswith("[") else name.partition(":")[0]
