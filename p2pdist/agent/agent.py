@@ -100,6 +100,8 @@ class AgentSettings:
     """Seconds in which everything that is stored is read once; 0 for never."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
+    hostnames: tuple[str, ...] = ()
+    """Further names under which clients reach this agent, besides those of the machine."""
 
 
 class Agent:
@@ -240,6 +242,7 @@ class Agent:
             logger.warning("what %s says of access is not believed: it is no https URL", self.session.url)
             return
         self.access.learn(access)
+        self.registry.leave_revoked()
         try:
             self.access.peers.require_here()
         except Refused as error:

@@ -81,7 +81,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
-from p2pdist.transfer.guard import Identify, guard
+from p2pdist.transfer.guard import Identify, OwnNames, guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -773,9 +773,14 @@ LOCAL_ROUTES = (
 
 
 def _application(
-    agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, identify: Identify
+    agent: Agent,
+    metrics: CollectorRegistry,
+    routes: tuple[Route, ...],
+    title: str,
+    identify: Identify,
+    names: OwnNames | None = None,
 ) -> web.Application:
-    app = web.Application(middlewares=[problems, guard(identify)], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[problems, guard(identify, names=names)], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     serve(app, routes, title=title)
@@ -784,9 +789,10 @@ def _application(
 
 def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
-    metrics = registry(agent)
+    metrics, settings = registry(agent), agent.settings
+    names = OwnNames((settings.host, settings.address, *settings.hostnames))
     return (
-        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent", remote_identities(agent)),
+        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent", remote_identities(agent), names),
         _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local_identities(agent)),
     )
 

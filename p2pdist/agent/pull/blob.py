@@ -196,6 +196,10 @@ class BlobPull:
         self._streams.escalate()
         self._submit(PriorityChanged("start"))
 
+    def leave_revoked(self) -> None:
+        """End the streams from hosts that are revoked."""
+        self._streams.leave_revoked()
+
     def reject(self, error: P2PDistError) -> None:
         """The swarm cannot go on."""
         self._submit(Rejected(error))
@@ -337,8 +341,8 @@ class BlobPull:
                         self._stream_closed(event)
 
     def _stream_closed(self, closed: StreamClosed) -> None:
-        number, reason, error = closed.stream, closed.reason, closed.error
-        source, stripe = self._streams.closed(closed)
+        number, error = closed.stream, closed.error
+        source, stripe, reason = self._streams.closed(closed)
         if reason not in ("done", "closed"):
             logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, closed.detail)
         busy = source.is_origin and reason == "busy"

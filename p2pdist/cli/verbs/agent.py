@@ -14,7 +14,7 @@ import click
 
 from p2pdist.cli.daemon import log_options, set_level
 from p2pdist.cli.main import read_again
-from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.units import parse_size
 
@@ -168,6 +168,7 @@ def tls_options(command: Function) -> Function:
     help="How long to hand over to others at SIGTERM, at most; a second signal ends the agent at once.",
 )
 @click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
+@hostnames_option
 @log_options
 def command(
     tracker: str,
@@ -194,6 +195,7 @@ def command(
     scrub_days: float,
     drain_seconds: float,
     name: str,
+    hostnames: tuple[str, ...],
 ) -> None:
     """Run the agent of this host: it fetches, keeps, shares and shows packages.
 
@@ -226,6 +228,7 @@ def command(
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
+        hostnames=hostnames,
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen)))
 
