@@ -297,11 +297,6 @@ class PreseedService:
         preseed = self.core.by_id.get(identifier)
         return preseed is not None and sees(preseed.record, identity, *rights)
 
-    def kept_id(self, given: str, identity: Identity) -> str:
-        """The id under which the preseed is kept that an identity calls by this id."""
-        own = own_id(given, str(identity))
-        return own if own in self.core.by_id else given
-
     def ordered(self, package: str) -> bool:
         """Whether an identity ordered a preseed of a package, by `name@digest`."""
         records = (preseed.record for preseed in self.core.by_id.values())

@@ -159,8 +159,8 @@ def private_directory(parent: Path, uid: int) -> Path:
         return path
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    entries = ((_USER_OBJ, 7, _NOBODY), (_USER, 5, uid), (_GROUP_OBJ, 0, _NOBODY), (_MASK, 5, _NOBODY))
-    entries += ((_OTHER, 0, _NOBODY),)
+    entries = [(_USER_OBJ, 7, _NOBODY), (_USER, 5, uid), (_GROUP_OBJ, 0, _NOBODY)]
+    entries += [(_MASK, 5, _NOBODY), (_OTHER, 0, _NOBODY)]
     acl = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
         os.setxattr(path, "system.posix_acl_access", acl, follow_symlinks=False)

@@ -182,8 +182,8 @@ class Mounts:
     """The mounted views of this agent. `work_dir` is created; it holds the records of mounts, and
     the views for which the request names no path.
 
-    A view without a path is for the user who asked for it: its directory lets that user alone in,
-    and belongs to the agent, so that the user cannot lead the mount elsewhere.
+    A view without a path lies in a directory that lets its user alone in and belongs to the agent,
+    so that the user cannot lead the mount elsewhere.
 
     The constructor takes over the views of an earlier agent, and removes what a killed agent had
     not finished. Used from one event loop; one agent at a time may use a `work_dir`. `start` begins
@@ -194,7 +194,7 @@ class Mounts:
         self._work = work_dir / "records"
         self._views = work_dir / "shown"
         work_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        make_directory(self._work, 0o700)  # with the mount points of layers, which are no one's to read
+        make_directory(self._work, 0o700)  # mount points of layers among them
         make_directory(self._views, 0o711)
         self._entries: dict[str, _Entry] = {}
         """By path, or "images/<id>"."""
@@ -407,7 +407,6 @@ class Mounts:
         return entry.status
 
     def _target(self, path: str, uid: int) -> Path:
-        """Where a view is to be; without a path in a directory that the user alone may enter."""
         if not path:
             return private_directory(self._views.resolve(), uid) / secrets.token_hex(8)
         return Path(os.path.realpath(_absolute(path)))

@@ -47,7 +47,9 @@ def hostnames_option(command: Command) -> Command:
     def parsed(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in value.split(",") if name.strip())
         if wrong := [name for name in names if not _HOSTNAME.match(name)]:
-            raise UsageError(f"--hostnames: {wrong[0][:80]!r} is the name of no host", remedy="Write such as a.example.com")
+            raise UsageError(
+                f"--hostnames: {wrong[0][:80]!r} is the name of no host", remedy="Write such as a.example.com"
+            )
         return names
 
     return click.option(
@@ -55,7 +57,7 @@ def hostnames_option(command: Command) -> Command:
         default="",
         metavar="NAME[,NAME]",
         callback=parsed,
-        help="Further names of this server: without access control, requests under other names than these, the machine's and addresses are refused.",
+        help="Further names under which clients reach this server; without access control it refuses requests under others.",
     )(command)
 
 

@@ -32,7 +32,8 @@ _HEAD = struct.Struct("=iIII")
 _OF_OBJECTS = _MODIFY | _DELETE | _MOVED_FROM | _MOVED_TO
 _OF_IMAGES = _MODIFY | _CREATE | _MOVED_FROM | _MOVED_TO
 _DRAFT = ".partial"
-"""The agent writes an image under its name and this, and renames it when it is whole."""
+"""The agent writes an image in its directory under a name that ends so, and renames it when it is
+whole."""
 
 MOVES_MAX = 64
 _BLOBS, _IMAGES, _OBJECTS = "blobs", "images", "objects"
@@ -133,7 +134,7 @@ class Watch:
             if len(self._moves) > MOVES_MAX:
                 del self._moves[next(iter(self._moves))]
             return
-        made_here = mask & _MOVED_TO and self._moves.pop(number, "") == f"{name}{_DRAFT}"
+        made_here = mask & _MOVED_TO and self._moves.pop(number, "").endswith(_DRAFT)
         if not made_here and is_digest(digest := f"sha256:{name}"):
             found.images.add(Digest(digest))
 

@@ -74,9 +74,17 @@ class OwnNames:
         self._learnt: OrderedDict[str, None] = OrderedDict()
 
     def check(self, request: web.Request) -> None:
-        """Raises Refused for a request under a name that is not this server's."""
+        """Raises Refused for a request under a name that is not this server's. On a Unix socket
+        each name is as good as another."""
         name = _plain(request.host)
-        if not name or name in self._names or name in self._learnt or name.endswith(".localhost") or _is_ip(name):
+        if (
+            not name
+            or not request.remote
+            or name in self._names
+            or name in self._learnt
+            or name.endswith(".localhost")
+            or _is_ip(name)
+        ):
             return
         if request.headers.get("Upgrade", "").lower() == "websocket" and "Origin" not in request.headers:
             self._learnt[name] = None

@@ -76,6 +76,31 @@ async def test_streams_of_a_revoked_host_end_and_it_fetches_nothing_more(site: A
     child.agent.access.peers.require_here()
 
 
+@pytest.mark.parametrize("what", ["host:h0", "join:default"])
+async def test_what_comes_from_a_revoked_host_ends_as_well(site: AccessSite, what: str) -> None:
+    """Its parent may go on to serve it: the tracker may not reach that one."""
+    seed, child, digest, pull = await streaming(site)
+    site.tracker.planning = False
+    received = child.agent.resources.received_bytes
+    child.agent.access.peers._join = "another"  # else the child is revoked with its parent
+    site.tracker.revoked = (what,)
+    assert seed.agent.uplink.streams
+    await site.tracker._sockets["h1"].send_bytes(_encoded(site))
+    await until(lambda: not seed.agent.uplink.streams, "the stream's end")
+    complaint = [said for said in site.tracker.said if isinstance(said, Complaint)]
+    assert {(said.source, said.reason) for said in complaint} <= {("h0", "refused")}
+    before = received["peer"]
+    stripes = child.agent.store.get(digest).layout.stripes  # type: ignore[union-attr]
+    plan = Plan(digest, tuple(StripePlan(number, seed.source) for number in range(stripes)))
+    await site.tracker.assign("h1", plan, site.tracker.sign(digest, "h1", "start"))
+    await until(lambda: [said for said in site.tracker.said if isinstance(said, Complaint)][len(complaint) :])
+    assert not seed.agent.uplink.streams and received["peer"] == before
+    site.tracker.revoked = ()
+    await site.tracker.push_access()
+    await until(lambda: not child.agent.access.peers.is_revoked_source("h0"))
+    pull.cancel()
+
+
 def _encoded(site: AccessSite) -> bytes:
     from p2pdist.model.messages import encode
 

@@ -121,11 +121,9 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
     """Makes the file, also again after it was renamed, for its owner alone."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_open_private)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding)
 
 
 class _Batches(logging.handlers.QueueListener):
@@ -160,7 +158,6 @@ def audit_to(path: Path) -> logging.Handler:
     the file may be renamed, as logrotate(8) does. Raises P2PDistError."""
     try:
         file = _PrivateFile(path, encoding="utf-8")
-        os.fchmod(file.stream.fileno(), 0o600)
     except OSError as error:
         raise foreseen(error, str(path)) or error from error
     file.setFormatter(logging.Formatter("%(message)s"))

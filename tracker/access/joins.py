@@ -2,7 +2,7 @@
 
 A join token, used by a thief, makes a host of any name; what a join cannot show is that the sender
 is the machine of that name. While a name's certificate is valid, only the join token by which it
-came may be used for it again; a token that was stolen is revoked, with what it made. Which token a
+came may be used for it again, or any when that one is revoked, with what it made. Which token a
 name came by, the record of joins in the tracker's state says (tracker/state/joins.py), and the
 certificate with which a host opens its session, whichever tracker issued it.
 """
@@ -77,7 +77,9 @@ class Joins:
             raise
         self._check_addresses(request.host, request, remote)
         until = time.time() + CERTIFICATE_S
-        known = await asyncio.to_thread(self._records.take, request.host, join, until, now=time.time())
+        known = await asyncio.to_thread(
+            self._records.take, request.host, join, until, now=time.time(), holds=self._holds
+        )
         if known != join:
             raise _taken(request.host)
         return self._issue("join", request.host, join, request, remote)
@@ -92,7 +94,7 @@ class Joins:
         self._check_addresses(host, request, remote)
         until = time.time() + CERTIFICATE_S
         try:
-            await asyncio.to_thread(self._records.take, host, join, until, now=time.time())
+            await asyncio.to_thread(self._records.take, host, join, until, now=time.time(), holds=self._holds)
         except P2PDistError as error:  # the certificate itself shows who it is
             logger.warning("the renewal of %s is not in the record of joins: %s", host, error)
         return self._issue("renewal", host, join, request, remote)
@@ -125,9 +127,15 @@ class Joins:
         if f"host:{request.host}" in rules.revoked:
             raise Refused(f"the host {request.host} is revoked", remedy="p2pdist access unrevoke takes that back")
         known, until = self._names.get(request.host, (token.id, 0.0))
-        if known != token.id and until > time.time():
+        if known != token.id and until > time.time() and self._holds(known):
             raise _taken(request.host)
         return token.id
+
+    def _holds(self, join: str) -> bool:
+        """Whether certificates by a join token, or with "" by another authority, are of use."""
+        rules = self._state.rules
+        rule = rules.joins.get(join) if join else rules.certificates
+        return rule is not None and f"join:{join}" not in rules.revoked
 
     def _check_addresses(self, host: str, request: JoinRequest | RenewRequest, remote: str) -> None:
         check_addresses(

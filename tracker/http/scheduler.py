@@ -19,7 +19,7 @@ from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import Reachability
-from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request, given_id
+from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request, given_id, own_id
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.affinity import Assignment, Ranked
@@ -230,7 +230,8 @@ def _own(request: web.Request, *rights: Right) -> str:
     service, given, identity = request.app[PRESEEDS], request.match_info["id"], identity_of(request)
     if identity.kind == "open":
         return given
-    kept = service.kept_id(given, identity)
+    own = own_id(given, str(identity))
+    kept = own if own in service.core.by_id else given
     if not service.visible(kept, identity, *rights):
         raise NotFound(f"there is no preseed {given[:128]!r}", remedy="p2pdist preseed --list names them")
     return kept

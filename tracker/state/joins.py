@@ -7,6 +7,8 @@ All methods wait for the database and may be called from any thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError
 
@@ -44,19 +46,28 @@ class JoinRecords:
         """Disconnect."""
         self._database.close()
 
-    def take(self, host: str, token: str, until: float, *, now: float) -> str:
+    def take(self, host: str, token: str, until: float, *, now: float, holds: Callable[[str], bool]) -> str:
         """Write down that a host has a certificate by a join token until a time, in seconds since
         the epoch; returns the token by which the host is known then: another one, and nothing is
-        written, while the certificate by that one is valid. Raises Unavailable."""
+        written, while the certificate by that one is valid and the token `holds`. Raises
+        Unavailable."""
         for _ in range(TRIES_MAX):
             try:
                 with self._database.transaction() as connection:
-                    return self._take(connection, host, token, until, now)
+                    return self._take(connection, host, token, until, now, holds)
             except IntegrityError:
                 continue  # another tracker was faster
         raise Unavailable(f"the join of {host[:100]} cannot be written down", remedy="Try again")
 
-    def _take(self, connection: sql.Connection, host: str, token: str, until: float, now: float) -> str:
+    def _take(
+        self,
+        connection: sql.Connection,
+        host: str,
+        token: str,
+        until: float,
+        now: float,
+        holds: Callable[[str], bool],
+    ) -> str:
         self._taken += 1
         if self._taken % PURGE_EVERY == 1:
             connection.execute(sql.delete(_joins).where(_joins.c.until < now))
@@ -64,7 +75,7 @@ class JoinRecords:
         if found is None:
             connection.execute(sql.insert(_joins).values(host=host, token=token, until=until))
             return token
-        if found.token != token and found.until > now:
+        if found.token != token and found.until > now and holds(found.token):
             return str(found.token)
         values = {"token": token, "until": until}
         connection.execute(sql.update(_joins).where(_joins.c.host == host).values(values))

@@ -121,6 +121,7 @@ class BlobPull:
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
         self._streams = PullStreams(blob, context, self._mail, priority=priority, selection=selection)
         self.unreached = self._streams.unreached
+        self.leave_revoked = self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)
         self._waits = PieceWaits()
         self._unreported: set[int] = set()  # pieces on the disk at the last tick that no stream reported
@@ -195,10 +196,6 @@ class BlobPull:
         and are opened again, at the new priority."""
         self._streams.escalate()
         self._submit(PriorityChanged("start"))
-
-    def leave_revoked(self) -> None:
-        """End the streams from hosts that are revoked."""
-        self._streams.leave_revoked()
 
     def reject(self, error: P2PDistError) -> None:
         """The swarm cannot go on."""

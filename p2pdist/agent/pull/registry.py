@@ -198,7 +198,12 @@ class Registry:
         running = self._join(layer.digest, priority)
         if running is not None:
             return running.blob, running
-        blob = await in_thread(lambda: self._claim(layer, selection), Blob.release)
+
+        def claim() -> Blob:
+            """The blob in the store, made if it is new, held; waits for the disk."""
+            return self._store.begin_held(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
+
+        blob = await in_thread(claim, Blob.release)
         running = self._join(layer.digest, priority)
         complete = blob.complete  # once: a verification may find it wrong at any moment
         if running is not None or complete:
@@ -256,10 +261,6 @@ class Registry:
                 pull.reject(failure)
             await self._session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
         pull.note = ""
-
-    def _claim(self, layer: Descriptor, selection: Selection | None) -> Blob:
-        """The blob of a layer in the store, made if it is new, held; waits for the disk."""
-        return self._store.begin_held(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
         """The pull of a blob that is under way, if there is one. A preseed that a start joins

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from p2pdist.cli.daemon import log_options, set_level
+from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, log_options, run, set_level
 from p2pdist.cli.main import read_again
 from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
 from p2pdist.model.errors import P2PDistError, UsageError
@@ -205,7 +205,6 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import address_text, discovery_settings, listen_address, run
 
     address, trackers = listen_address(listen), _urls(tracker)
     discovers = not trackers if discover is None else discover
@@ -239,8 +238,6 @@ def _urls(text: str) -> tuple[str, ...]:
 
 def _probe_address(text: str) -> tuple[str, int] | None:
     """Host and port of --probe-listen; a port alone is one of loopback. Raises UsageError."""
-    from p2pdist.cli.daemon import listen_address
-
     return listen_address(text if ":" in text else f"127.0.0.1:{text}") if text else None
 
 
@@ -290,7 +287,6 @@ async def _serve(
     from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import (
-        address_text,
         close,
         listen,
         listen_unix,

@@ -266,9 +266,9 @@ async def _serve(
     from tracker.http.app import make_app
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
+    from tracker.state.database import is_postgresql
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase
-    from tracker.state.database import is_postgresql
 
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = Fleet(
@@ -284,8 +284,7 @@ async def _serve(
     service.networks = networks
     preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
     await preseeds.load()
-    app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames))
-    runners = await _listen(addresses, app, access)
+    runners = await _listen(addresses, make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames)), access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += _follow(policy_file, access, service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
