@@ -97,8 +97,8 @@ class BadSeeds:
     async def _claim(self, url: str, name: str, holding: Holding, joined: asyncio.Event) -> None:
         async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v1/session") as socket:
             for message in (Hello(PROTOCOL_VERSION, name, self.address), holding):
-                await socket.send_bytes(msgspec.json.encode(message))
-            await socket.receive()
+                await socket.send_str(msgspec.json.encode(message).decode())
+            assert '"welcome"' in await socket.receive_str()
             joined.set()
             async for _ in socket:
                 pass

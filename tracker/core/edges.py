@@ -127,6 +127,7 @@ class Edges:
         member.lags[stripe] = None
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
+            member.rescued.discard(stripe)
         elif parent in self.members:
             above = self.members[parent]
             del above.children[stripe][member.host]
