@@ -28,7 +28,7 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -178,9 +178,10 @@ class Authority:
                 x509.load_pem_x509_certificate(certificate),
                 serialization.load_pem_private_key(key, password=None),
             )
-        except (ValueError, TypeError) as error:
+            fits = isinstance(private, ec.EllipticCurvePrivateKey) and private.public_key() == loaded.public_key()
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise UsageError(f"the authority of {fleet} cannot be read: {error}") from error
-        if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != loaded.public_key():
+        if not isinstance(private, ec.EllipticCurvePrivateKey) or not fits:
             raise UsageError(f"the key of the authority of {fleet} is not that of its certificate")
         return cls(fleet, loaded, private)
 
@@ -304,7 +305,7 @@ def _requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
     try:
         loaded = x509.load_pem_x509_csr(request)
         key, valid = loaded.public_key(), loaded.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise UsageError(f"the certificate signing request cannot be read: {error}") from error
     if not valid or not isinstance(key, ec.EllipticCurvePublicKey):
         raise UsageError("the certificate signing request is not signed by an elliptic curve key of its own")
