@@ -129,8 +129,7 @@ class Complaints:
         is starved it leaves all parents for the origin, or for another host that was."""
         if not parent.counts[stripe] or any(child.counts):
             return
-        child.fail_by(parent.host)
-        if not child.starved:
+        if not child.fail_by(parent.host):
             return
         swarm.starved[child.host] = None
         for number, host in enumerate(child.parents):

@@ -71,6 +71,11 @@ class Edges:
         self.unplanned.pop((stripe, child), None)
         self.changed[child, stripe] = None
 
+    def rescue(self, stripe: int, child: str) -> None:
+        """`child`, which was starved, keeps the lease of a stripe that it has, besides the root of
+        its zone."""
+        self.members[child].rescued.add(stripe)
+
     def detach(self, stripe: int, child: str) -> None:
         """`child` loses its parent and waits for another."""
         member = self.members[child]

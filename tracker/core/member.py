@@ -101,8 +101,7 @@ class Member:
     """Parents that the tracker named and that gave the host nothing, while it has no piece; at most
     STARVED_BY. `fail_by`, Swarm.advance."""
     rescued: set[int] = field(default_factory=set)
-    """Stripes that the host reads although its zone has a root, since it was starved. Edges,
-    `rescue`."""
+    """Stripes that the host reads although its zone has a root, since it was starved. Edges."""
     told: tuple[tuple[StripePlan, ...], ...] = ()
     """The plans that the host was sent last, at most TOLD_MAX. `tell`."""
     superpeers: tuple[Source, ...] = ()
@@ -177,19 +176,11 @@ class Member:
         """The host complains of its parent in a stripe."""
         self.complaints[stripe] += 1
 
-    def fail_by(self, parent: str) -> None:
-        """A parent gave the host nothing, which has no piece."""
+    def fail_by(self, parent: str) -> bool:
+        """A parent gave the host nothing, which has no piece; whether it is starved."""
         if len(self.failed_by) < STARVED_BY:
             self.failed_by[parent] = None
-
-    @property
-    def starved(self) -> bool:
-        """Whether the host got nothing from STARVED_BY parents, and has no piece."""
         return len(self.failed_by) >= STARVED_BY
-
-    def rescue(self, stripe: int) -> None:
-        """The host reads a stripe from the origin beside the root of its zone."""
-        self.rescued.add(stripe)
 
     def hear(self, now: float) -> None:
         """A report of the host came."""

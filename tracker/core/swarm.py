@@ -176,7 +176,7 @@ class Swarm:
     swarming: dict[str, None] = field(default_factory=dict)
     """Receivers that receive by BitTorrent. `set_transport`."""
     starved: dict[str, None] = field(default_factory=dict)
-    """Members without a piece that several parents gave nothing (Member.starved). Complaints,
+    """Members without a piece that several parents gave nothing (Member.failed_by). Complaints,
     `advance`, `remove`."""
     claims: dict[str, bool] = field(default_factory=dict)
     """Members that say they have pieces which no host has seen, and whether their first children

@@ -52,8 +52,6 @@ class Blob:
         """The pieces that have verified."""
         self.complete = complete
         """Whether it is read-only and has every piece; finish() and dropped pieces change it."""
-        self.unsettled = False
-        """Whether it has lost pieces and is still called complete, as the disk took no change."""
         self.last_used = entry.last_used
         """In seconds since the epoch; hold() and release() set it."""
         self.in_memory = context.in_memory
@@ -262,14 +260,13 @@ class Blob:
             return
         files = self.files
         with files.disk, failures(self.path):
-            self.unsettled = self.complete
             for piece in wrong:
                 if not self.complete:
                     files.mark(self.have, piece, False)
                 self.have.discard(piece)
             if self.complete:
                 files.reopen(self.have)
-                self.complete = self.unsettled = False
+                self.complete = False
 
     def give(self, output: Path) -> str:
         """Place a copy of a complete blob at `output`, atomically, and return the method (see

@@ -57,6 +57,7 @@ class BlobFiles:
         "lock",
         "marked",
         "path",
+        "unsettled",
         "writable",
     )
 
@@ -74,6 +75,8 @@ class BlobFiles:
         """The bitmap while it is open: from the first change of a piece until `close_bitmap`."""
         self.marked = has_bitmap(layout)
         self.writable = not complete
+        self.unsettled = False
+        """Whether the blob has lost pieces and is still called complete: the disk took no change."""
         """Whether the content is that of a partial blob; `complete` and `reopen` change it."""
         self.path = (context.paths.complete if complete else context.paths.data)(digest)
         """The content; changes with `writable`."""
@@ -122,7 +125,7 @@ class BlobFiles:
     def reopen(self, have: PieceSet) -> None:
         """Make the content of a complete blob that of a partial one again. An open descriptor keeps
         its number, from which a thread may be sending."""
-        context = self._context
+        context, self.unsettled = self._context, True
         if self.marked:  # first: recovery believes it before the index
             self._create_bitmap(have)
         context.index.set_complete(self._digest, complete=False, boot=str(context.boot))
@@ -136,6 +139,7 @@ class BlobFiles:
             else:
                 os.dup2(content, self.fd, inheritable=False)
                 os.close(content)
+        self.unsettled = False
 
     def confirm(self) -> None:
         """Bring index and bitmap in line with a complete content."""

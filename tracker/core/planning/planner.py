@@ -131,7 +131,6 @@ class _StripePass:
         rescued = [members[host] for host in edges.roots[stripe] if stripe in members[host].rescued]
         for queue in queues.values():
             for host in [host for host in queue if host in self.swarm.starved]:
-                member = members[host]
                 parent = next(
                     (root.host for root in rescued if root.free(stripe) > 0 and (host, root.host) not in edges.avoided),
                     None,
@@ -143,8 +142,8 @@ class _StripePass:
                 queue.remove(host)
                 self._attach(host, parent)
                 if parent == FROM_ORIGIN:
-                    member.rescue(stripe)
-                    rescued.append(member)
+                    edges.rescue(stripe, host)
+                    rescued.append(members[host])
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
         """By rack the hosts that wait, the first one last: those that have pieces or children, the
