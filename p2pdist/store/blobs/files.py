@@ -75,9 +75,9 @@ class BlobFiles:
         """The bitmap while it is open: from the first change of a piece until `close_bitmap`."""
         self.marked = has_bitmap(layout)
         self.writable = not complete
-        self.unsettled = False
-        """Whether the blob has lost pieces and is still called complete: the disk took no change."""
         """Whether the content is that of a partial blob; `complete` and `reopen` change it."""
+        self.unsettled = False
+        """Whether the blob lost pieces and is still called complete: the disk took no change."""
         self.path = (context.paths.complete if complete else context.paths.data)(digest)
         """The content; changes with `writable`."""
 
