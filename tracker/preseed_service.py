@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,7 +25,15 @@ from p2pdist.model.image import ImageReference, is_image, package_reference, par
 from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
 from p2pdist.model.platform import Platform, parse_platform
-from p2pdist.model.preseed import PreseedRecord, PreseedRequest, PreseedState, RankRequest, canonical, fingerprint
+from p2pdist.model.preseed import (
+    PreseedRecord,
+    PreseedRequest,
+    PreseedState,
+    RankRequest,
+    canonical,
+    fingerprint,
+    own_id,
+)
 from tracker.content import Content
 from tracker.core.affinity import Affinity, Assignment, Ranked, RedundantPacks, RoleHosts, RoleNeed
 from tracker.core.fleet import Fleet
@@ -99,6 +107,14 @@ class PreseedSummary(msgspec.Struct, frozen=True):
         return cls(
             record.id, tally.state, record.package, tally.hosts_total, tally.hosts_done, record.created_at, record.owner
         )
+
+
+def sees(record: PreseedRecord, identity: Identity, *rights: Right) -> bool:
+    """Whether an identity ordered a preseed, or has one of these rights and may read its
+    package."""
+    if record.owner and record.owner == str(identity):
+        return True
+    return any(map(identity.may, rights)) and identity.may_read([package_reference(record.package).name])
 
 
 class Sessions(Protocol):
@@ -217,13 +233,32 @@ class PreseedService:
 
     # -- what schedulers ask
 
-    async def create(self, request: PreseedRequest, *, owner: str = "") -> tuple[Progress, bool]:
-        """Take a preseed of this owner, and whether it is new. Raises UsageError, NotFound for an
-        unknown package, Conflict when its id stands for another one, Unavailable."""
+    async def create(
+        self, request: PreseedRequest, *, owner: str = "", sees: Callable[[PreseedRecord], bool] = lambda record: True
+    ) -> tuple[Progress, bool]:
+        """Take a preseed of this owner, and whether it is new. An id that stands for a preseed
+        which the owner does not see is free to it: that one is kept under another. Raises
+        UsageError, NotFound for an unknown package, Conflict when its id stands for another one,
+        Unavailable."""
         body = canonical(request)
         if request.selector is not None:
             parse_selector(request.selector)
-        identifier = request.id or secrets.token_hex(8)
+        given = identifier = request.id or secrets.token_hex(8)
+        stored, created = await self._stored(request, identifier, owner)
+        if not (stored.owner in ("", owner) and stored.body == body) and not sees(stored):
+            identifier = own_id(given, owner)
+            stored, created = await self._stored(request, identifier, owner)
+        if stored.body != body or (owner and stored.owner not in ("", owner)):
+            raise Conflict(
+                f"the preseed {given} was asked for otherwise",
+                remedy="Give it another id, or cancel that one first",
+            )
+        self.submit(Loaded((stored,)))
+        return self.progress(identifier), created
+
+    async def _stored(self, request: PreseedRequest, identifier: str, owner: str) -> tuple[PreseedRecord, bool]:
+        """The preseed that is kept under an id: the one of `request` where none was, which the
+        second value says."""
         stored = await asyncio.to_thread(self._database.read, identifier)
         created = stored is None
         if stored is None:
@@ -233,7 +268,7 @@ class PreseedService:
             record = PreseedRecord(
                 identifier,
                 1,
-                body,
+                canonical(request),
                 package,
                 tuple(parts.items()),
                 "running",
@@ -244,13 +279,7 @@ class PreseedService:
             )
             stored = await asyncio.to_thread(self._database.insert, record)
             created = stored == record
-        if stored.body != body or (owner and stored.owner not in ("", owner)):
-            raise Conflict(
-                f"the preseed {identifier} was asked for otherwise",
-                remedy="Give it another id, or cancel that one first",
-            )
-        self.submit(Loaded((stored,)))
-        return self.progress(identifier), created
+        return stored, created
 
     async def cancel(self, identifier: str) -> None:
         """Release all hosts. Raises NotFound, Conflict, Unavailable."""
@@ -272,12 +301,7 @@ class PreseedService:
         """Whether an identity ordered a preseed, or has one of these rights and may read its
         package."""
         preseed = self.core.by_id.get(identifier)
-        if preseed is None:
-            return False
-        record = preseed.record
-        if record.owner and record.owner == str(identity):
-            return True
-        return any(map(identity.may, rights)) and identity.may_read([package_reference(record.package).name])
+        return preseed is not None and sees(preseed.record, identity, *rights)
 
     def ordered(self, package: str) -> bool:
         """Whether an identity ordered a preseed of a package, by `name@digest`."""

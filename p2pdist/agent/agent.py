@@ -111,6 +111,8 @@ class AgentSettings:
     """How long the agent may go on serving after it was asked to end."""
     upstreams: tuple[UpstreamSettings, ...] = ()
     """Registries that the agent asks itself while no tracker answers."""
+    hostnames: tuple[str, ...] = ()
+    """Further names under which clients reach this agent, besides those of the machine."""
 
 
 class Agent:
@@ -288,6 +290,7 @@ class Agent:
             logger.warning("what %s says of access is not believed: it is no https URL", self.session.url)
             return
         self.access.learn(access)
+        self.registry.leave_revoked()
         try:
             self.access.peers.require_here()
         except Refused as error:

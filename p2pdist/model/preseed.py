@@ -31,6 +31,9 @@ COUNT_MAX = 200_000
 REPLICAS_MAX = 100
 SECONDS_MAX = 10 * 365 * 86400.0
 BODY_BYTES_MAX = 1 << 20
+ID_CHARACTERS_MAX = 128
+OWN_DIGITS = 16
+_OWN = "--"
 
 PackageName = Annotated[str, Meta(min_length=1, max_length=512)]
 Names = Annotated[tuple[Annotated[HostName, Meta(min_length=1)], ...], Meta(min_length=1, max_length=HOSTS_MAX)]
@@ -146,6 +149,19 @@ def canonical(request: PreseedRequest) -> str:
     hosts = tuple(sorted(set(request.hosts))) if request.hosts is not None else None
     plain = msgspec.structs.replace(request, id=None, hosts=hosts)
     return msgspec.json.encode(plain, order="deterministic").decode()
+
+
+def own_id(identifier: str, owner: str) -> str:
+    """The id under which a preseed of `owner` is kept when another's has the id that it was given;
+    the same again where that is too long to be made another of."""
+    kept = f"{identifier}{_OWN}{hashlib.sha256(f'{owner} {identifier}'.encode()).hexdigest()[:OWN_DIGITS]}"
+    return kept if len(kept) <= ID_CHARACTERS_MAX else identifier
+
+
+def given_id(kept: str, owner: str) -> str:
+    """The id that `owner` gave a preseed, by the id under which it is kept."""
+    given = kept[: -OWN_DIGITS - len(_OWN)]
+    return given if given and own_id(given, owner) == kept else kept
 
 
 def fingerprint(body: str) -> str:

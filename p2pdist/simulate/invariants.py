@@ -206,17 +206,26 @@ class Invariants:
 
     def _leases(self, fleet: Fleet) -> None:
         """At most one lease a stripe and zone, and no more than the cap in all, of the leases that
-        this fleet granted and that are out."""
+        this fleet granted and that are out; one a stripe besides for a host that was starved
+        (planner.py)."""
         granted: dict[tuple[Digest, int, str], int] = {}
+        rescued: dict[tuple[Digest, int], int] = {}
         for blob, stripe, name in list(self._granted):
             swarm = fleet.swarms.get(blob)
             if swarm is None or name not in swarm.edges.roots[stripe]:
                 del self._granted[blob, stripe, name]
                 continue
+            if stripe in swarm.members[name].rescued:
+                rescued[blob, stripe] = rescued.get((blob, stripe), 0) + 1
+                continue
             key = blob, stripe, fleet.hosts[name].zone
             granted[key] = granted.get(key, 0) + 1
         self.require(max(granted.values(), default=0) <= 1, "a stripe has two leases in one zone")
-        self.require(sum(granted.values()) <= self._origin_streams_max, "more leases than the cap are out")
+        self.require(max(rescued.values(), default=0) <= 1, "a stripe has two leases beyond the rule")
+        self.require(
+            sum(granted.values()) + sum(rescued.values()) <= self._origin_streams_max,
+            "more leases than the cap are out",
+        )
 
     def _paths(self, swarm: Swarm | None, name: str) -> None:
         if swarm is None or name not in swarm.members:

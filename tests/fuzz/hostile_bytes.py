@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import quote_from_bytes
 from uuid import UUID
 
+import access_decoders
 import msgspec
 
 from p2pdist.model import bencode, manifest, messages, policy, torrent, tree
@@ -432,6 +433,7 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("EROFS image", in_file(patch), (), (image,)),
         Decoder("ELF", in_file(lambda path: executable._loader(str(path))), (), (ELF,)),
         Decoder("script", in_file(search), PLAIN, (b"#!/bin/sh -e\n", b"#!/usr/bin/env -S sh 'b c'\n", b"#!tool\n")),
+        *(Decoder(*call) for call in access_decoders.calls()),
     )
 
 

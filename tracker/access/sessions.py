@@ -66,6 +66,7 @@ class SessionAccess:
                 f"{name[:100]} may not be in the zone {hello.zone[:100]!r}",
                 remedy=f"Its join token is for {', '.join(identity.zones[:5])}",
             )
+        self.control.joins.seen(identity, peer)
         return identity
 
     def open(self, session: int, identity: Identity) -> None:

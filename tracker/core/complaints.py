@@ -101,8 +101,10 @@ class Complaints:
                 edges.detach(stripe, child.host)
             return
         child.complain(stripe)
-        if reason in {"stalled", "short"} and child.was_told(source):
-            self.claims.complained(swarm, source, now=now)
+        if child.was_told(source):
+            if reason in {"stalled", "short"}:
+                self.claims.complained(swarm, source, now=now)
+            self._starves(swarm, child, swarm.members[source], stripe, now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, child.host, now=now):
                 self.schedule.ask(swarm.key, "stuck", now)
@@ -127,6 +129,20 @@ class Complaints:
                 if reason == "corrupt":
                     self.vouching.accused(swarm, source, voter)
         self.schedule.ask(swarm.key, reason, now)
+
+    def _starves(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
+        """A parent that says that it has pieces gives nothing to a host without any. Once the host
+        is starved it leaves all parents for the origin, or for another host that was."""
+        if not parent.counts[stripe] or any(child.counts):
+            return
+        if not child.fail_by(parent.host):
+            return
+        swarm.starved[child.host] = None
+        for number, host in enumerate(child.parents):
+            above = swarm.members.get(host or "")
+            if above is not None and number not in above.rescued:
+                swarm.edges.detach(number, child.host)
+        self.schedule.ask(swarm.key, "starved", now)
 
     def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
         """Whether a host has not a single piece of a stripe: as a root that fails its child, it is

@@ -71,6 +71,11 @@ class Edges:
         self.unplanned.pop((stripe, child), None)
         self.changed[child, stripe] = None
 
+    def rescue(self, stripe: int, child: str) -> None:
+        """`child`, which was starved, keeps the lease of a stripe that it has, besides the root of
+        its zone."""
+        self.members[child].rescued.add(stripe)
+
     def detach(self, stripe: int, child: str) -> None:
         """`child` loses its parent and waits for another."""
         member = self.members[child]
@@ -127,6 +132,7 @@ class Edges:
         member.lags[stripe] = None
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
+            member.rescued.discard(stripe)
         elif parent in self.members:
             above = self.members[parent]
             del above.children[stripe][member.host]

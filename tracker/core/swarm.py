@@ -186,6 +186,9 @@ class Swarm:
     """Receivers for which a job's start waits. `set_priority`."""
     swarming: dict[str, None] = field(default_factory=dict)
     """Receivers that receive by BitTorrent. `set_transport`."""
+    starved: dict[str, None] = field(default_factory=dict)
+    """Members without a piece that several parents gave nothing (Member.failed_by). Complaints,
+    `advance`, `remove`."""
     claims: dict[str, bool] = field(default_factory=dict)
     """Members that say they have pieces which no host has seen, and whether their first children
     have a deadline (repair/claims.py). Claims, `remove`."""
@@ -277,6 +280,7 @@ class Swarm:
         self.swarming.pop(host, None)
         self.tree_seeds.pop(host, None)
         self.claims.pop(host, None)
+        self.starved.pop(host, None)
         self._exit(member)
         if not member.seed:
             self.receivers -= 1
@@ -295,6 +299,9 @@ class Swarm:
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
+        if member.failed_by and any(counts):
+            member.failed_by.clear()
+            self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals
         self._count(member)

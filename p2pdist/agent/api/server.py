@@ -89,7 +89,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
-from p2pdist.transfer.guard import guard
+from p2pdist.transfer.guard import OwnNames, guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -843,8 +843,9 @@ def _application(
 
 def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
-    metrics = registry(agent)
+    metrics, settings = registry(agent), agent.settings
     mirror = make_mirror(agent, loopback=False)
+    names = OwnNames((settings.host, settings.address, *settings.hostnames))
     remote = with_images(remote_identities(agent), image_identities(agent, loopback=False))
     local = guard(local_identities(agent))
     return (
@@ -854,7 +855,7 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
             (*PUBLIC_ROUTES, *mirror_routes(mirror)),
             "p2pdist agent",
             mirror.failures,
-            guard(remote),
+            guard(remote, names=names),
         ),
         _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local),
     )

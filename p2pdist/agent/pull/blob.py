@@ -171,6 +171,7 @@ class BlobPull:
             vouched=self.vouched,
         )
         self.unreached = self._streams.unreached
+        self.leave_revoked = self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)
         self._waits, self._unreported = PieceWaits(), Unreported()
         self._completing: asyncio.Task[None] | None = None
@@ -379,8 +380,8 @@ class BlobPull:
                         self._stream_closed(event)
 
     def _stream_closed(self, closed: StreamClosed) -> None:
-        number, reason, error = closed.stream, closed.reason, closed.error
-        source, stripe = self._streams.closed(closed)
+        number, error = closed.stream, closed.error
+        source, stripe, reason = self._streams.closed(closed)
         if reason not in ("done", "closed"):
             logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, closed.detail)
         busy = source.is_origin and reason == "busy"

@@ -97,6 +97,10 @@ class PullResources:
         """How connections to other agents are secured."""
         return self.access.tls
 
+    def is_revoked(self, host: str) -> bool:
+        """Whether nothing may come from a host any more."""
+        return self.access.peers.is_revoked_source(host)
+
     def shown(self, blob: Digest) -> tuple[str, Selected | None]:
         """What a holding of a blob shows while access is on: the ticket, and what the blob was
         selected from."""
@@ -178,6 +182,12 @@ class Registry:
                 pull.reject(error)
             else:
                 pull.stop()
+
+    def leave_revoked(self) -> None:
+        """Receive nothing more from hosts that are revoked."""
+        self._resources.connections.clear()
+        for pull in list(self._fetching.values()):
+            pull.leave_revoked()
 
     async def stop(self) -> None:
         """Close idle connections, after all pulls have ended."""

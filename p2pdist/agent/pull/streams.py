@@ -24,7 +24,7 @@ from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError
+from p2pdist.model.errors import P2PDistError, Refused
 from p2pdist.model.messages import Complaint, Holding, Judged, Priority, Reason, Selected, StreamRequest, Vouched
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Source
@@ -35,7 +35,7 @@ from p2pdist.store.blobs.vouched import HashWait, Listing, Unlisted, VouchedPiec
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.client import IncomingStream
 from p2pdist.transfer.stream.connect import ConnectionPool
-from p2pdist.transfer.stream.events import Ended, Mailbox, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.events import Ended, Ending, Mailbox, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,9 @@ class PullContext(Protocol):
     @property
     def tls(self) -> Tls | None:
         """How connections to other agents are secured; None for plain ones."""
+
+    def is_revoked(self, host: str) -> bool:
+        """Whether nothing may come from a host any more."""
 
     def shown(self, blob: Digest) -> tuple[str, Selected | None]:
         """What a holding of a blob shows to a tracker: a ticket, and what it was selected from."""
@@ -134,12 +137,16 @@ class PullStreams:
         self._hash_waits: dict[int, HashWait] = {}  # of streams of a vouched blob
         self._open: dict[int, IncomingStream | OriginReader] = {}
         self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
+        self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
 
     def open(self, number: int, source: Source, stripe: int) -> None:
         """Receive a stripe from a source; StreamClosed follows in any case."""
         self._sources[number] = (source, stripe)
         stream: IncomingStream | OriginReader
+        if not source.is_origin and self._context.is_revoked(source.host):
+            self._mail.post(StreamClosed(number, "refused", f"{source} is revoked", Refused(f"{source} is revoked")))
+            return
         if source.is_origin:
             try:
                 origin = self._upstream or self._context.origin()
@@ -233,14 +240,23 @@ class PullStreams:
             if isinstance(stream, IncomingStream):
                 stream.finish_piece_and_close()
 
+    def leave_revoked(self) -> None:
+        """End the streams from hosts that are revoked; to the core each was refused."""
+        for number, stream in self._open.items():
+            if isinstance(stream, IncomingStream) and self._context.is_revoked(stream.source.host):
+                self._left.add(number)
+                stream.close()
+
     def source(self, number: int) -> Source:
         """The source of a stream that has not ended."""
         return self._sources[number][0]
 
-    def closed(self, closed: StreamClosed) -> tuple[Source, int]:
-        """Take in that a stream has ended; returns its source and stripe."""
+    def closed(self, closed: StreamClosed) -> tuple[Source, int, Ending]:
+        """Take in that a stream has ended; returns its source and stripe, and why it ended."""
         stream = self._open.pop(closed.stream, None)
         self._hash_waits.pop(closed.stream, None)
+        left = closed.stream in self._left
+        self._left.discard(closed.stream)
         source, stripe = self._sources.pop(closed.stream)
         if source.is_origin and closed.error is not None:
             self.origin_error = closed.error
@@ -249,7 +265,7 @@ class PullStreams:
         answered = not isinstance(stream, IncomingStream) or stream.responded or closed.error
         if closed.reason == "refused" and not answered:
             self.unreached[source.host] = closed.detail
-        return source, stripe
+        return source, stripe, "refused" if left and closed.reason != "done" else closed.reason
 
     def is_unreached(self, stripe: int, source: Source, reason: Reason) -> bool:
         """Whether a source that failed could not be reached at all; `unreached` notes it."""

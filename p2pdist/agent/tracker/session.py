@@ -313,7 +313,7 @@ class TrackerSession:
                 logger.info("the tracker %s answers", self.url)
                 await self._connection.run()
         except (P2PDistError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._note_problem(in_words(error))
+            self._note_problem(in_words(error, self._url))
         except Exception as error:
             # Whatever a tracker sends, the next try may find a better one; without this loop the
             # host would be alone for good.
@@ -426,7 +426,7 @@ class TrackerSession:
             ) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = in_words(error).replace(self._url, self.url)
+            reason = in_words(error, self._url).replace(self._url, self.url)
             raise Unavailable(f"the tracker {self.url} does not answer: {reason}") from error
         if answer.status not in (200, 304):
             raise _problem(body, f"the tracker {self.url} answered {answer.status}")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from p2pdist.cli.daemon import log_options, set_level
+from p2pdist.cli.daemon import discovery_settings, listen_address, log_options, run, set_level
 from p2pdist.cli.main import read_again
-from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.units import parse_size
 from p2pdist.model.upstream import parse_upstream, unique
@@ -182,6 +182,7 @@ def tls_options(command: Function) -> Function:
     help="How long to hand over to others at SIGTERM, at most; a second signal ends the agent at once.",
 )
 @click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
+@hostnames_option
 @log_options
 def command(
     tracker: str,
@@ -207,6 +208,7 @@ def command(
     scrub_days: float,
     drain_seconds: float,
     name: str,
+    hostnames: tuple[str, ...],
     **limits: str,
 ) -> None:
     """Run the agent of this host: it fetches, keeps, shares and shows packages.
@@ -217,7 +219,6 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import discovery_settings, listen_address, run
     from p2pdist.model.address import address_text
 
     address, trackers = listen_address(listen), _urls(tracker)
@@ -240,6 +241,7 @@ def command(
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
+        hostnames=hostnames,
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror_listen)))
 
@@ -250,8 +252,6 @@ def _urls(text: str) -> tuple[str, ...]:
 
 def _probe_address(text: str) -> tuple[str, int] | None:
     """Host and port of --probe-listen; a port alone is one of loopback. Raises UsageError."""
-    from p2pdist.cli.daemon import listen_address
-
     return listen_address(text if ":" in text else f"127.0.0.1:{text}") if text else None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli.daemon import log_options
-from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -110,6 +110,7 @@ logger = logging.getLogger(__name__)
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
 @click.option("--name", default="", metavar="HOST", help="The name to announce [default: its hostname].")
+@hostnames_option
 @log_options
 def command(
     listen: str,
@@ -130,6 +131,7 @@ def command(
     no_discovery: bool,
     zone: str,
     name: str,
+    hostnames: tuple[str, ...],
 ) -> None:
     """Run a tracker: it decides which agent sends what to which. Data never passes through it.
 
@@ -150,15 +152,23 @@ def command(
     discovery = _discovery(settings, name, zone, tls=access is not None) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
     probes = listen_address(probe_listen) if probe_listen else None
-    control = _access_control(address, access, audit_log) if access is not None else None
+    control = _access_control(address, access, audit_log, hostnames, believed, state) if access is not None else None
     if control is None:
         _warn_of_strangers(address[0])
     limits = origin_streams, origin_bytes_s, report_interval
     upstreams = all_upstreams(named_upstreams, upstreams_file)
-    run(_serve((address, probes), (origin, upstreams), state, limits, policies, control, believed, discovery))
+    sources = origin, upstreams
+    run(_serve((address, probes), hostnames, sources, state, limits, policies, control, believed, discovery))
 
 
-def _access_control(address: tuple[str, int], path: Path, audit_log: Path | None) -> AccessControl:
+def _access_control(
+    address: tuple[str, int],
+    path: Path,
+    audit_log: Path | None,
+    hostnames: tuple[str, ...],
+    networks: tuple[Network, ...],
+    state: str,
+) -> AccessControl:
     """Access by a file, in force. Raises UsageError."""
     import sys
 
@@ -167,7 +177,7 @@ def _access_control(address: tuple[str, int], path: Path, audit_log: Path | None
 
     if audit_log is not None:
         audit_to(audit_log.absolute())
-    control = AccessControl(path, own_addresses(address[0]))
+    control = AccessControl(path, [*own_addresses(address[0]), *hostnames], networks=networks, state=state)
     for token in control.made:
         shown = f": {token.read_text().strip()}" if sys.stdout.isatty() else ""
         logger.info("hosts join with the token in %s", token)
@@ -261,6 +271,7 @@ async def _listen(
 
 async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
+    hostnames: tuple[str, ...],
     sources: tuple[str, tuple[UpstreamSettings, ...]],
     state: str,
     limits: tuple[int, float, float],
@@ -279,8 +290,9 @@ async def _serve(
     from tracker.http.app import make_app
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
+    from tracker.state.database import is_postgresql
     from tracker.state.documents import Documents
-    from tracker.state.preseeds import PreseedDatabase, is_postgresql
+    from tracker.state.preseeds import PreseedDatabase
     from tracker.upstreams.upstreams import Upstreams
 
     origin_url, settings = sources
@@ -298,7 +310,7 @@ async def _serve(
     service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
     await preseeds.load()
-    runners = await _listen(addresses, make_app(service, preseeds), access)
+    runners = await _listen(addresses, make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames)), access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += _follow(policy_file, access, service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
@@ -319,3 +331,5 @@ async def _serve(
             await origin.close()
         if documents is not None:
             documents.close()
+        if access is not None:
+            access.joins.close()

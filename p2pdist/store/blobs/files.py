@@ -63,6 +63,7 @@ class BlobFiles:
         "lock",
         "marked",
         "path",
+        "unsettled",
         "writable",
     )
 
@@ -87,6 +88,8 @@ class BlobFiles:
         """Whether the blob has such a file, instead of a piece list."""
         self.writable = not complete
         """Whether the content is that of a partial blob; `complete` and `reopen` change it."""
+        self.unsettled = False
+        """Whether the blob lost pieces and is still called complete: the disk took no change."""
         self.path = (context.paths.complete if complete else context.paths.data)(digest)
         """The content; changes with `writable`."""
 
@@ -142,7 +145,7 @@ class BlobFiles:
     def reopen(self, have: PieceSet) -> None:
         """Make the content of a complete blob that of a partial one again. An open descriptor keeps
         its number, from which a thread may be sending."""
-        context = self._context
+        context, self.unsettled = self._context, True
         if self.marked:  # first: recovery believes it before the index
             self._create_bitmap(have)
         context.index.set_complete(self._digest, complete=False, boot=str(context.boot))
@@ -156,6 +159,7 @@ class BlobFiles:
             else:
                 os.dup2(content, self.fd, inheritable=False)
                 os.close(content)
+        self.unsettled = False
 
     def confirm(self) -> None:
         """Bring index and bitmap in line with a complete content."""
