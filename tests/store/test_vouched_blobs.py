@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from conftest import OpenStore
 from store_rig import PIECE, Sample, complete_file, data_file, files, flip, pretend_other_boot, read_piece, sample
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
@@ -19,6 +19,7 @@ from p2pdist.store.blobs.blob import Blob, check_whole, require_vouched, unmark,
 from p2pdist.store.blobs.vouched import HashWait, Listing, Unlisted
 from p2pdist.store.store import BlobStore
 
+OpenStore = Callable[..., BlobStore]
 COUNT = 20
 BLOB = sample(1, COUNT * PIECE - 100)
 
