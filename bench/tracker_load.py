@@ -89,7 +89,7 @@ def tracker() -> Iterator[tuple[int, int]]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([*words, "--log-level", "warning"], stderr=log)
         try:
-            for _ in range(200):
+            for _ in range(1200):
                 with contextlib.suppress(OSError):
                     fetch(port, "/readyz")
                     break

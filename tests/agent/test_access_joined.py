@@ -250,23 +250,25 @@ async def test_over_tcp_what_is_not_public_looks_as_if_it_were_not_here(site: Ac
             await answer.read()
             return answer.status
 
-    blob, holding, absent = f"/v1/blobs/{digest}", f"/v1/blobs/{digest}/holding", f"/v1/blobs/sha256:{'ab' * 32}"
+    blob, holding, pieces = f"/v1/blobs/{digest}", f"/v1/blobs/{digest}/holding", f"/v1/blobs/{digest}/pieces"
+    absent = f"/v1/blobs/sha256:{'ab' * 32}"
     async with ClientSession(connector=TCPConnector(ssl=anonymous)) as http:
-        assert [await get(http, path) for path in (blob, holding, absent)] == [404, 404, 404]
+        assert [await get(http, path) for path in (blob, holding, pieces, absent)] == [404, 404, 404, 404]
         assert await get(http, blob, **{TICKET_HEADER: ticket}) == 404, "a ticket alone is of no use"
         assert await get(http, "/healthz") == 200 and await get(http, "/metrics") == 401
         async with http.post(base + "/v1/streams", server_hostname=name, data=b"{}") as answer:
             assert answer.status == 401
     async with client(tls) as http:
-        assert [await get(http, path) for path in (blob, holding, absent)] == [404, 404, 404]
+        assert [await get(http, path) for path in (blob, holding, pieces, absent)] == [404, 404, 404, 404]
         assert await get(http, blob, **{TICKET_HEADER: ticket}) == 200
+        assert await get(http, pieces, **{TICKET_HEADER: ticket}) == 200
         assert await get(http, holding, **{TICKET_HEADER: ticket}) == 200
         assert await get(http, "/metrics") == 403
     site.tracker.public = ("blob",)
     await site.tracker.push_access()
     await until(lambda: seed.agent.access.is_public(digest))
     async with ClientSession(connector=TCPConnector(ssl=anonymous)) as http:
-        assert [await get(http, path) for path in (blob, holding)] == [200, 200]
+        assert [await get(http, path) for path in (blob, holding, pieces)] == [200, 200, 200]
 
 
 @pytest.mark.parametrize("join", ["default", "a", "elsewhere"])

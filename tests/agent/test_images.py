@@ -330,3 +330,16 @@ async def test_a_tracker_that_lies_is_not_believed(odd: Odd, tmp_path: Path) -> 
         odd.answers |= {blob: guarded, "realm": realm}
         reader = agent.images._registries.reader(name)
         assert await reader.read_range(blob, 0, 5) == image.blobs[blob][:5]
+
+
+async def test_a_registry_without_ranges_sends_a_blob_once_to_each_host_that_reads_it(
+    odd: Odd, site: ImageSite
+) -> None:
+    image = publish(odd)
+    odd.ranges = False
+    agents = [await site.agent(f"h{number}") for number in range(3)]
+    await asyncio.gather(*(pulled(agent, f"docker://{odd.address}/team/app:v1") for agent in agents))
+    for agent in agents:
+        assert held(agent, image) == image.blobs
+    for blob in image.blobs:
+        assert 1 <= odd.count("GET", blob) <= len(agents)

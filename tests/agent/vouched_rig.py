@@ -148,6 +148,12 @@ class Site:
         self._port = await serve(stack, make_app(service), self._port)
         self.url = f"http://127.0.0.1:{self._port}"
 
+    @property
+    def liars(self) -> list[str]:
+        """The hosts that the tracker blames."""
+        assert self.service is not None
+        return list(self.service.fleet.vouching.liars.until)
+
     async def stop_tracker(self) -> None:
         """Lose the tracker."""
         assert self._tracker is not None

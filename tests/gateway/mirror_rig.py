@@ -12,7 +12,7 @@ import json
 import os
 import tarfile
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +148,18 @@ class Arrival:
         self._waits.ended(error)
 
 
+class Confirmed:
+    """Asks the registry whether it has a blob in a repository."""
+
+    def __init__(self, ask: Callable[..., Awaitable[tuple[bytes, dict[str, str]]]]) -> None:
+        self.asked: list[Digest] = []
+        self._ask = ask
+
+    async def require(self, name: ImageName, digest: Digest) -> None:
+        self.asked.append(digest)
+        await self._ask("HEAD", name, f"blobs/{digest}")
+
+
 class GivenImages:
     """The images of a registry, as Images of an agent. Blobs in `data` come as the test says."""
 
@@ -156,7 +168,7 @@ class GivenImages:
         self.data: dict[Digest, bytes] = {}
         self.arrivals: dict[Digest, Arrival] = {}
         self.fetched: list[Digest] = []
-        self.confirmed: list[Digest] = []
+        self.confirmed = Confirmed(self._ask)
         self.silent = False
         """Nothing is answered any more."""
         self.flowing = False
@@ -178,9 +190,6 @@ class GivenImages:
                 raise NotFound(f"{name}: {path} is not there")
             return await answer.read(), dict(answer.headers)
 
-    def keeps(self, name: ImageName, target: str) -> bool:
-        return False
-
     async def manifest(self, name: ImageName, target: str) -> ImageDocument:
         accept = ", ".join((MANIFEST_TYPE, INDEX_TYPE))
         data, headers = await self._ask("GET", name, f"manifests/{target}", Accept=accept)
@@ -200,10 +209,6 @@ class GivenImages:
     async def blob_size(self, name: ImageName, digest: Digest) -> int:
         _, headers = await self._ask("HEAD", name, f"blobs/{digest}")
         return int(headers["Content-Length"])
-
-    async def confirm(self, name: ImageName, digest: Digest) -> None:
-        self.confirmed.append(digest)
-        await self._ask("HEAD", name, f"blobs/{digest}")
 
     async def fetch_blob(self, name: ImageName, digest: Digest, priority: str = "start") -> tuple[Blob, Arrival | None]:
         size = await self.blob_size(name, digest)

@@ -225,7 +225,7 @@ async def test_blobs_are_judged_by_the_name_under_which_they_are_asked_for(
     fleet.rig.images.flowing = True
     async with local.get(fleet.rig.path("open/app", f"blobs/{mine}")) as answer:
         assert answer.status == 200 and digest_of(await answer.read()) == mine
-    assert fleet.rig.images.confirmed == [secret, mine], "a manifest may name blobs of other images"
+    assert fleet.rig.images.confirmed.asked == [secret, mine], "a manifest may name blobs of other images"
 
 
 async def test_every_route_names_its_right_and_is_described(tmp_path: Path) -> None:

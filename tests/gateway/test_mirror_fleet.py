@@ -184,10 +184,10 @@ async def test_a_blob_is_confirmed_by_its_registry_and_not_by_a_manifest(tmp_pat
             await agent.images.manifest(name, tag)
         assert await agent.images.blob_size(name, secret) == len(other.blobs[secret])
         with pytest.raises(NotFound):
-            await agent.images.confirm(name, secret)
-        await agent.images.confirm(theirs, secret)
+            await agent.images.confirmed.require(name, secret)
+        await agent.images.confirmed.require(theirs, secret)
         for digest in mine.blobs:
-            await agent.images.confirm(name, digest)
+            await agent.images.confirmed.require(name, digest)
             asked = odd.count("HEAD", digest)
-            await agent.images.confirm(name, digest)
+            await agent.images.confirmed.require(name, digest)
             assert odd.count("HEAD", digest) == asked == 1

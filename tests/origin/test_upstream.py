@@ -24,7 +24,7 @@ from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageE
 from p2pdist.model.image_manifest import INDEX_TYPE, ImageIndex, ImageManifest, decode_image
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.upstream import UpstreamSettings, parse_upstream
-from p2pdist.origin.registry.accounts import Account, Fixed
+from p2pdist.origin.registry.accounts import Account, Fixed, docker_accounts
 from p2pdist.origin.registry.authentication import Authentication, PullToken
 from p2pdist.origin.registry.client import RegistryClient
 from p2pdist.origin.registry.upstream import UpstreamRegistry
@@ -191,6 +191,42 @@ async def test_a_private_image_needs_an_account_and_a_public_one_none(
     with pytest.raises(Refused) as caught:
         await opened(guarded.address, credentials=str(file)).repository("private/app").manifest("v1")
     assert "wrong" not in str(caught.value)
+
+
+async def test_a_login_that_is_renewed_counts_without_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+
+    def write(text: str) -> None:
+        file.with_suffix(".new").write_text(text)
+        file.with_suffix(".new").replace(file)
+
+    def login_as(password: str) -> str:
+        auth = base64.b64encode(f"user:{password}".encode()).decode()
+        return json.dumps({"auths": {"quay.io": {"auth": auth}}})
+
+    write(login_as("first"))
+    accounts = docker_accounts("quay.io", file)
+    assert await accounts.account() == Account("user", "first")
+    write(login_as("second"))
+    assert await accounts.account() == Account("user", "second")
+    write("{")
+    assert await accounts.account() == Account("user", "second")
+    file.unlink()
+    assert await accounts.account() == Account("user", "second")
+    write('{"auths": {}}')
+    assert await accounts.account() is None
+    for text in (
+        "{",
+        "[]",
+        '{"auths": 5}',
+        '{"auths": {"quay.io": {"auth": "%"}}}',
+        '{"auths": {"quay.io": {"user": 1}}}',
+    ):
+        write(text)
+        with pytest.raises(UsageError):
+            docker_accounts("quay.io", file)
+    with pytest.raises(UsageError):
+        docker_accounts("quay.io", tmp_path / "absent")
 
 
 @needs_registry
@@ -508,6 +544,14 @@ async def test_a_busy_registry_says_for_how_long(odd: Odd, opened: Opens) -> Non
         await opened(odd.address).repository("team/app").manifest("v1")
     assert caught.value.details["retry_after"] == 77
     assert odd.count("GET", "v1") == 1
+
+    async def says_nothing(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=429)
+
+    odd.answers["v1"] = says_nothing
+    with pytest.raises(Unavailable) as caught:
+        await opened(odd.address).repository("team/app").manifest("v1")
+    assert caught.value.details["retry_after"] > 0
 
 
 async def test_errors_and_hangs_are_unavailable(odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch) -> None:

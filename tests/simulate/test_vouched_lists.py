@@ -39,7 +39,7 @@ from p2pdist.simulate.vouching.listing import Listing
 HOSTS, PIECES = 16, 64
 SIZE = PIECES * 65536
 NIC, ORIGIN = 5e6, 10e6
-LIARS, CHUNK = 1000, 50
+LIARS, CHUNK = 1000, 20
 SCHEDULES = 200
 
 

@@ -13,6 +13,7 @@ from store_rig import PIECE, Sample, complete_file, data_file, files, flip, pret
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.errors import Conflict, NotFound, UsageError
+from p2pdist.store.blobs import blob as blob_module
 from p2pdist.store.blobs import vouched as vouched_module
 from p2pdist.store.blobs.blob import Blob, check_whole, require_vouched, unmark, vouch
 from p2pdist.store.blobs.vouched import HashWait, Listing, Unlisted
@@ -197,6 +198,28 @@ def test_a_sender_that_has_not_heard_of_the_round_is_not_blamed(store: BlobStore
         blob.write(4, other.piece(4))
 
 
+def test_a_list_that_changes_while_a_piece_is_written_is_noticed(
+    store: BlobStore, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are on the disk, and it is neither held nor marked."""
+    blob, write = begin(store), blob_module.pwrite_all
+    put(blob, listing(BLOB, 4))
+
+    def change(fd: int, data: bytes, offset: int) -> None:
+        write(fd, data, offset)
+        put(blob, listing(BLOB, 4, round_=1, wrong=True))
+
+    monkeypatch.setattr(blob_module, "pwrite_all", change)
+    with pytest.raises(Unlisted):
+        blob.write(4, BLOB.piece(4))
+    assert 4 not in blob.have
+    blob.release()
+    store.close()
+    monkeypatch.undo()
+    again = open_store(store.root).get(BLOB.digest)
+    assert again is not None and not len(again.have)
+
+
 def test_a_list_for_other_pieces_is_refused(store: BlobStore) -> None:
     blob = begin(store)
     for wrong in (Listing(0, (COUNT,), bytes(32)), Listing(0, (-1,), bytes(32)), Listing(0, (1, 2), bytes(32))):
@@ -289,6 +312,18 @@ def test_a_lost_machine_costs_what_is_wrong(store: BlobStore, open_store: OpenSt
     assert sorted(blob.have) == [0, 1, 2, 4, 7, 8, 9]
     fill(blob, BLOB)
     assert check_whole(blob).matches
+
+
+def test_a_mark_without_a_hash_is_no_piece(store: BlobStore, open_store: OpenStore) -> None:
+    blob = begin(store)
+    fill(blob, BLOB, range(10))
+    blob.release()
+    store.close()
+    with hashes_file(store.root, BLOB.digest).open("r+b") as file:
+        file.seek(64 + 33 * 6)
+        file.write(bytes(33))
+    again = open_store(store.root).get(BLOB.digest)
+    assert again is not None and sorted(again.have) == [0, 1, 2, 3, 4, 5, 7, 8, 9]
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "other"])

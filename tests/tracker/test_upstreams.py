@@ -117,6 +117,28 @@ async def test_a_tag_is_known_for_a_while_and_then_asked_for_with_head(
         await kept.manifest(name, "v1")
 
 
+@pytest.mark.parametrize("status", [404, 405, 403])
+async def test_a_registry_that_takes_no_head_is_asked_otherwise(odd: Odd, opened: Opens, status: int) -> None:
+    first, second = make_image(LAYER), make_image({"x": b"y"})
+    odd.put("team/app", "v1", first)
+
+    async def no_head(request: web.Request) -> web.StreamResponse:
+        if request.method == "HEAD":
+            return web.Response(status=status)
+        answers, odd.answers = odd.answers, {}
+        try:
+            return await odd.handle(request)
+        finally:
+            odd.answers = answers
+
+    odd.answers["manifests/v1"] = no_head
+    upstreams, name = opened(odd.address, tags_ttl_s=0.0), name_at(odd)
+    for image in (first, second):
+        odd.put("team/app", "v1", image)
+        for _ in range(2):
+            assert (await upstreams.manifest(name, "v1")).digest == image.digest
+
+
 async def test_what_was_read_outlives_the_tracker_and_the_registry(odd: Odd, opened: Opens, tmp_path: Path) -> None:
     image = make_image(LAYER, docker=True)
     odd.put("team/app", "v1", image)

@@ -486,6 +486,17 @@ def test_where_upstream_is_wrong_all_are_told_and_may_try_again_later() -> None:
     assert not any(isinstance(message, Reject) for message in control.heard["later"])
 
 
+def test_what_upstream_lacks_is_not_asked_to_be_pushed() -> None:
+    control, reader, _ = swarm()
+    control.do(Received(control.numbers[reader], Complaint(BLOB, 0, "", "missing")))
+    control.run(0.5)
+    control.do(Received(control.numbers[control.reader()], Complaint(BLOB, 0, "", "missing")))
+    rejects = [message for message in control.heard[reader] if isinstance(message, Reject)]
+    assert len(rejects) == 1
+    assert "upstream" in str(rejects[0].problem)
+    assert "ush" not in str(rejects[0].problem)
+
+
 # -- a tracker that has just started
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from p2pdist.model.errors import NotFound
 from p2pdist.model.messages import Complaint, Reject
 from p2pdist.model.plan import by_name
 from tracker.core.events import Command, Send
@@ -156,6 +157,11 @@ class Complaints:
             self.schedule.ask(swarm.key, reason, now)
         if error is None:
             return
+        if isinstance(error, NotFound) and self.vouching.keeps(swarm):
+            error = NotFound(
+                f"upstream does not have {swarm.blob}",
+                remedy="Look whether the image is still there, and pull it again",
+            )
         for receiver in swarm.members.values():
             session = self.membership.hosts[receiver.host].session
             if session is not None and not receiver.seed:

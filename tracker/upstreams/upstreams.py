@@ -22,6 +22,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -214,16 +215,17 @@ class Upstreams:
     async def _look_up(
         self, repository: UpstreamRepository, name: ImageName, tag: str, known: Descriptor | None
     ) -> Descriptor:
-        """Ask what a tag means. What is known costs a HEAD alone."""
-        if known is not None:
+        """Ask what a tag means. What is known costs a HEAD alone, where the registry takes one."""
+        if known is None:
+            found = await repository.manifest(tag)
+            assert found is not None
+            return await self._keep(name, found)
+        with suppress(Refused):
             stated = await repository.head(tag)
-            if stated is None:
-                raise NotFound(f"{name}:{tag} is not at its registry any more", remedy="Check the tag")
-            if stated[0] == known.digest:
+            if stated is not None and stated[0] == known.digest:
                 return known
-        found = await repository.manifest(tag)
-        assert found is not None
-        return await self._keep(name, found)
+        found = await repository.manifest(tag, known=known.digest)
+        return await self._keep(name, found) if found is not None else known
 
     async def _by_digest(self, registry: _Registry, name: ImageName, digest: Digest) -> ImageDocument:
         key = f"{name}@{digest}"

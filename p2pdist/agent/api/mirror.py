@@ -60,7 +60,7 @@ class AgentImages:
 
     def keeps(self, name: ImageName, target: str) -> bool:
         """Whether a manifest is in this host's store."""
-        return self._agent.images.keeps(name, target)
+        return self._agent.store.images.get(str(name), target) is not None
 
     async def manifest(self, name: ImageName, target: str) -> ImageDocument:
         """A manifest or index by tag or digest."""
@@ -80,7 +80,7 @@ class AgentImages:
 
     async def confirm(self, name: ImageName, digest: Digest) -> None:
         """Raises NotFound unless the registry has a blob in this repository."""
-        await self._agent.images.confirm(name, digest)
+        await self._agent.images.confirmed.require(name, digest)
 
     async def fetch_blob(self, name: ImageName, digest: Digest) -> tuple[Blob, BlobPull | None]:
         """A blob of an image, and its pull, started or joined; None when the blob is complete."""

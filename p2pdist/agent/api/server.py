@@ -440,7 +440,6 @@ async def _pieces(request: web.Request) -> web.Response:
     """Say which hashes of a blob's pieces are known here, as MessagePack. Other agents ask while no
     tracker tells them, and believe it provisionally. Nothing is fetched."""
     agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
-    require_agent(request)
     require_blob(agent, request, digest)
     first = request.query.get("first", "0")
     if not (first.isascii() and first.isdecimal()) or len(first) > 10:

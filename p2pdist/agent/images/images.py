@@ -72,6 +72,42 @@ class BlobFetcher(Protocol):
         complete. Hosts with a lease read it from `upstream`."""
 
 
+class Ask(Protocol):
+    """Asks the tracker, or where none answers the upstream itself; see Images._ask."""
+
+    async def __call__(
+        self,
+        name: ImageName,
+        tracker: Callable[[], Awaitable[int]],
+        upstream: Callable[[UpstreamRepository], Awaitable[int | None]],
+    ) -> int | None: ...
+
+
+class ConfirmedBlobs:
+    """Blobs that registries have in a repository, whatever manifests name: a manifest may name any
+    blob, also such as belong to images of others. On the event loop."""
+
+    def __init__(self, tracked: TrackedImages, registries: UpstreamRegistries, ask: Ask) -> None:
+        self._tracked, self._registries, self._ask = tracked, registries, ask
+        self._known: OrderedDict[str, None] = OrderedDict()
+        """By `name@digest`."""
+
+    async def require(self, name: ImageName, digest: Digest) -> None:
+        """Raises NotFound for a blob that the registry does not have in this repository. Each one
+        is asked for once. Raises Refused and Unavailable where nothing says it."""
+        key = f"{name}@{digest}"
+        if key in self._known:
+            return
+        await self._registries.require(name)
+        size = await self._ask(
+            name, lambda: self._tracked.confirmed(name, digest), lambda upstream: upstream.blob_size(digest)
+        )
+        if size is None:
+            raise NotFound(f"{name} has no blob {digest} at its registry")
+        self._known[key] = None
+        _trim(self._known, SIZES_MAX)
+
+
 class Images:
     """The images of this host. `learn` hears under which name of packages documents and blobs are
     here, `learn_policy` what a tracker stated of an image. On the event loop."""
@@ -97,8 +133,7 @@ class Images:
         """By `name:tag` when it was asked for, and what it named."""
         self._sizes: OrderedDict[str, tuple[int, Digest | None]] = OrderedDict()
         """By `name@digest` the sizes of blobs, and the manifest that says so."""
-        self._confirmed: OrderedDict[str, None] = OrderedDict()
-        """Blobs, by `name@digest`, that their registries have in these repositories."""
+        self.confirmed = ConfirmedBlobs(tracked, registries, self._ask)
         self._read: set[str] = set()
         """Names of which all manifests in the store have been looked at."""
         self._announced: OrderedDict[str, None] = OrderedDict()
@@ -124,10 +159,6 @@ class Images:
         await self._registries.close()
 
     # -- manifests
-
-    def keeps(self, name: ImageName, target: str) -> bool:
-        """Whether what a tag or digest named last is in this host's store."""
-        return self._store.images.get(str(name), target) is not None
 
     async def manifest(self, name: ImageName, target: str) -> ImageDocument:
         """The manifest or index that a tag or digest names. Raises NotFound, Refused, Corrupt,
@@ -292,22 +323,6 @@ class Images:
         self._sizes[key] = (size, None)
         _trim(self._sizes, SIZES_MAX)
         return size
-
-    async def confirm(self, name: ImageName, digest: Digest) -> None:
-        """Raises NotFound for a blob that the registry does not have in this repository: a manifest
-        may name any, also such as belong to images of others. Asked once, and not of what is here
-        alone; raises Refused and Unavailable where nobody can say it."""
-        key = f"{name}@{digest}"
-        if key in self._confirmed:
-            return
-        await self._registries.require(name)
-        size = await self._ask(
-            name, lambda: self._tracked.confirmed(name, digest), lambda upstream: upstream.blob_size(digest)
-        )
-        if size is None:
-            raise NotFound(f"{name} has no blob {digest} at its registry")
-        self._confirmed[key] = None
-        _trim(self._confirmed, SIZES_MAX)
 
     async def _read_records(self, name: ImageName) -> None:
         """Look at all manifests of an image that the store has."""

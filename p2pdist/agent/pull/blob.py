@@ -489,7 +489,9 @@ class _VouchedSide:
         self._pull.reject(error)
 
     async def read_upstream(self, piece: int) -> bytes:
-        return await self._pull._streams.read_origin(piece)
+        data = await self._pull._streams.read_origin(piece, again=True)
+        self._pull._context.count_received("origin", len(data))
+        return data
 
     async def ask_list(self, source: Source, known: VouchedPieces) -> Listing | None:
         return await self._pull._context.ask_list(source, self._pull.blob.digest, known)

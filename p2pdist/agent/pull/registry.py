@@ -291,6 +291,7 @@ class Registry:
                 break
             if loop.time() >= deadline:
                 pull.reject(failure)
+                break  # a pull that has ended waits for nothing
             await self._session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
         pull.note = ""
 

@@ -260,11 +260,11 @@ class PullStreams:
                 self.unreached.setdefault(source.host, f"{source} at {source.address} does not answer")
         return source.host in self.unreached
 
-    async def read_origin(self, piece: int) -> bytes:
-        """A piece from the origin, within the limits of this host and the fleet. Raises
-        P2PDistError."""
+    async def read_origin(self, piece: int, *, again: bool = False) -> bytes:
+        """A piece from the origin, within the limits of this host and the fleet; `again`: whatever
+        this host's children have of it. Raises P2PDistError."""
         layout = self._blob.layout
-        async with self._reading(piece % self._stripes, layout.length(piece)):
+        async with self._reading(piece % self._stripes, layout.length(piece), again=again):
             where = self._blob.digest, layout.offset(piece), layout.length(piece)
             if self._upstream is not None:
                 data = await read_upstream(self._upstream, *where)
@@ -274,10 +274,11 @@ class PullStreams:
         return data
 
     @asynccontextmanager
-    async def _reading(self, stripe: int, length: int) -> AsyncIterator[None]:
+    async def _reading(self, stripe: int, length: int, *, again: bool = False) -> AsyncIterator[None]:
         """Within it a piece may be read from the origin: it begins when this host's children and
         the fleet's share of the origin allow that."""
         lead_max = self._vouched.lead_max(stripe) if self._vouched is not None else LEAD_MAX
+        lead_max = self._blob.layout.count if again else lead_max
         async with self._context.uplink.reading(self._blob.digest, stripe, lead_max):
             await asyncio.sleep(self._context.origin_share.take(length, time.monotonic()))
             yield

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import os
 import re
 import time
@@ -34,6 +35,7 @@ HUB_KEY = "https://index.docker.io/v1/"
 _TOKEN_USER = "<token>"  # noqa: S105
 """The user that a helper names where its secret is an identity token."""
 
+logger = logging.getLogger(__name__)
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
@@ -149,22 +151,58 @@ def docker_config() -> Path:
 def docker_accounts(host: str, config: Path | None = None) -> Accounts:
     """The account that Docker's config.json has for a registry by its host and port. A file that is
     named must be there. Raises UsageError for one that cannot be read."""
-    path = config or docker_config()
     keys = (HUB_KEY, "docker.io", "index.docker.io") if host == HUB_HOST else ()
     keys = (*keys, host, f"https://{host}", f"https://{host}/", f"https://{host}/v1/", f"https://{host}/v2/")
-    try:
-        with path.open("rb") as file:
-            data = file.read(CONFIG_BYTES_MAX + 1)
-        if len(data) > CONFIG_BYTES_MAX:
-            raise ValueError("it is too large")
-        return _accounts_in(json.loads(data), keys)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if config is None:
-            return Fixed(None)
-        raise UsageError(f"there is no file {path} with credentials for {host}") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it has another form"
-        raise UsageError(f"{path} has no credentials for {host}: {why}", remedy=f"docker login {host}") from error
+    return DockerConfig(config or docker_config(), keys, host, required=config is not None)
+
+
+Stamp = tuple[int, int, int] | None
+
+
+class DockerConfig:
+    """The account of one registry in a file that Docker writes, which is read again when it
+    changes: logins of some registries last for hours. A file that cannot be read then changes
+    nothing."""
+
+    def __init__(self, path: Path, keys: tuple[str, ...], host: str, *, required: bool) -> None:
+        self._path, self._keys, self._host = path, keys, host
+        self._stamp: Stamp = self._look()
+        self._accounts = self._read(required=required)
+
+    async def account(self, *, refused: bool = False) -> Account | None:
+        """The account that the file names now."""
+        stamp = await asyncio.to_thread(self._look)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._accounts = await asyncio.to_thread(self._read, required=True)
+            except UsageError as error:
+                logger.warning("the account for %s stays as it was: %s", self._host, error)
+        return await self._accounts.account(refused=refused)
+
+    def _look(self) -> Stamp:
+        """What changes with the file."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _read(self, *, required: bool) -> Accounts:
+        path, host = self._path, self._host
+        try:
+            with path.open("rb") as file:
+                data = file.read(CONFIG_BYTES_MAX + 1)
+            if len(data) > CONFIG_BYTES_MAX:
+                raise ValueError("it is too large")
+            return _accounts_in(json.loads(data), self._keys)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if not required:
+                return Fixed(None)
+            raise UsageError(f"there is no file {path} with credentials for {host}") from error
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it has another form"
+            raise UsageError(f"{path} has no credentials for {host}: {why}", remedy=f"docker login {host}") from error
 
 
 def _accounts_in(document: Any, keys: tuple[str, ...]) -> Accounts:
@@ -184,6 +222,6 @@ def _accounts_in(document: Any, keys: tuple[str, ...]) -> Accounts:
     if token := str(entry.get("identitytoken", "")):
         return Fixed(Account("", "", token))
     if "auth" in entry:
-        user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")
+        user, _, password = base64.b64decode(entry["auth"], validate=True).decode().partition(":")
         return Fixed(Account(user, password))
     return Fixed(Account(str(entry["username"]), str(entry["password"])))

@@ -35,6 +35,9 @@ PAUSE_MAX_S = 30.0
 ASKED_S_MAX = 3600.0
 """How long a registry that asks to be left alone is taken at its word."""
 
+LIMITED_S = 30.0
+"""How long a registry is taken to want that limits requests (429) and does not say it."""
+
 TOKEN_LEFT_S_MIN = 20.0
 """A token that another host gets is valid for so long at least, where the realm's last long
 enough."""
@@ -229,9 +232,9 @@ class RegistryClient:
     def _busy(self, what: str, response: aiohttp.ClientResponse) -> Unavailable:
         """A registry that has too much to do, and for how long it wants to be left alone."""
         asked_s = _asked_s(response)
-        details = {"retry_after": min(asked_s, ASKED_S_MAX)} if asked_s is not None else {}
         if response.status == 429:
-            what += ", too many requests"
+            what, asked_s = f"{what}, too many requests", LIMITED_S if asked_s is None else asked_s
+        details = {"retry_after": min(asked_s, ASKED_S_MAX)} if asked_s is not None else {}
         return Unavailable(what, remedy="Try again later", **details)
 
     def _away(self, method: str, url: URL, error: Exception) -> Unavailable:

@@ -93,6 +93,6 @@ class WholeDigest:
         with self._guard:
             self._next = piece + 1
             distance = max(1, self._layout.count // SNAPSHOTS)
-            if self._next % distance == 0 and self._lost_from is None:
+            if self._next % distance == 0:  # `_due` drops it if the piece was lost meanwhile
                 self._kept.append((self._next, self._state.copy()))
         return True

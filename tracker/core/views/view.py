@@ -63,8 +63,8 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class SwarmRow:
-    """One swarm. Bytes and `rate_bytes_s` are of all hosts together. `title` is what the blob is of,
-    such as `docker.io/library/debian:12`, as far as that is known."""
+    """One swarm. Bytes and `rate_bytes_s` are of all hosts together. `title` is what the blob is
+    of, such as `docker.io/library/debian:12`, as far as that is known."""
 
     digest: Digest
     size: int

@@ -60,6 +60,12 @@ class Case:
         """Whether something is listed that followers have not been sent."""
         return self.sent < len(self.ledger.round.order)
 
+    def note_readers(self) -> None:
+        """Remember which hosts have leases."""
+        for stripe, roots in enumerate(self.swarm.edges.roots):
+            for name in roots:
+                self.readers.setdefault(name, set()).add(stripe)
+
     def believes(self, host: str, stripe: int, basis: Basis) -> bool:
         """Whether a host may state hashes of a stripe."""
         arbiter = self.ledger.round.arbiter

@@ -73,9 +73,11 @@ class Round:
     """The hosts among them."""
     order: list[int] = field(default_factory=list)
     """The pieces in the order in which they were stated."""
-    objections: list[tuple[str, int, bytes]] = field(default_factory=list)
-    """Host, piece and hash of what was stated beside the list; some of it agrees with what the
-    arbiter stated afterwards."""
+    objections: dict[int, list[tuple[str, bytes]]] = field(default_factory=dict)
+    """By piece host and hash of what was stated beside the list; some of it agrees with what the
+    arbiter stated afterwards. `note`."""
+    noted: int = 0
+    """How many these are."""
     matching: dict[str, None] = field(default_factory=dict)
     """Voters of which a host said that the list matches, and stated nothing of it."""
     own: dict[str, None] = field(default_factory=dict)
@@ -92,9 +94,14 @@ class Round:
 
     def authors(self) -> dict[str, None]:
         """The hosts that stated something."""
-        return (
-            self.named | {host: None for host, _, _ in self.objections} | ({self.arbiter: None} if self.arbiter else {})
-        )
+        objectors = {host: None for stated in self.objections.values() for host, _ in stated}
+        return self.named | objectors | ({self.arbiter: None} if self.arbiter else {})
+
+    def note(self, host: str, piece: int, stated: bytes) -> None:
+        """Remember what a host stated beside the list, up to OBJECTIONS_MAX times."""
+        if self.noted < OBJECTIONS_MAX:
+            self.noted += 1
+            self.objections.setdefault(piece, []).append((host, stated))
 
 
 @dataclass(slots=True)
@@ -150,20 +157,20 @@ class Ledger:
                 now_round.vouchers[piece] = host
                 now_round.named[host] = None
             now_round.order.append(piece)
-            return any(self._weighs(*each) for each in now_round.objections if each[1] == piece)
+            return any(self._weighs(other, piece, each) for other, each in now_round.objections.get(piece, ()))
         if now_round.hashes.hash_of(piece) == stated:
             return False
-        if named and len(now_round.objections) < OBJECTIONS_MAX:
-            now_round.objections.append((host, piece, stated))
+        if named:
+            now_round.note(host, piece, stated)
         return True
 
     def _object(self, host: str, piece: int, stated: bytes) -> bool:
         """Another reader than the arbiter states a hash; returns whether that contradicts it."""
         hashes = self.round.hashes
         known = hashes.hash_of(piece) if hashes is not None else None
-        if known == stated or len(self.round.objections) >= OBJECTIONS_MAX:
+        if known == stated:
             return False
-        self.round.objections.append((host, piece, stated))
+        self.round.note(host, piece, stated)
         return known is not None and self._weighs(host, piece, stated)
 
     def _weighs(self, host: str, piece: int, stated: bytes) -> bool:
@@ -258,7 +265,8 @@ class Ledger:
                 for piece, voucher in enumerate(each.vouchers)
                 if voucher is not None and each.hashes is not None and piece in each.hashes.confirmed
             ]
-            for host, piece, found in (*stated, *each.objections):
+            objected = [(host, piece, found) for piece, others in each.objections.items() for host, found in others]
+            for host, piece, found in (*stated, *objected):
                 if right is not None and found != right.hash_of(piece) and host != self.round.arbiter:
                     wrong[host] = wrong.get(host, 0) + 1
         return wrong

@@ -96,7 +96,7 @@ class Vouching:
         if self.liars.lies(host.name, now=now):
             self.liars.bar(swarm, swarm.members[host.name], now=now)
         if case.ledger.phase == "failed":
-            return [*out, *self._reject(case, [host])]
+            return [*out, *rejections(case.swarm.blob, [host])]
         member = swarm.members[host.name]
         if member.joined_at == now and any(member.counts) and not case.ledger.round.complete:
             case.brought[host.name] = case.to_recall[host.name] = None
@@ -113,11 +113,8 @@ class Vouching:
 
     def planned(self, swarm: Swarm) -> None:
         """The swarm was planned, or streams were reattached: its roots may state hashes."""
-        case = self._found(swarm)
-        for stripe, roots in enumerate(swarm.edges.roots) if case is not None else ():
-            for name in roots:
-                assert case is not None
-                case.readers.setdefault(name, set()).add(stripe)
+        if (case := self._found(swarm)) is not None:
+            case.note_readers()
 
     def vouched(self, host: Host, message: Vouched, *, now: float) -> list[Command]:
         """A host states hashes. Those that it may not state are ignored."""
@@ -177,6 +174,10 @@ class Vouching:
             return []
         case.ledger = Ledger.kept(pieces)
         return [*case.send_news(self.hosts, now=case.sent_at)]
+
+    def keeps(self, swarm: Swarm) -> bool:
+        """Whether the hosts of a swarm vouch for its list."""
+        return self._found(swarm) is not None
 
     def renamed(self, old: Digest, key: Digest) -> None:
         """A swarm has another key."""
@@ -338,15 +339,7 @@ class Vouching:
         case.drop_stale(self.hosts)
         hosts = [self.hosts[name] for name in case.followers]
         case.followers.clear()
-        return self._reject(case, hosts)
-
-    def _reject(self, case: Case, hosts: list[Host]) -> list[Command]:
-        error = Corrupt(
-            f"upstream sends other bytes for {case.swarm.blob} than its digest says",
-            remedy="Look at what upstream sends, or at a proxy before it, and pull again after a minute",
-        )
-        message = Reject(error.problem(), case.swarm.blob)
-        return [Send(host.session, message) for host in hosts if host.session is not None]
+        return [*rejections(case.swarm.blob, hosts)]
 
     def _blame(self, case: Case, now: float) -> list[Command]:
         """Name the hosts that stated what the list which is held contradicts."""
@@ -379,3 +372,13 @@ def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: 
         return name in authors, name in arbiters, -sum(member.counts), member.order
 
     return min(honest, key=order, default=NO_ARBITER)
+
+
+def rejections(blob: Digest, hosts: list[Host]) -> list[Send]:
+    """Tell hosts that no list of a blob holds."""
+    error = Corrupt(
+        f"upstream sends other bytes for {blob} than its digest says",
+        remedy="Look at what upstream sends, or at a proxy before it, and pull again after a minute",
+    )
+    message = Reject(error.problem(), blob)
+    return [Send(host.session, message) for host in hosts if host.session is not None]
