@@ -529,6 +529,13 @@ def test_what_cannot_be_meant_is_refused_with_a_remedy(root: Path, words: list[s
     assert everything(root).keys() == {"etc"}
 
 
+def test_upstreams_may_stand_in_one_option(root: Path) -> None:
+    document = json.loads(
+        run("mirror", "install", "containerd", "--upstream", f"{HUB}, {QUAY}", "--root", root, "--json").stdout
+    )
+    assert [change["change"] for change in document["changes"]] == ["created", "created"]
+
+
 @pytest.mark.parametrize(
     ("text", "url"),
     [

@@ -1,5 +1,4 @@
-"""`p2pdist mirror check`, and `doctor` with it: a runtime that asks the mirror, and runtimes that do
-not."""
+"""`p2pdist mirror check`, and `doctor` with it: runtimes that ask the mirror, and others."""
 
 from __future__ import annotations
 
@@ -88,7 +87,8 @@ def test_a_runtime_that_was_not_set_up_is_said_to_be_none(agent: MirrorAgent) ->
 
 def test_without_an_agent_the_check_says_so(agent: MirrorAgent) -> None:
     with running_machine() as machine:
-        machine.mirror("install", "podman", "--upstream", HUB)
+        installed = machine.mirror("install", "podman", "--upstream", HUB, "--address", "127.0.0.1:9")
+        assert any("nothing answers at http://127.0.0.1:9" in note for note in installed["notes"])
         [finding] = machine.mirror("check", "--socket", "/nowhere", check=False)["checks"]
         assert finding["state"] == "failed" and finding["remedy"]
 

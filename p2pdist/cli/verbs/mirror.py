@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import socket as sockets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
+import msgspec
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import socket_option
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from p2pdist.cli.runtimes.installation import Outcome
 
+CONNECT_S = 2.0
 RUNTIMES = ("containerd", "docker", "podman", "crio")
 OTHERS = {
     "cri-o": "It is called crio here",
@@ -130,9 +133,7 @@ def install(
         raise UsageError("--certs-dir is an absolute path that containerd or Docker reads", remedy="Leave it out")
     url = mirror_url(address) if address else ""
     asked = _ask_agent(socket) if root == Path("/") and not (url and upstreams) else {}
-    upstreams = tuple(
-        dict.fromkeys(image_name(upstream, "x").upstream for upstream in upstreams or asked.get("upstreams", ()))
-    )
+    upstreams = _names(upstreams) or tuple(asked.get("upstreams", ()))
     if not upstreams:
         raise UsageError(
             "no --upstream is given, and no agent says for which registries there is a mirror",
@@ -141,6 +142,9 @@ def install(
     told = str((asked.get("mirror") or {}).get("address") or f"127.0.0.1:{MIRROR_PORT}")
     installation = Installation(url or mirror_url(told), upstreams, certs_dir.rstrip("/"))
     outcome = carry_out(HostFiles(root), runtime, installation, dry_run=dry_run)
+    if root == Path("/") and not _answers(installation.address):
+        note = f"nothing answers at {installation.address} yet: start the agent with --mirror-listen"
+        outcome = msgspec.structs.replace(outcome, notes=(*outcome.notes, note))
     _print(runtime, outcome, dry_run=dry_run, as_json=as_json)
 
 
@@ -158,8 +162,7 @@ def uninstall(runtime: str, upstreams: tuple[str, ...], root: Path, dry_run: boo
     from p2pdist.cli.runtimes.files import HostFiles
     from p2pdist.cli.runtimes.installation import uninstall as carry_out
 
-    names = tuple(image_name(upstream, "x").upstream for upstream in upstreams)
-    outcome = carry_out(HostFiles(root), runtime, names, dry_run=dry_run)
+    outcome = carry_out(HostFiles(root), runtime, _names(upstreams), dry_run=dry_run)
     _print(runtime, outcome, dry_run=dry_run, as_json=as_json)
 
 
@@ -248,6 +251,23 @@ def mirror_url(text: str) -> str:
             remedy="Name the one on this host's loopback, or an https:// URL",
         )
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _names(texts: Sequence[str]) -> tuple[str, ...]:
+    """Upstreams as options name them, also several in one with commas between. Raises
+    UsageError."""
+    names = (name.strip() for text in texts for name in text.split(","))
+    return tuple(dict.fromkeys(image_name(name, "x").upstream for name in names))
+
+
+def _answers(url: str) -> bool:
+    """Whether something takes connections there."""
+    parts = urlsplit(url)
+    try:
+        sockets.create_connection((parts.hostname or "", parts.port or 0), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _is_loopback(host: str) -> bool:
