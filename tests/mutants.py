@@ -49,8 +49,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "store without verifying",
         "p2pdist/store/blobs/blob.py",
-        "            if not self.pieces.verify(piece, data):\n                return False\n            if piece in self.have:",
-        "            if piece in self.have:",
+        "            if not (digest if vouched is not None else self.pieces.verify(piece, data)):\n                return False\n",
+        "",
         ("tests/store/test_store_blob.py",),
     ),
     Mutant(
@@ -77,8 +77,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "import without verifying",
         "p2pdist/store/blobs/blob.py",
-        "            if not self.pieces.verify(piece, data):\n                return False\n            self._mark(piece)",
-        "            self._mark(piece)",
+        "            if not self.pieces.verify(piece, data):\n                return False\n            self._put(piece)",
+        "            self._put(piece)",
         ("tests/store/test_store_import.py",),
     ),
     Mutant(
@@ -91,15 +91,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "lose a report",
         "tracker/core/fleet.py",
-        "            self._recount(swarm, swarm.members[name], counts, now)\n        self.capacities",
-        "        self.capacities",
+        "                self._counts.take(swarm, swarm.members[name], counts, judge=judge, now=now)\n",
+        "                pass\n",
         ("tests/tracker/test_fleet.py",),
     ),
     Mutant(
         "drop the last piece",
         "p2pdist/core/download.py",
-        "        if not self.finished and self.have.complete:",
-        "        if not self.finished and len(self.have) >= self.have.count - 1:",
+        "        if not self.finished and self.have.complete and not self.vouched:",
+        "        if not self.finished and len(self.have) >= self.have.count - 1 and not self.vouched:",
         ("tests/core/test_download.py",),
     ),
     Mutant(

@@ -335,7 +335,8 @@ class PreseedService:
             if len({role.name for role in request.roles}) < len(request.roles):
                 raise UsageError("two roles have the same name")
             needs = [RoleNeed(role.name, await self._needed(role.packages), role.count) for role in request.roles]
-            present = [name for name in self._names(request) if self._present(name)]
+            hosts = self.affinity.hosts
+            present = [name for name in self._names(request) if name in hosts and hosts[name].available]
             assigned = self.affinity.assign(needs, present)
             return Assignment(
                 [RoleHosts(role.name, assigned[role.name]) for role in needs],
@@ -357,10 +358,6 @@ class PreseedService:
             selector = parse_selector(request.selector)
             return [name for name, host in hosts.items() if selector.matches(host)]
         return list(hosts)
-
-    def _present(self, name: str) -> bool:
-        host = self.affinity.hosts.get(name)
-        return host is not None and host.available
 
     async def _needed(self, packages: Sequence[str]) -> dict[Digest, int]:
         """The blobs of packages, each once, with their sizes."""

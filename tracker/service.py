@@ -18,7 +18,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -62,6 +61,7 @@ from tracker.core.events import (
 )
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
+from tracker.founding import Founding
 from tracker.kept_lists import KeptLists
 from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
@@ -77,15 +77,6 @@ LOAD_S = 2.0
 """How often it is looked at how busy this process is."""
 
 OUTBOX_MAX = 4096
-FOUNDED_PER_S, FOUNDED_BURST = 500.0, 4000
-"""Swarms that one session may found of blobs that no manifest read here names: a second, and at
-once after a while without. An agent with ten thousand blobs says so to a tracker that has just
-started before its heartbeat, which waits behind its holdings, is missed."""
-
-ADDRESS_SHARE = 4
-"""The sessions of one address together found as many times that."""
-
-ADDRESSES_MAX = 10_000
 
 logger = logging.getLogger(__name__)
 
@@ -169,13 +160,7 @@ class Service:
             access.changed.append(self._access_changed)
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}
-        self._founding: dict[int, float] = {}
-        """By session until when the swarms that it founded take at the rate FOUNDED_PER_S."""
-        self._founding_at: OrderedDict[str, float] = OrderedDict()
-        """By address the same, for all its sessions. It outlasts them: another session is no new
-        start."""
-        self._addresses: dict[int, str] = {}
-        """Where the connection of each session comes from."""
+        self._founding = Founding()
         self._next_session = self._rated_for = 1
         self._report_rate = ReportRate(fleet.report_interval_s)
         self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
@@ -231,7 +216,8 @@ class Service:
         except BaseException:
             self.close_session(number)
             raise
-        self._names[number], self._addresses[number] = hello.host, source
+        self._names[number] = hello.host
+        self._founding.opened(number, source)
         if self.access is not None:
             outbox.put(self.access.control.message)
         if self.listener is not None and self._host_of(number) is not None:
@@ -247,8 +233,7 @@ class Service:
             self.access.close(number)
         host = self._host_of(number)
         self._names.pop(number, None)
-        self._founding.pop(number, None)
-        self._addresses.pop(number, None)
+        self._founding.closed(number)
         self.submit(SessionClosed(number))
         if self.listener is not None and host is not None:
             self.listener.closed(host)
@@ -263,17 +248,7 @@ class Service:
         founded = sum(map(self.fleet.membership.founds, holdings))
         if not founded:
             return 0.0
-        now, address = time.monotonic(), self._addresses.get(session, "")
-        burst_s, of_session_s = FOUNDED_BURST / FOUNDED_PER_S, founded / FOUNDED_PER_S
-        due_at = max(self._founding.get(session, 0.0), now - burst_s) + of_session_s
-        self._founding[session] = due_at
-        if address:
-            together = max(self._founding_at.pop(address, 0.0), now - burst_s) + of_session_s / ADDRESS_SHARE
-            self._founding_at[address] = together
-            due_at = max(due_at, together)
-            if len(self._founding_at) > ADDRESSES_MAX:
-                self._founding_at.popitem(last=False)
-        return max(0.0, due_at - now)
+        return self._founding.held_back_s(session, founded)
 
     def send(self, host: str, message: FromTracker) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""

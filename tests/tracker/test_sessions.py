@@ -37,9 +37,10 @@ from tracker.content import Content
 from tracker.core import report_rate
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate, report_interval_s
+from tracker.founding import ADDRESS_SHARE, FOUNDED_BURST
 from tracker.http import sessions
 from tracker.http.app import make_app
-from tracker.service import ADDRESS_SHARE, FOUNDED_BURST, OUTBOX_MAX, Outbox, Service
+from tracker.service import OUTBOX_MAX, Outbox, Service
 
 BLOB = digest_of(b"blob")
 PIECE = 64 << 10

@@ -11,7 +11,7 @@ unplanned there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tracker.core.member import FROM_ORIGIN, Member
@@ -235,6 +235,7 @@ class Edges:
             current = self.members[current].parents[stripe]
         raise AssertionError(f"the way up from {host} is a cycle")
 
-    def only_leaves(self, stripe: int, member: Member) -> bool:
-        """Whether the host's children forward the stripe to no other host."""
-        return not any(self.members[child].children[stripe] for child in member.children[stripe])
+
+def only_leaves(members: Mapping[str, Member], stripe: int, member: Member) -> bool:
+    """Whether the children of a member forward the stripe to no other host."""
+    return not any(members[child].children[stripe] for child in member.children[stripe])

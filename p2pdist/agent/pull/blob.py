@@ -170,8 +170,7 @@ class BlobPull:
             upstream=upstream,
             vouched=self.vouched,
         )
-        self.unreached = self._streams.unreached
-        self.leave_revoked = self._streams.leave_revoked
+        self.unreached, self.leave_revoked = self._streams.unreached, self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)
         self._waits, self._unreported = PieceWaits(), Unreported()
         self._completing: asyncio.Task[None] | None = None

@@ -285,25 +285,11 @@ class Registry:
         upstream registry after `wait_s`, since its client would do that otherwise."""
         blob = pull.blob
         if self._session.urls:
-            self._waits.spawn(self._wait_for_tracker(pull, alone, wait_s))
+            limit_s = self._tracker_wait_s if wait_s is None else wait_s
+            goes_on = alone if wait_s is not None else None
+            self._waits.spawn(_wait_for_tracker(pull, self._session, self._packages, limit_s, goes_on))
         elif alone is not None:
             pull.planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
-
-    async def _wait_for_tracker(self, pull: BlobPull, alone: Announcement | None, wait_s: float | None) -> None:
-        """Note what the pull waits for. When no tracker has answered for as long as a new pull may
-        wait, end it; with `wait_s`, have it go on alone after that."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._tracker_wait_s if wait_s is None else wait_s)
-        while not pull.done.done() and not self._session.connected:
-            pull.note, failure = self._packages.no_tracker()
-            if loop.time() >= deadline and wait_s is not None and alone is not None:
-                pull.planned(plan_without_tracker(pull.blob.digest, pull.blob.layout, alone, ()))
-                break
-            if loop.time() >= deadline:
-                pull.reject(failure)
-                break  # a pull that has ended waits for nothing
-            await self._session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
-        pull.note = ""
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
         """The pull of a blob that is under way, if there is one. A preseed that a start joins
@@ -457,3 +443,22 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
         vouched=matched,
         matched=matched,
     )
+
+
+async def _wait_for_tracker(
+    pull: BlobPull, session: TrackerSession, packages: Packages, limit_s: float, alone: Announcement | None
+) -> None:
+    """Note what a pull waits for. When no tracker has answered for `limit_s`, end it; with `alone`,
+    have it go on alone."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    while not pull.done.done() and not session.connected:
+        pull.note, failure = packages.no_tracker()
+        if loop.time() >= deadline:
+            if alone is not None:
+                pull.planned(plan_without_tracker(pull.blob.digest, pull.blob.layout, alone, ()))
+            else:
+                pull.reject(failure)
+            break  # a pull that has ended waits for nothing
+        await session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
+    pull.note = ""

@@ -325,11 +325,8 @@ async def _serve(
         for clock in clocks:
             clock.cancel()
         await close(runners)
-        await preseeds.stop()
-        await upstreams.close()
-        if origin is not None:
-            await origin.close()
-        if documents is not None:
-            documents.close()
-        if access is not None:
-            access.joins.close()
+        for ended in (preseeds.stop(), upstreams.close(), *([origin.close()] if origin is not None else [])):
+            await ended
+        for kept in (documents, access.joins if access is not None else None):
+            if kept is not None:
+                kept.close()
