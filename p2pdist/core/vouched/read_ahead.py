@@ -12,7 +12,7 @@ grow with the pause between them, and the lead grows with the batches.
 from __future__ import annotations
 
 LEAD_MIN = 4
-LEAD_SHARE = 32
+LEAD_SHARE = 16
 """Before anything is listed a reader may be ahead by this part of its stripe."""
 
 SHRINK = 0.5
