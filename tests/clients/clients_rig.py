@@ -29,6 +29,7 @@ APART = """
 mkdir -p "$1/etc/upper" "$1/etc/work" "$1/etc/lower"
 mount -t overlay -o "lowerdir=$1/etc/lower:/etc,upperdir=$1/etc/upper,workdir=$1/etc/work" none /etc
 mount -t tmpfs none /run
+mount -t tmpfs none /dev/shm
 mkdir -p /etc/docker /etc/containerd "$1/containers"
 [ ! -d /var/lib/containers ] || mount --bind "$1/containers" /var/lib/containers
 exec sleep infinity
