@@ -3,7 +3,6 @@ files, and of what other programs wrote."""
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 import time
@@ -149,7 +148,6 @@ def _json(kind: Any) -> Callable[[bytes], object]:
 
 def calls() -> tuple[Call, ...]:
     """All of them."""
-    logging.disable(logging.WARNING)  # damaged files of one's own are logged
     join = JoinToken.create(AUTHORITY.fingerprint, "default")
     record = b'{"id":"%s","target":"/v","how":"overlay","images":["/a"],"owner":"12:34","label":"a b 0"}' % (b"ab" * 8)
     undecodable = (P2PDistError, *UNDECODABLE)
