@@ -145,7 +145,7 @@ async def measure(directory: Path, size: int, colds: int, turns: int) -> dict[st
     agent_words = {
         "--tracker": f"http://127.0.0.1:{tracker}",
         "--listen": f"127.0.0.1:{port}",
-        "--mirror-listen": str(mirror),
+        "--mirror": str(mirror),
         "--store": str(directory / "store"),
         "--socket": str(directory / "agent.sock"),
         "--transport": "trees",

@@ -139,7 +139,7 @@ class Fleet:
             place.mkdir()
             words = ["agent", "--tracker", tracker, "--listen", f"{host.address}:7071", "--store", f"{place}/store"]
             words += ["--socket", f"{place}/sock", "--name", host.name, "--log-level", "warning", "--no-discovery"]
-            self._spawn(host, *P2PDIST, *words, "--mirror-listen", f"127.0.0.1:{MIRROR_PORT}")
+            self._spawn(host, *P2PDIST, *words, "--mirror", f"127.0.0.1:{MIRROR_PORT}")
         for host in self.hosts:
             self._until(host, f"http://127.0.0.1:{MIRROR_PORT}/v2/")
             self._until(host, f"http://{host.address}:7071/readyz")

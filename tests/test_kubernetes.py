@@ -244,7 +244,7 @@ def test_nodes_ask_their_agent_for_images(tmp_path: Path) -> None:
     written = [*(change.path for change in outcome.changes), RECORD]
     assert all(any(path.startswith(f"{place}/") for place in paths.values()) for path in written)
     (agent,) = spec["containers"]
-    assert {each["name"]: each["value"] for each in agent["env"]} == {"P2PDIST_AGENT_MIRROR_LISTEN": "127.0.0.1:7073"}
+    assert {each["name"]: each["value"] for each in agent["env"]} == {"P2PDIST_AGENT_MIRROR": "127.0.0.1:7073"}
 
 
 # -- rights

@@ -35,6 +35,10 @@ CHECKED_BY_HANDLER: frozenset[Right] = frozenset(["join", "ticket", "image"])
 
 LEARNT_MAX = 64
 
+PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
+"""Domains that the public DNS does not have (RFC 6761, RFC 6762, RFC 8375, ICANN's .internal; .svc
+is that of Kubernetes' Services)."""
+
 _KEY: Any = getattr(web, "RequestKey", lambda name, kind: name)("p2pdist.identity", Identity)
 """A key with a type where aiohttp has these, since 3.14."""
 
@@ -59,8 +63,9 @@ def peer_of(request: web.Request) -> dict[str, Any] | None:
 
 
 class OwnNames:
-    """The names of a server: under which its clients may reach it while access is off. Addresses,
-    localhost and names of the machine are; `given` are others.
+    """The names of a server: under which its clients may reach it while access is off. Addresses
+    and names of the machine are; `given` are others; and so is any name that no site of the public
+    DNS can have: without a dot, as in compose files, or in one of PRIVATE_DOMAINS.
 
     A name is learnt as well from a request that no page can make: one that asks for a WebSocket and
     has no Origin, which browsers always send with it (RFC 6455, 4.1). So a tracker that agents
@@ -70,7 +75,7 @@ class OwnNames:
     def __init__(self, given: Iterable[str] = ()) -> None:
         machine = socket.gethostname().lower()
         domains = _search_domains()
-        self._names = {"localhost", machine, *(f"{machine}.{domain}" for domain in domains), *map(_plain, given)}
+        self._names = {machine, *(f"{machine}.{domain}" for domain in domains), *map(_plain, given)}
         self._learnt: OrderedDict[str, None] = OrderedDict()
 
     def check(self, request: web.Request) -> None:
@@ -82,7 +87,8 @@ class OwnNames:
             or not request.remote
             or name in self._names
             or name in self._learnt
-            or name.endswith(".localhost")
+            or "." not in name
+            or name.endswith(PRIVATE_DOMAINS)
             or _is_ip(name)
         ):
             return

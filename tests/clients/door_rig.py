@@ -41,7 +41,7 @@ class MirrorAgent(Agent):
 
     def __init__(self, site: Site, name: str, **options: str) -> None:
         self.mirror_port = free_port()
-        super().__init__(site, name, **{"mirror_listen": f"127.0.0.1:{self.mirror_port}"} | options)
+        super().__init__(site, name, **{"mirror": f"127.0.0.1:{self.mirror_port}"} | options)
 
     @property
     def mirror(self) -> str:

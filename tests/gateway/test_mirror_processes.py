@@ -1,4 +1,4 @@
-"""The mirror as operators start it: a tracker with an upstream, agents with --mirror-listen, each a
+"""The mirror as operators start it: a tracker with an upstream, agents with --mirror, each a
 process of its own."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def test_two_hosts_pull_through_their_mirrors(tmp_path: Path) -> None:
             options = {
                 "--tracker": f"http://127.0.0.1:{tracker}",
                 "--listen": f"127.0.0.1:{port}",
-                "--mirror-listen": str(mirror),
+                "--mirror": str(mirror),
                 "--store": str(tmp_path / name),
                 "--socket": f"/tmp/p2pdist-{os.getpid()}-{port}.sock",
                 "--name": name,
@@ -93,7 +93,7 @@ async def test_two_hosts_pull_through_their_mirrors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:5000", "[::]:5000", "10.0.0.1:5000", "example.org:5000"])
 def test_a_port_that_others_reach_is_refused(tmp_path: Path, address: str) -> None:
     """Clients of that port show nothing."""
-    words = ["agent", "--store", str(tmp_path / "store"), "--mirror-listen", address]
+    words = ["agent", "--store", str(tmp_path / "store"), "--mirror", address]
     done = subprocess.run([*P2PDIST, *words], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and "for this host alone" in done.stderr
     assert not (tmp_path / "store").exists()

@@ -71,7 +71,7 @@ def test_processes_of_a_host_read_what_is_theirs(
         until(lambda: (access.parent / "join-default.token").exists())
         url, port = site.tracker_url.replace("http:", "https:"), free_port()
         join = str(access.parent / "join-default.token")
-        Agent(site, "h0", tracker=url, join_file=join, mirror_listen=str(port)).start()
+        Agent(site, "h0", tracker=url, join_file=join, mirror=str(port)).start()
         code, token, errors = site.command("token", "create", "--access", str(access), "--role", "builder")
         assert code == 0, errors
         base = f"http://127.0.0.1:{port}/v2"

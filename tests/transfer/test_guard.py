@@ -60,7 +60,8 @@ async def status(port: int, path: str, host: str, method: str = "GET", more: Map
     return int(answer.split()[1])
 
 
-OWN = ("127.0.0.1", "127.0.0.1:7070", "[::1]:7070", "10.0.0.5:7070", "localhost", "LOCALHOST:1", "a.localhost:80")
+ADDRESSES = ("127.0.0.1", "127.0.0.1:7070", "[::1]:7070", "10.0.0.5:7070", "localhost", "LOCALHOST:1", "a.localhost:80")
+OWN = (*ADDRESSES, "tracker:7070", "p2pdist-tracker.jobs.svc:7070", "t.jobs.svc.cluster.local", "t.corp.internal.")
 GIVEN = ("given.example:7070", "Given.Example", "given.example.", "h1", "h1:9")
 OTHERS = ("evil.example", "evil.example:7070", "127.0.0.1.evil.example", "localhost.evil.example", "given.example.evil")
 

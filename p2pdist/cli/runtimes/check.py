@@ -69,7 +69,12 @@ def _mirror(files: HostFiles, socket: Path, name: str, installation: Installatio
     except P2PDistError as error:
         return Finding(subject, "failed", f"the agent does not say: {error.what}", error.remedy)
     if before is None:
-        return Finding(subject, "failed", "the agent has no mirror", "Start it with --mirror-listen 127.0.0.1:7073")
+        return Finding(
+            subject,
+            "failed",
+            "the agent has no mirror",
+            "Start it with --mirror 127.0.0.1:7073, unless its log says that the port is taken",
+        )
     reference = _reference(installation, image)
     words = _pull(files, name, installation, reference)
     if not words:

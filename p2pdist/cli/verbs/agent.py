@@ -15,18 +15,24 @@ import click
 from p2pdist.cli.daemon import discovery_settings, listen_address, log_options, run, set_level
 from p2pdist.cli.main import read_again
 from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import Conflict, P2PDistError, UsageError
+from p2pdist.model.image import MIRROR_PORT
 from p2pdist.model.units import parse_size
 from p2pdist.model.upstream import parse_upstream, unique
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.core.transport import Policy
+    from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 File = click.Path(path_type=Path, dir_okay=False)
+
+MIRROR_ADDRESS = f"127.0.0.1:{MIRROR_PORT}"
 
 logger = logging.getLogger(__name__)
 
@@ -141,10 +147,12 @@ def tls_options(command: Function) -> Function:
     help="Where /healthz, /readyz and /metrics answer without TLS and certificates; without a HOST on loopback alone.",
 )
 @click.option(
-    "--mirror-listen",
-    default="",
+    "--mirror",
+    default=MIRROR_ADDRESS,
+    show_default=True,
     metavar="[127.0.0.1:]PORT",
-    help="Where containerd, Docker, podman and others on this host read images as from a registry, without TLS; on loopback alone.",
+    help="Where containerd, Docker, podman and others on this host read images as from a registry, without TLS; on loopback alone."
+    ' Nowhere with "" or off.',
 )
 @click.option(
     "--transport",
@@ -199,7 +207,7 @@ def command(
     join_file: Path | None,
     tls: TlsFiles | None,
     probe_listen: str,
-    mirror_listen: str,
+    mirror: str,
     transport: Policy | None,
     bt_listen: str,
     network_id: str,
@@ -243,7 +251,7 @@ def command(
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
         hostnames=hostnames,
     )
-    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror_listen)))
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -256,15 +264,15 @@ def _probe_address(text: str) -> tuple[str, int] | None:
 
 
 def _mirror_address(text: str) -> tuple[str, int] | None:
-    """Host and port of --mirror-listen. Raises UsageError for an address that other machines reach:
-    a mirror's clients show no certificate there."""
+    """Host and port of --mirror; None where there is none. Raises UsageError for an address that
+    other machines reach: a mirror's clients show no certificate there."""
     from p2pdist.model.address import on_this_machine
 
-    address = _probe_address(text)
+    address = _probe_address("" if text == "off" else text)
     if address is not None and not on_this_machine(address[0]):
         raise UsageError(
-            f"--mirror-listen {text}: that port is for this host alone",
-            remedy=f"Write --mirror-listen 127.0.0.1:{address[1]}; other machines use the port of --listen",
+            f"--mirror {text}: that port is for this host alone",
+            remedy=f"Write --mirror 127.0.0.1:{address[1]}; other machines use the port of --listen",
         )
     return address
 
@@ -314,7 +322,6 @@ async def _serve(
     import signal
 
     from p2pdist.agent.agent import Agent, enter
-    from p2pdist.agent.api.mirror import make_mirror_app
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import close, listen, listen_unix, raise_file_limit, stop_listening
     from p2pdist.model.address import address_text
@@ -334,8 +341,7 @@ async def _serve(
         if probe is not None:
             runners.append(await listen(make_probe(agent), probe))
         if mirror is not None:
-            agent.mirrored.address = address_text(*mirror)
-            runners.append(await listen(make_mirror_app(agent), mirror, connections=book))
+            runners += await _mirror(agent, mirror, book)
         await agent.start()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
@@ -351,6 +357,25 @@ async def _serve(
             socket.unlink(missing_ok=True)
         await agent.stop()
         await close(runners)
+
+
+async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) -> list[web.AppRunner]:
+    """Serve the mirror of this host. Where its usual port is taken, perhaps by another agent, the
+    agent goes on without. Raises Conflict for another port that is taken."""
+    from p2pdist.agent.api.mirror import make_mirror_app
+    from p2pdist.cli.daemon import listen
+    from p2pdist.model.address import address_text
+
+    text = address_text(*address)
+    try:
+        runner = await listen(make_mirror_app(agent), address, connections=book)
+    except Conflict:
+        if text != MIRROR_ADDRESS:
+            raise
+        logger.warning("%s is taken: programs on this host read no images through this agent; give it --mirror", text)
+        return []
+    agent.mirrored.address = text
+    return [runner]
 
 
 def _warn_of_strangers(host: str) -> None:

@@ -143,7 +143,7 @@ def install(
     installation = Installation(url or mirror_url(told), upstreams, certs_dir.rstrip("/"))
     outcome = carry_out(HostFiles(root), runtime, installation, dry_run=dry_run)
     if root == Path("/") and not _answers(installation.address):
-        note = f"nothing answers at {installation.address} yet: start the agent with --mirror-listen"
+        note = f"nothing answers at {installation.address} yet: start the agent, and see its --mirror"
         outcome = msgspec.structs.replace(outcome, notes=(*outcome.notes, note))
     _print(runtime, outcome, dry_run=dry_run, as_json=as_json)
 

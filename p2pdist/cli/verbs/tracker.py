@@ -311,8 +311,10 @@ async def _serve(
     service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
     await preseeds.load()
     runners = await _listen(addresses, make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames)), access)
-    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
-    clocks += _follow(policy_file, access, service, preseeds)
+    clocks = [
+        *map(asyncio.create_task, (service.run(), preseeds.run())),
+        *_follow(policy_file, access, service, preseeds),
+    ]
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
     try:
         if discovery is not None:
