@@ -269,6 +269,20 @@ async def _listen(
     return runners
 
 
+def _fleet(origin: str, origin_streams_max: int, origin_bytes_s: float, report_interval_s: float) -> Fleet:
+    import time
+
+    from tracker.core.fleet import Fleet
+
+    return Fleet(
+        started_at=time.monotonic(),
+        origin=origin,
+        origin_streams_max=origin_streams_max,
+        origin_bytes_s=origin_bytes_s,
+        report_interval_s=report_interval_s,
+    )
+
+
 async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
     hostnames: tuple[str, ...],
@@ -280,13 +294,10 @@ async def _serve(
     networks: tuple[Network, ...],
     discovery: Discovery | None,
 ) -> None:
-    import time
-
     from p2pdist.cli.daemon import close, stop_listening, until_stopped
     from p2pdist.model.address import address_text
     from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
-    from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
@@ -297,13 +308,7 @@ async def _serve(
 
     origin_url, settings = sources
     origin = open_origin(origin_url, serving=True) if origin_url else None
-    fleet = Fleet(
-        started_at=time.monotonic(),
-        origin=origin_url,
-        origin_streams_max=limits[0],
-        origin_bytes_s=limits[1],
-        report_interval_s=limits[2],
-    )
+    fleet = _fleet(origin_url, *limits)
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
     upstreams = Upstreams(settings, documents)
@@ -311,10 +316,8 @@ async def _serve(
     service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
     await preseeds.load()
     runners = await _listen(addresses, make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames)), access)
-    clocks = [
-        *map(asyncio.create_task, (service.run(), preseeds.run())),
-        *_follow(policy_file, access, service, preseeds),
-    ]
+    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
+    clocks += _follow(policy_file, access, service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
     try:
         if discovery is not None:
@@ -327,8 +330,11 @@ async def _serve(
         for clock in clocks:
             clock.cancel()
         await close(runners)
-        for ended in (preseeds.stop(), upstreams.close(), *([origin.close()] if origin is not None else [])):
-            await ended
-        for kept in (documents, access.joins if access is not None else None):
-            if kept is not None:
-                kept.close()
+        await preseeds.stop()
+        await upstreams.close()
+        if origin is not None:
+            await origin.close()
+        if documents is not None:
+            documents.close()
+        if access is not None:
+            access.joins.close()
