@@ -8,7 +8,8 @@ of the whole, once they have stored all pieces as it says:
     open    -> held     TRUST hosts that stated nothing of it say that it matches, and not fewer
                         than say otherwise; or all that can judge it say so
     open,   -> open     the next round: more hosts say that it does not match than that it does, or
-    held                two readers state different hashes for a piece
+    held                two readers state different hashes for a piece, unless TRUST hosts say that
+                        the list which is held matches
     open    -> failed   two rounds that read independently came to the same list, and it does not
                         match: upstream itself is wrong; or too many rounds went by
 
@@ -16,6 +17,10 @@ One host that says otherwise may have a broken disk, or lie: others are waited f
 own vouchers say of it weighs nothing against another host's word. A round that comes to the same
 list as the one before it outweighs one host that says otherwise, once any host says that it
 matches.
+
+A list may be held on few words: of a host that was alone then, or of an earlier tracker. If it is
+wrong no host can store pieces by it, and none will judge it, so a reader that finds other bytes is
+enough to have all read again.
 
 Blame. When a list is held, each host that stated another hash, in whatever round, gave what is not
 of the blob: it lied, or upstream gave it other bytes. One voice is not enough for a list to be
@@ -64,7 +69,7 @@ class Round:
     arbiter: str | None
     """The host that reads all pieces; None in round 0, NO_ARBITER where none was there."""
     heard_at: float
-    """When the round began, or its arbiter stated something last."""
+    """When the round began, or its arbiter stated something new last."""
     hashes: VouchedList | None = None
     """The list; None while nothing is stated."""
     vouchers: list[str | None] = field(default_factory=list)
@@ -135,6 +140,11 @@ class Ledger:
         return self.rounds[-1]
 
     @property
+    def begun(self) -> bool:
+        """Whether anything was stated, in whatever round."""
+        return len(self.rounds) > 1 or self.round.hashes is not None
+
+    @property
     def size_bytes(self) -> int:
         """About how much memory the hashes take."""
         return sum(1 for each in self.rounds if each.hashes is not None) * self.layout.count * 64
@@ -145,13 +155,16 @@ class Ledger:
         """A host that is believed states a hash; returns whether the present round cannot hold, for
         two readers differ. `named`: the host is to blame if the hash is wrong."""
         now_round = self.round
+        if self.phase == "held":
+            doubtful = named and len(now_round.matching) < TRUST and self.may_begin()
+            return doubtful and self._object(host, piece, stated)
         if now_round.arbiter is not None and host != now_round.arbiter:
             return named and self._object(host, piece, stated)
-        now_round.heard_at = now
         if now_round.hashes is None:
             now_round.hashes = VouchedList(self.layout)
             now_round.vouchers = [None] * self.layout.count
         if piece not in now_round.hashes.confirmed:
+            now_round.heard_at = now  # what it repeats is no sign that it goes on
             now_round.hashes.put(piece, stated)
             if named:
                 now_round.vouchers[piece] = host
@@ -165,7 +178,8 @@ class Ledger:
         return True
 
     def _object(self, host: str, piece: int, stated: bytes) -> bool:
-        """Another reader than the arbiter states a hash; returns whether that contradicts it."""
+        """A reader states a hash beside the list: another than the arbiter, or while the list is
+        held; returns whether that contradicts the list."""
         hashes = self.round.hashes
         known = hashes.hash_of(piece) if hashes is not None else None
         if known == stated:
@@ -202,6 +216,8 @@ class Ledger:
         matching, against = len(now_round.matching), len(now_round.against)
         if not now_round.complete or self.phase == "failed":
             return "wait"
+        if self.phase == "held" and not against:
+            return "held"
         if matching >= max(TRUST, against):
             return "held"
         if against > matching or (against and all_judged()):

@@ -126,7 +126,7 @@ class Vouching:
             raise UsageError(f"{len(message.hashes)} bytes of hashes were stated for {len(message.pieces)} pieces")
         if any(piece >= swarm.layout.count for piece in message.pieces):
             raise UsageError(f"{swarm.blob} has only {swarm.layout.count} pieces")
-        if ledger.phase != "open" or message.round != ledger.round.number:
+        if ledger.phase == "failed" or message.round != ledger.round.number:
             return []
         if ledger.round.hashes is None and self._full(swarm.layout):
             error = Unavailable("this tracker keeps too many vouched lists", remedy="Pull fewer images at once")
@@ -170,7 +170,7 @@ class Vouching:
                 del self._kept[next(iter(self._kept))]
             self._kept[blob] = pieces
             return []
-        if case.ledger.round.hashes is not None or case.swarm.layout != pieces.layout:
+        if case.ledger.begun or case.swarm.layout != pieces.layout:
             return []
         case.ledger = Ledger.kept(pieces)
         return [*case.send_news(self.hosts, now=case.sent_at)]
