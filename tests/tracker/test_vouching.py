@@ -284,7 +284,7 @@ def test_a_long_list_is_sent_in_parts() -> None:
 
 def test_lists_take_so_much_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     control, reader, _ = swarm()
-    monkeypatch.setattr(vouching, "LISTS_BYTES_MAX", COUNT * 64)
+    monkeypatch.setattr(vouching, "LISTS_BYTES_MAX", COUNT * 64 * 2)
     control.vouch(reader, ALL)
     assert len(control.listed(reader)) == COUNT
     control.hold(reader, blob=OTHER_BLOB)
@@ -297,6 +297,18 @@ def test_lists_take_so_much_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     control.run(10.0)
     control.vouch(reader, ALL, blob=OTHER_BLOB)
     assert control.heard[reader][-1] == Listed(OTHER_BLOB, 0, ALL, RIGHT * COUNT)
+
+
+def test_made_up_blobs_leave_room_for_lists_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any host can speak of blobs of many pieces that no upstream has."""
+    control, reader, others = swarm()
+    monkeypatch.setattr(vouching, "LISTS_BYTES_MAX", COUNT * 64 * 2)
+    control.vouch(reader, ALL)
+    control.do(Described(((OTHER_BLOB, PieceLayout(SIZE, 65536)),)))
+    control.hold(others[0], blob=OTHER_BLOB)
+    control.run(0.5)
+    control.vouch(others[0], ALL, blob=OTHER_BLOB)
+    assert control.heard[others[0]][-1] == Listed(OTHER_BLOB, 0, ALL, RIGHT * COUNT)
 
 
 # -- rounds
