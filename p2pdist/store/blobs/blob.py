@@ -251,6 +251,8 @@ class Blob:
             if self._gone:
                 raise NotFound(f"{self.digest} {self._gone}")
             if proven is not None:
+                if _proven_list(self) != proven:
+                    raise Conflict(f"{self.digest} has lost pieces, and got others, while it was completed")
                 self._context.index.set_pieces(self.digest, pieces_digest)
                 self.pieces_digest, self._pieces, self.whole, self.vouched = pieces_digest, proven, True, None
             files.complete()
