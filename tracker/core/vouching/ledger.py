@@ -11,12 +11,14 @@ of the whole, once they have stored all pieces as it says:
     held                two readers state different hashes for a piece, unless TRUST hosts say that
                         the list which is held matches
     open    -> failed   two rounds that read independently came to the same list, and it does not
-                        match: upstream itself is wrong; or too many rounds went by
+                        match, as its arbiter says too: upstream itself is wrong; or too many rounds
+                        went by
 
 One host that says otherwise may have a broken disk, or lie: others are waited for. What a list's
 own vouchers say of it weighs nothing against another host's word. A round that comes to the same
 list as the one before it outweighs one host that says otherwise, once any host says that it
-matches.
+matches. Several that say otherwise may be liars, or the arbiter may have repeated what it was told:
+the others have time to judge, and then another arbiter reads.
 
 A list may be held on few words: of a host that was alone then, or of an earlier tracker. If it is
 wrong no host can store pieces by it, and none will judge it, so a reader that finds other bytes is
@@ -51,6 +53,10 @@ OBJECTIONS_MAX = 4096
 
 JUDGES_WAIT_S = 0.5
 """After the first host says that a list does not match, others may say that it does."""
+
+DISPUTE_S = 10.0
+"""Where two rounds came to the same list and hosts say different things of it, or its arbiter says
+nothing, it is decided after so long."""
 
 TRUST = 2
 """So many hosts must say that a list matches, where others are still to judge it."""
@@ -91,6 +97,8 @@ class Round:
     """Voters of which a host said that the list does not match."""
     doubted_at: float | None = None
     """When the first one said so."""
+    arbiter_against: bool = False
+    """Whether the arbiter says so of its own list."""
 
     @property
     def complete(self) -> bool:
@@ -201,6 +209,8 @@ class Ledger:
         now_round = self.round
         for votes in (now_round.matching, now_round.own, now_round.against):
             votes.pop(voter, None)
+        if host == now_round.arbiter:
+            now_round.arbiter_against = not matches
         if not matches:
             now_round.against[voter] = None
             now_round.doubted_at = now if now_round.doubted_at is None else now_round.doubted_at
@@ -230,9 +240,15 @@ class Ledger:
         several = len(now_round.against) > 1
         waited = now_round.doubted_at is not None and now - now_round.doubted_at >= JUDGES_WAIT_S
         if self._confirmed():
-            if not several and (now_round.matching or now_round.own):
+            late = now_round.doubted_at is not None and now - now_round.doubted_at >= DISPUTE_S
+            supported = bool(now_round.matching or now_round.own)
+            if supported and not several:
                 return "held"
-            return "failed" if all_judged() or (several and waited) else "wait"
+            if several and waited and now_round.arbiter_against:
+                return "failed"
+            if all_judged() or (several and late):
+                return "next" if supported else "failed"
+            return "wait"
         return "next" if several or waited or all_judged() else "wait"
 
     def _confirmed(self) -> bool:
