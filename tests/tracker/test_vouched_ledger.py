@@ -263,6 +263,8 @@ def test_an_objection_that_was_right_is_no_guilt() -> None:
     book.state("c", WRONG)
     assert book.state("d", RIGHT)
     book.round("e", *[RIGHT] * COUNT)
+    assert book.ledger.guilty() == {}, "the arbiter's word alone names no host"
+    book.judge("d", matches=True)
     book.ledger.hold()
     assert set(book.ledger.guilty()) == {"a", "b", "c"}
 

@@ -367,6 +367,24 @@ def test_the_liar_is_named_and_reads_no_more() -> None:
     assert control.fleet.vouching.liars.until == {}
 
 
+def test_a_liar_alone_with_a_host_that_is_done_has_it_not_blamed() -> None:
+    """The host follows no list any more, so the liar is arbiter and the only judge."""
+    control = Control("honest")
+    control.hold("honest")
+    control.run(0.5)
+    control.vouch("honest", ALL)
+    control.judge("honest", matches=True)
+    control.hold("honest", count=COUNT, matched=True)
+    control.open("liar")
+    control.hold("liar")
+    control.judge("liar", matches=False)
+    assert control.arbiter(1) == "liar"
+    control.vouch("liar", ALL, WRONG, round_=1)
+    control.judge("liar", matches=True, round_=1)
+    control.run(1.0)
+    assert control.blamed() == []
+
+
 def test_a_liar_that_is_alone_may_read() -> None:
     """No other host could; the digest tells what comes of it."""
     control, reader, others = lied()

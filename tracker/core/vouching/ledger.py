@@ -288,8 +288,9 @@ class Ledger:
         self.phase = "failed"
 
     def guilty(self) -> dict[str, int]:
-        """How many hashes each host stated that the list which is held contradicts."""
-        right = self.round.hashes
+        """How many hashes each host stated that the list which is held contradicts. None is blamed
+        where only hosts that stated the list say that it matches."""
+        right = self.round.hashes if self.round.matching else None
         wrong: dict[str, int] = {}
         for each in self.rounds if right is not None else ():
             stated = [
