@@ -12,12 +12,14 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
+from blake3 import blake3
 from vouched_rig import Host, Site, is_whole, pull_all, until
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable
 from p2pdist.model.messages import KnownPieces
 from p2pdist.model.pieces import PieceList
+from p2pdist.store.blobs.vouched import Listing
 
 PIECE = 64 << 10
 COUNT = 100
@@ -146,6 +148,38 @@ async def test_a_body_is_broken_off_when_what_was_sent_is_wrong(site: Site) -> N
         await asyncio.wait_for(asyncio.shield(pull.done), 30)
         async with http.get(f"http://127.0.0.1:{host.port}/v1/blobs/{BLOB}") as answer:
             assert await answer.read() == DATA
+
+
+async def test_a_body_is_broken_off_when_upstream_replaces_what_was_sent(site: Site) -> None:
+    """Without a tracker: another host's version of a piece was stored, and sent to a client, while
+    this host was reading the piece itself."""
+    host = await site.agent("h1", tracked=False)
+    reading, sent = asyncio.Event(), asyncio.Event()
+
+    async def change(data: bytes, start: int) -> bytes:
+        if start == 10 * PIECE:
+            reading.set()
+            await sent.wait()
+        return data
+
+    site.upstream.change = change
+    blob, pull = await host.begin(BLOB, len(DATA))
+    assert pull is not None and pull.vouched is not None
+    await asyncio.wait_for(reading.wait(), 30)
+    pull.vouched.list.suggest(Listing(0, (10,), blake3(bytes(PIECE)).digest()))
+    assert await asyncio.to_thread(blob.write, 10, bytes(PIECE))
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://127.0.0.1:{host.port}/v1/blobs/{BLOB}") as answer,
+    ):
+        got = await asyncio.wait_for(answer.content.readexactly(11 * PIECE), 30)
+        assert got[10 * PIECE :] == bytes(PIECE)
+        sent.set()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            while await answer.content.readany():
+                pass
+    await asyncio.wait_for(asyncio.shield(pull.done), 30)
+    assert is_whole(blob, DATA)
 
 
 # -- lies

@@ -183,6 +183,16 @@ def test_rounds_in_which_something_happens_are_waited_for() -> None:
         pull(ListChanged(False, (), round_))
 
 
+def test_a_round_is_waited_for_as_long_as_it_grows() -> None:
+    """An arbiter reads a large blob for minutes, and what it confirms loses no piece."""
+    pull = Pull().filled()
+    pull(WholeChecked(False, 1))
+    for _ in range(5):
+        assert not any(isinstance(each, GaveUp) for each in pull(Tick(), ROUND_WAIT_S - 1))
+        assert pull(ListChanged(False, (), 1)) == []
+    assert any(isinstance(each, GaveUp) for each in pull(Tick(), ROUND_WAIT_S + 1))
+
+
 def test_a_new_tracker_hears_the_judgement_again() -> None:
     """It counts its rounds anew, and has heard nothing."""
     pull = Pull().filled()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 from blake3 import blake3
 from store_rig import PIECE, sample
 
-from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict
+from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.store.blobs.blob import check_whole, require_vouched, unmark, vouch
 from p2pdist.store.blobs.hashes import read_hashes
 from p2pdist.store.blobs.vouched import HashWait, Listing, Unlisted
@@ -88,6 +91,26 @@ def test_the_sum_goes_back_no_further_than_it_must(store: BlobStore) -> None:
     blob.write(COUNT - 2, RIGHT.piece(COUNT - 2))
     assert state.whole._due() and state.whole._next >= COUNT - 2 - COUNT // SNAPSHOTS
     assert check_whole(blob).matches
+
+
+def test_a_blob_that_changes_while_it_is_completed_is_not_complete(store: BlobStore) -> None:
+    """A piece turns out to be wrong on the disk after the whole matched, and comes again as another
+    list has it, while the first list is being written."""
+    blob = store.begin_vouched(RIGHT.digest, len(RIGHT.data))
+    for piece in range(COUNT):
+        vouch(blob, piece, RIGHT.piece(piece))
+    assert check_whole(blob).matches
+    keep = blob._context.keep
+
+    def changed(pieces: PieceList) -> Digest:
+        blob.drop([3])
+        vouch(blob, 3, WRONG.piece(3), prevail=True)
+        return keep(pieces)
+
+    blob._context = replace(blob._context, keep=changed)
+    with pytest.raises(Conflict):
+        blob.finish()
+    assert not blob.complete and not check_whole(blob).matches
 
 
 def test_a_piece_that_is_lost_while_it_is_summed_is_summed_again(tmp_path) -> None:  # type: ignore[no-untyped-def]

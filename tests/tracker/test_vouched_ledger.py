@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList
-from tracker.core.vouching.ledger import JUDGES_WAIT_S, ROUNDS_MAX, TRUST, Decision, Ledger
+from tracker.core.vouching.ledger import DISPUTE_S, JUDGES_WAIT_S, ROUNDS_MAX, TRUST, Decision, Ledger
 
 COUNT = 4
 LAYOUT = PieceLayout(COUNT * 65536, 65536)
@@ -159,12 +159,44 @@ def test_an_arbiter_that_contradicts_itself_is_not_believed() -> None:
 
 def test_upstream_is_wrong_where_two_rounds_agree_and_nothing_matches() -> None:
     book = stated(*[WRONG] * COUNT)
-    book.judge("c", "d", matches=False)
+    book.judge("d", "e", matches=False)
     book.round("c", *[WRONG] * COUNT)
     assert book.judge("d", matches=False) == "wait"
     assert book.judge("e", matches=False) == "wait", "they may hear from others"
     book.now += JUDGES_WAIT_S
+    assert book.decide() == "wait", "not without the arbiter's word"
+    assert book.judge("c", matches=False) == "failed"
+
+
+def test_upstream_is_wrong_although_the_arbiter_says_nothing() -> None:
+    book = stated(*[WRONG] * COUNT)
+    book.judge("d", "e", matches=False)
+    book.round("c", *[WRONG] * COUNT)
+    assert book.judge("d", "e", matches=False) == "wait"
+    book.now += DISPUTE_S
     assert book.decide() == "failed"
+
+
+def test_two_liars_that_judge_first_do_not_make_upstream_wrong() -> None:
+    """They have no pieces, and need none to say so."""
+    book = stated(*[RIGHT] * COUNT, judges=[*"abcde", "liar", "other"])
+    assert book.judge("liar", "other", matches=False) == "next"
+    book.round("c", *[RIGHT] * COUNT)
+    assert book.judge("liar", "other", matches=False) == "wait"
+    book.now += JUDGES_WAIT_S
+    assert book.judge("c", matches=True) == "wait"
+    assert book.judge("d", matches=True) == "wait"
+    assert book.judge("e", matches=True) == "held"
+
+
+def test_an_arbiter_that_repeats_a_wrong_list_is_followed_by_another() -> None:
+    book = stated(*[WRONG] * COUNT)
+    book.judge("d", "e", matches=False)
+    book.round("liar", *[WRONG] * COUNT)
+    book.judge("liar", matches=True)
+    assert book.judge("d", "e", matches=False) == "wait"
+    book.now += DISPUTE_S
+    assert book.decide() == "next"
 
 
 def test_one_liar_does_not_make_upstream_wrong() -> None:
@@ -181,7 +213,7 @@ def test_one_liar_does_not_hold_a_wrong_list() -> None:
     book = stated(*[WRONG] * COUNT)
     book.round("c", *[WRONG] * COUNT)
     assert book.judge("liar", matches=True) == "wait"
-    assert book.judge("d", "e", matches=False) in ("failed", "wait")
+    assert book.judge("c", "d", matches=False) in ("failed", "wait")
     book.now += JUDGES_WAIT_S
     assert book.decide() == "failed"
 
@@ -231,6 +263,8 @@ def test_an_objection_that_was_right_is_no_guilt() -> None:
     book.state("c", WRONG)
     assert book.state("d", RIGHT)
     book.round("e", *[RIGHT] * COUNT)
+    assert book.ledger.guilty() == {}, "the arbiter's word alone names no host"
+    book.judge("d", matches=True)
     book.ledger.hold()
     assert set(book.ledger.guilty()) == {"a", "b", "c"}
 

@@ -284,7 +284,7 @@ def test_a_long_list_is_sent_in_parts() -> None:
 
 def test_lists_take_so_much_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     control, reader, _ = swarm()
-    monkeypatch.setattr(vouching, "LISTS_BYTES_MAX", COUNT * 64)
+    monkeypatch.setattr(vouching, "LISTS_BYTES_MAX", COUNT * 64 * 2)
     control.vouch(reader, ALL)
     assert len(control.listed(reader)) == COUNT
     control.hold(reader, blob=OTHER_BLOB)
@@ -297,6 +297,18 @@ def test_lists_take_so_much_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     control.run(10.0)
     control.vouch(reader, ALL, blob=OTHER_BLOB)
     assert control.heard[reader][-1] == Listed(OTHER_BLOB, 0, ALL, RIGHT * COUNT)
+
+
+def test_made_up_blobs_leave_room_for_lists_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any host can speak of blobs of many pieces that no upstream has."""
+    control, reader, others = swarm()
+    monkeypatch.setattr(vouching, "LISTS_BYTES_MAX", COUNT * 64 * 2)
+    control.vouch(reader, ALL)
+    control.do(Described(((OTHER_BLOB, PieceLayout(SIZE, 65536)),)))
+    control.hold(others[0], blob=OTHER_BLOB)
+    control.run(0.5)
+    control.vouch(others[0], ALL, blob=OTHER_BLOB)
+    assert control.heard[others[0]][-1] == Listed(OTHER_BLOB, 0, ALL, RIGHT * COUNT)
 
 
 # -- rounds
@@ -353,6 +365,24 @@ def test_the_liar_is_named_and_reads_no_more() -> None:
     control.now += PENALTY_S
     control.run(10.0)
     assert control.fleet.vouching.liars.until == {}
+
+
+def test_a_liar_alone_with_a_host_that_is_done_has_it_not_blamed() -> None:
+    """The host follows no list any more, so the liar is arbiter and the only judge."""
+    control = Control("honest")
+    control.hold("honest")
+    control.run(0.5)
+    control.vouch("honest", ALL)
+    control.judge("honest", matches=True)
+    control.hold("honest", count=COUNT, matched=True)
+    control.open("liar")
+    control.hold("liar")
+    control.judge("liar", matches=False)
+    assert control.arbiter(1) == "liar"
+    control.vouch("liar", ALL, WRONG, round_=1)
+    control.judge("liar", matches=True, round_=1)
+    control.run(1.0)
+    assert control.blamed() == []
 
 
 def test_a_liar_that_is_alone_may_read() -> None:
@@ -600,6 +630,86 @@ def test_a_kept_list_that_is_wrong_after_all_is_replaced() -> None:
     (found,) = [command for command in control.commands if isinstance(command, ListMatched)]
     assert found.pieces.hashes == RIGHT * COUNT
     assert control.blamed() == []
+
+
+def test_a_kept_list_that_no_bytes_match_is_replaced() -> None:
+    """No host can store a piece by it, so none judges it: what the reader finds counts."""
+    control, reader, others = swarm()
+    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), WRONG * COUNT)))
+    control.vouch(others[0], ALL)
+    assert all(Reread(BLOB, 1) not in heard for heard in control.heard.values()), "it reads nothing"
+    control.vouch(reader, [0], WRONG)
+    assert all(Reread(BLOB, 1) not in heard for heard in control.heard.values()), "as the list has it"
+    control.vouch(reader, [1])
+    arbiter = control.arbiter(1)
+    control.vouch(arbiter, ALL, round_=1)
+    control.judge(*[host for host in others if host != arbiter][:2], matches=True, round_=1)
+    (found,) = [command for command in control.commands if isinstance(command, ListMatched)]
+    assert found.pieces.hashes == RIGHT * COUNT
+    assert control.blamed() == []
+
+
+def test_a_list_that_a_liar_held_alone_is_replaced() -> None:
+    """It was first and alone, so its own word was enough; it is blamed in the end."""
+    control = Control("liar")
+    control.hold("liar")
+    control.run(0.5)
+    control.vouch("liar", ALL, WRONG)
+    control.judge("liar", matches=True)
+    for host in "abcd":
+        control.open(host)
+    control.hold(*"abcd")
+    control.fleet.swarms[BLOB].edges.detach(0, "liar")
+    control.fleet.swarms[BLOB].origin.bar("liar")
+    control.hold(*"abcd")
+    control.close("liar")
+    control.run(30.0)
+    control.vouch(control.reader(), [0])
+    arbiter = control.arbiter(1)
+    control.vouch(arbiter, ALL, round_=1)
+    control.judge(*[host for host in "abcd" if host != arbiter][:2], matches=True, round_=1)
+    assert control.blamed() == ["liar"]
+
+
+def test_a_list_that_several_hosts_matched_is_read_again_for_no_reader() -> None:
+    control, reader, others = swarm()
+    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
+    control.judge(*others[:2], matches=True)
+    control.vouch(reader, ALL, WRONG)
+    assert all(Reread(BLOB, 1) not in heard for heard in control.heard.values())
+
+
+def test_a_reader_contradicts_a_held_list_once() -> None:
+    """It could have all read again without an end."""
+    control, reader, others = swarm()
+    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
+    control.vouch(reader, ALL, WRONG)
+    arbiter = control.arbiter(1)
+    control.vouch(arbiter, ALL, round_=1)
+    control.judge(*[host for host in others if host != arbiter][:2], matches=True, round_=1)
+    control.fleet.vouching.liars.until.clear()
+    control.fleet.vouching._cases[BLOB].ledger.round.matching.clear()
+    control.vouch(reader, ALL, WRONG, round_=1)
+    assert all(Reread(BLOB, 2) not in heard for heard in control.heard.values())
+
+
+def test_a_kept_list_comes_too_late_for_a_later_round() -> None:
+    """Its hosts have begun that round, and would not hear of an earlier one."""
+    control, reader, others = swarm()
+    control.vouch(reader, ALL, WRONG)
+    control.judge(*others[:2], matches=False)
+    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT)))
+    control.vouch(control.arbiter(1), ALL, round_=1)
+    assert control.listed(others[0], 1) == dict.fromkeys(ALL, RIGHT)
+
+
+def test_an_arbiter_that_repeats_itself_is_replaced() -> None:
+    control, _, _ = lied()
+    first = control.arbiter(1)
+    for _ in range(5):
+        control.vouch(first, [0], round_=1)
+        control.run(ARBITER_S / 4)
+    assert control.arbiter(2) != first
 
 
 def test_a_swarm_without_a_vouched_list_costs_nothing() -> None:

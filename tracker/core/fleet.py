@@ -139,7 +139,7 @@ class Fleet:
             self.swarms, schedule, self.policies, self.membership.described, self.origin_streams_max
         )
         self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail)
-        self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation)
+        self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, self.membership.described)
         self.membership.renamed = self.vouching.renamed
         self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims, self.vouching)
         self._slowness = Slowness(

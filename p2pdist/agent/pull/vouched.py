@@ -83,6 +83,8 @@ class Statement:
 
     piece: int
     hash: bytes
+    replaces: bool = False
+    """Whether other bytes had been stored for the piece, and may have been sent on."""
 
 
 class Statements:
@@ -224,11 +226,14 @@ class VouchedPull:
     def store(self, piece: int, data: bytes) -> tuple[Statement, bool]:
         """Hash and store a piece that came from upstream; returns whether the list has it so. In a
         thread."""
+        before = self.list.hash_of(piece) if piece in self._blob.have else None
         digest, stored = vouch(self._blob, piece, data, prevail=not self.tracked)
-        return Statement(piece, digest), stored
+        return Statement(piece, digest, stored and before not in (None, digest)), stored
 
     def state(self, statement: Statement) -> None:
         """Vouch for what a reader found."""
+        if statement.replaces:
+            self._changed([statement.piece], marked=False)
         self._ahead[statement.piece % len(self._ahead)].read(statement.piece)
         self._statements.add(statement)
 

@@ -101,7 +101,7 @@ class Whole:
     _checks: int = 0
     """How often the whole was compared."""
     _news_at: float = 0.0
-    """When the list changed last, or the whole turned out wrong."""
+    """When the list grew or changed last, or the whole turned out wrong."""
     _verified: bool = False
     """Whether the pieces were verified since the last news."""
 
@@ -115,7 +115,9 @@ class Whole:
     def list_changed(self, event: ListChanged, *, now: float) -> bool:
         """Take news of the list; returns whether another round has begun."""
         another = event.round != self.round
-        if another or event.lost or event.complete != self.list_complete:
+        # A round that is under way is news with each message: an arbiter reads a large blob for
+        # longer than ROUND_WAIT_S, and most of what it states was listed so before.
+        if another or event.lost or not event.complete or not self.list_complete:
             self._news_at, self._verified = now, self._verified and not another
         self.round, self.list_complete = event.round, event.complete
         if event.lost:

@@ -245,12 +245,12 @@ class Blob:
         with files.disk:
             if self.complete:
                 return
-            if not self.have.complete:
-                missing = self.have.count - len(self.have)
+            if missing := self.have.count - len(self.have):
                 raise Conflict(f"{self.digest} is not complete: {missing} of {self.have.count} pieces are missing")
             if self._gone:
                 raise NotFound(f"{self.digest} {self._gone}")
             if proven is not None:
+                _require_still(self, proven)
                 self._context.index.set_pieces(self.digest, pieces_digest)
                 self.pieces_digest, self._pieces, self.whole, self.vouched = pieces_digest, proven, True, None
             files.complete()
@@ -455,6 +455,13 @@ def _proven_list(blob: Blob) -> PieceList | None:
     if not vouched.proven:
         raise Conflict(f"{blob.digest} is not complete: the SHA-256 of the whole has not matched yet")
     return vouched.provisional()
+
+
+def _require_still(blob: Blob, proven: PieceList) -> None:
+    """The list that `_proven_list` gave is still the one. Raises Conflict. The caller holds
+    `files.disk`, so that no piece is dropped from here on."""
+    if _proven_list(blob) != proven:
+        raise Conflict(f"{blob.digest} has lost pieces, and got others, while it was completed")
 
 
 def content_digest(blob: Blob) -> Digest:

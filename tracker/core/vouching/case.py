@@ -69,6 +69,8 @@ class Case:
     def believes(self, host: str, stripe: int, basis: Basis) -> bool:
         """Whether a host may state hashes of a stripe."""
         arbiter = self.ledger.round.arbiter
+        if self.ledger.phase == "held" and basis != "read":
+            return False
         if host == arbiter:
             return basis != "told"
         if basis == "read":

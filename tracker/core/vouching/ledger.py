@@ -8,14 +8,21 @@ of the whole, once they have stored all pieces as it says:
     open    -> held     TRUST hosts that stated nothing of it say that it matches, and not fewer
                         than say otherwise; or all that can judge it say so
     open,   -> open     the next round: more hosts say that it does not match than that it does, or
-    held                two readers state different hashes for a piece
+    held                two readers state different hashes for a piece, unless TRUST hosts say that
+                        the list which is held matches
     open    -> failed   two rounds that read independently came to the same list, and it does not
-                        match: upstream itself is wrong; or too many rounds went by
+                        match, as its arbiter says too: upstream itself is wrong; or too many rounds
+                        went by
 
 One host that says otherwise may have a broken disk, or lie: others are waited for. What a list's
 own vouchers say of it weighs nothing against another host's word. A round that comes to the same
 list as the one before it outweighs one host that says otherwise, once any host says that it
-matches.
+matches. Several that say otherwise may be liars, or the arbiter may have repeated what it was told:
+the others have time to judge, and then another arbiter reads.
+
+A list may be held on few words: of a host that was alone then, or of an earlier tracker. If it is
+wrong no host can store pieces by it, and none will judge it, so a reader that finds other bytes is
+enough to have all read again.
 
 Blame. When a list is held, each host that stated another hash, in whatever round, gave what is not
 of the blob: it lied, or upstream gave it other bytes. One voice is not enough for a list to be
@@ -47,6 +54,10 @@ OBJECTIONS_MAX = 4096
 JUDGES_WAIT_S = 0.5
 """After the first host says that a list does not match, others may say that it does."""
 
+DISPUTE_S = 10.0
+"""Where two rounds came to the same list and hosts say different things of it, or its arbiter says
+nothing, it is decided after so long."""
+
 TRUST = 2
 """So many hosts must say that a list matches, where others are still to judge it."""
 
@@ -64,7 +75,7 @@ class Round:
     arbiter: str | None
     """The host that reads all pieces; None in round 0, NO_ARBITER where none was there."""
     heard_at: float
-    """When the round began, or its arbiter stated something last."""
+    """When the round began, or its arbiter stated something new last."""
     hashes: VouchedList | None = None
     """The list; None while nothing is stated."""
     vouchers: list[str | None] = field(default_factory=list)
@@ -86,6 +97,8 @@ class Round:
     """Voters of which a host said that the list does not match."""
     doubted_at: float | None = None
     """When the first one said so."""
+    arbiter_against: bool = False
+    """Whether the arbiter says so of its own list."""
 
     @property
     def complete(self) -> bool:
@@ -135,6 +148,11 @@ class Ledger:
         return self.rounds[-1]
 
     @property
+    def begun(self) -> bool:
+        """Whether anything was stated, in whatever round."""
+        return len(self.rounds) > 1 or self.round.hashes is not None
+
+    @property
     def size_bytes(self) -> int:
         """About how much memory the hashes take."""
         return sum(1 for each in self.rounds if each.hashes is not None) * self.layout.count * 64
@@ -145,13 +163,16 @@ class Ledger:
         """A host that is believed states a hash; returns whether the present round cannot hold, for
         two readers differ. `named`: the host is to blame if the hash is wrong."""
         now_round = self.round
+        if self.phase == "held":
+            doubtful = named and len(now_round.matching) < TRUST and self.may_begin()
+            return doubtful and self._object(host, piece, stated)
         if now_round.arbiter is not None and host != now_round.arbiter:
             return named and self._object(host, piece, stated)
-        now_round.heard_at = now
         if now_round.hashes is None:
             now_round.hashes = VouchedList(self.layout)
             now_round.vouchers = [None] * self.layout.count
         if piece not in now_round.hashes.confirmed:
+            now_round.heard_at = now  # what it repeats is no sign that it goes on
             now_round.hashes.put(piece, stated)
             if named:
                 now_round.vouchers[piece] = host
@@ -165,7 +186,8 @@ class Ledger:
         return True
 
     def _object(self, host: str, piece: int, stated: bytes) -> bool:
-        """Another reader than the arbiter states a hash; returns whether that contradicts it."""
+        """A reader states a hash beside the list: another than the arbiter, or while the list is
+        held; returns whether that contradicts the list."""
         hashes = self.round.hashes
         known = hashes.hash_of(piece) if hashes is not None else None
         if known == stated:
@@ -187,6 +209,8 @@ class Ledger:
         now_round = self.round
         for votes in (now_round.matching, now_round.own, now_round.against):
             votes.pop(voter, None)
+        if host == now_round.arbiter:
+            now_round.arbiter_against = not matches
         if not matches:
             now_round.against[voter] = None
             now_round.doubted_at = now if now_round.doubted_at is None else now_round.doubted_at
@@ -202,6 +226,8 @@ class Ledger:
         matching, against = len(now_round.matching), len(now_round.against)
         if not now_round.complete or self.phase == "failed":
             return "wait"
+        if self.phase == "held" and not against:
+            return "held"
         if matching >= max(TRUST, against):
             return "held"
         if against > matching or (against and all_judged()):
@@ -214,9 +240,15 @@ class Ledger:
         several = len(now_round.against) > 1
         waited = now_round.doubted_at is not None and now - now_round.doubted_at >= JUDGES_WAIT_S
         if self._confirmed():
-            if not several and (now_round.matching or now_round.own):
+            late = now_round.doubted_at is not None and now - now_round.doubted_at >= DISPUTE_S
+            supported = bool(now_round.matching or now_round.own)
+            if supported and not several:
                 return "held"
-            return "failed" if all_judged() or (several and waited) else "wait"
+            if several and waited and now_round.arbiter_against:
+                return "failed"
+            if all_judged() or (several and late):
+                return "next" if supported else "failed"
+            return "wait"
         return "next" if several or waited or all_judged() else "wait"
 
     def _confirmed(self) -> bool:
@@ -256,8 +288,9 @@ class Ledger:
         self.phase = "failed"
 
     def guilty(self) -> dict[str, int]:
-        """How many hashes each host stated that the list which is held contradicts."""
-        right = self.round.hashes
+        """How many hashes each host stated that the list which is held contradicts. None is blamed
+        where only hosts that stated the list say that it matches."""
+        right = self.round.hashes if self.round.matching else None
         wrong: dict[str, int] = {}
         for each in self.rounds if right is not None else ():
             stated = [

@@ -22,14 +22,14 @@ are kept take LISTS_BYTES_MAX at the most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.messages import Holding, Judged, Recall, Reject, Reread, Vouched
-from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, piece_size_for
+from p2pdist.model.pieces import HASH_SIZE, PieceList, piece_size_for
 from tracker.core.events import Blamed, Command, ListMatched, ListWanted, Send
 from tracker.core.host import Host
 from tracker.core.planning.schedule import Schedule
@@ -50,6 +50,9 @@ SWEEP_S = 5.0
 """How often cases of swarms that are gone are looked for."""
 
 LISTS_BYTES_MAX = 512 << 20
+"""Half of it is kept for blobs that a manifest read here names: any host can speak of large ones
+that do not exist."""
+
 KEPT_MAX = 256
 """Lists that were given back and that no swarm has asked for yet."""
 
@@ -66,6 +69,8 @@ class Vouching:
     """Hears which swarms are to be planned anew."""
     reputation: Reputation
     """Hears which hosts lied."""
+    described: Callable[[Digest], bool] = lambda blob: False
+    """Whether a manifest that was read here names a blob."""
     liars: Liars = field(init=False)
     """Hosts that lied."""
     _cases: dict[Digest, Case] = field(default_factory=dict)
@@ -126,9 +131,9 @@ class Vouching:
             raise UsageError(f"{len(message.hashes)} bytes of hashes were stated for {len(message.pieces)} pieces")
         if any(piece >= swarm.layout.count for piece in message.pieces):
             raise UsageError(f"{swarm.blob} has only {swarm.layout.count} pieces")
-        if ledger.phase != "open" or message.round != ledger.round.number:
+        if ledger.phase == "failed" or message.round != ledger.round.number:
             return []
-        if ledger.round.hashes is None and self._full(swarm.layout):
+        if ledger.round.hashes is None and _full(self._cases, swarm, described=self.described(swarm.blob)):
             error = Unavailable("this tracker keeps too many vouched lists", remedy="Pull fewer images at once")
             return [Send(host.session, Reject(error.problem(), swarm.blob))] if host.session is not None else []
         self._busy[swarm.key] = case
@@ -170,7 +175,7 @@ class Vouching:
                 del self._kept[next(iter(self._kept))]
             self._kept[blob] = pieces
             return []
-        if case.ledger.round.hashes is not None or case.swarm.layout != pieces.layout:
+        if case.ledger.begun or case.swarm.layout != pieces.layout:
             return []
         case.ledger = Ledger.kept(pieces)
         return [*case.send_news(self.hosts, now=case.sent_at)]
@@ -287,11 +292,6 @@ class Vouching:
         swarm = self.swarms.get(host.key(blob))
         return self._found(swarm) if swarm is not None and host.name in swarm.members else None
 
-    def _full(self, layout: PieceLayout) -> bool:
-        """Whether there is no room for one more list."""
-        kept = sum(case.ledger.size_bytes for case in self._cases.values())
-        return kept + layout.count * 64 > LISTS_BYTES_MAX
-
     def _pause_s(self, case: Case, now: float) -> float:
         """Seconds between two messages to the followers of a case."""
         waiting = sum(len(each.followers) for each in self._busy.values() if each.news)
@@ -372,6 +372,13 @@ def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: 
         return name in authors, name in arbiters, -sum(member.counts), member.order
 
     return min(honest, key=order, default=NO_ARBITER)
+
+
+def _full(cases: Mapping[Digest, Case], swarm: Swarm, *, described: bool) -> bool:
+    """Whether there is no room for one more list, of this swarm."""
+    kept = sum(case.ledger.size_bytes for case in cases.values())
+    as_described = described and swarm.key == swarm.blob
+    return kept + swarm.layout.count * 64 > (LISTS_BYTES_MAX if as_described else LISTS_BYTES_MAX // 2)
 
 
 def rejections(blob: Digest, hosts: list[Host]) -> list[Send]:
