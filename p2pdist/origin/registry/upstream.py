@@ -342,7 +342,8 @@ class UpstreamRepository:
         if "next" not in response.links:
             return None
         url = URL(str(response.links["next"]["url"]))
-        if url.origin() != response.url.origin() or not url.path.startswith("/v2/"):
+        at_home = url.origin() == response.url.origin() == URL(self._registry.settings.url).origin()
+        if not at_home or not url.path.startswith("/v2/"):
             raise Refused(f"the registry {self.name.upstream} sends lists on to {url.origin()}")
         return url
 
