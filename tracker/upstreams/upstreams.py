@@ -313,11 +313,12 @@ class Upstreams:
     async def has_blob(self, name: ImageName, digest: Digest) -> bool:
         """Whether the registry says that the repository has a blob. That says nothing of what the
         blob names, should it be a manifest. Raises Refused, Unavailable."""
-        if await self._recall(f"blob {name}@{digest}") is not None:
+        key = f"{name}@{digest}"
+        if key in self._confirmed or await self._recall(f"blob {key}") is not None:
             return True
         has = (await self._all_confirmed(name, [digest]))[0]
         if has:
-            await self._note({f"blob {name}@{digest}": Descriptor("", digest, 0)})
+            await self._note({f"blob {key}": Descriptor("", digest, 0)})
         return has
 
     async def _all_confirmed(self, name: ImageName, blobs: Sequence[Digest]) -> list[bool]:
