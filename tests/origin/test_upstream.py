@@ -588,6 +588,20 @@ async def test_accounts_of_netrc_are_shown_to_no_registry(
     assert seen == [None, Account("u", "wrong").basic()]
 
 
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_credential_counts_where_the_registry_asks_for_one(odd: Odd, asks: bool) -> None:
+    """A registry that is open to the hosts of a fleet has not looked at it."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if asks and "Authorization" not in request.headers:
+            return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+        return web.Response(headers={"Content-Type": INDEX_TYPE})
+
+    odd.answers["manifests/v1"] = answer
+    name = image_name(odd.address, "team/app")
+    assert await upstream_lets(parse_upstream(odd.address), name, "manifests/v1", user="u", secret="any") is asks
+
+
 async def test_storage_behind_a_redirect_gets_no_token(odd: Odd, opened: Opens) -> None:
     seen: list[str | None] = []
     digest = digest_of(blob := b"content of the blob")
