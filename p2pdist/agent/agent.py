@@ -216,6 +216,7 @@ class Agent:
             self.vouched_blobs,
             platform=this_platform(),
             learn=self.access.names.learn_name,
+            ruled=lambda: self.access.peers.on,
             learn_policy=self.policy_pins.learned,
             wait_tracker=self.packages.wait_tracker,
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from p2pdist.model.digest import Digest, digest_of, is_digest
+from p2pdist.model.digest import EMPTY_DIGEST, Digest, digest_of, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused
 from p2pdist.model.image import ImageReference
 from p2pdist.model.manifest import MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor
@@ -188,6 +188,8 @@ def _manifest(name: Digest, kind: str, listed: list[_Descriptor]) -> ImageManife
             unnamed.append(plain.digest[:200])
             continue
         found = _descriptor(name, plain)
+        if (found.size == 0) != (found.digest == EMPTY_DIGEST):
+            raise Corrupt(f"{name} states {found.size} bytes for {found.digest}, which it cannot have")
         kept = foreign if any(word in plain.media_type for word in _FOREIGN) else blobs
         if kept.setdefault(found.digest, found).size != found.size:
             raise Corrupt(f"{name} states two sizes for {found.digest}")

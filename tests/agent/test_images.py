@@ -4,8 +4,9 @@ and rankings of images."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -204,6 +205,31 @@ async def test_a_preseed_names_a_platform_or_takes_that_of_the_hosts(odd: Odd, s
             await preseeds.create(PreseedRequest(package, count=1, platform=wrong))
     with pytest.raises(UsageError):
         await preseeds.create(PreseedRequest("team/app:v1", count=1, platform="linux/amd64"))
+
+
+@pytest.mark.parametrize("lie", [0, 10, 1 << 20])
+async def test_a_manifest_that_lies_about_sizes_harms_no_other_image(odd: Odd, site: ImageSite, lie: int) -> None:
+    """Anyone who may push somewhere may name the blobs of others."""
+    image = make_image(LAYERS[2], architecture=HERE)
+    document = json.loads(image.data)
+    layer = Digest(document["layers"][0]["digest"])
+    document["layers"][0]["size"] = lie
+    odd.put("evil/app", "v1", Made(json.dumps(document).encode(), image.media_type, image.blobs))
+    odd.put("team/app", "v1", image)
+    agent = await site.agent("h0")
+    evil, name = image_name(odd.address, "evil/app"), image_name(odd.address, "team/app")
+    with suppress(Corrupt):
+        await agent.images.manifest(evil, "v1")
+    await agent.images.manifest(name, "v1")
+    if lie:
+        await agent.images.fetch_blob(evil, layer)  # is under way
+    await pulled(agent, f"docker://{odd.address}/team/app:v1")
+    here = agent.store.get(layer)
+    if lie:
+        with pytest.raises(Corrupt):
+            await agent.images.fetch_blob(evil, layer)
+    assert here is not None and agent.store.get(layer) is here
+    assert here.complete and here.size == len(image.blobs[layer])
 
 
 async def test_a_registry_that_sends_other_bytes_is_named(odd: Odd, site: ImageSite) -> None:

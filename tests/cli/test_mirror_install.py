@@ -370,6 +370,8 @@ def test_what_other_files_say_of_an_upstream_is_repeated(root: Path) -> None:
             "etc/containers/registries.conf",
             '[[registry]]\nlocation = "quay.io"\n[[registry.mirror]]\nnew-setting = 1\n',
         ),
+        ("etc/containers/registries.conf", '[[registry]]\nprefix = "quay.io"\nlocation = 5\n'),
+        ("etc/containers/registries.conf", '[[registry]]\nlocation = "quay.io"\n[[registry.mirror]]\ninsecure = 1\n'),
         ("etc/containers/registries.conf.d/zz.conf", '[[registry]]\nprefix = "quay.io"\n'),
     ],
 )
@@ -565,6 +567,32 @@ def test_addresses_of_mirrors(text: str, url: str) -> None:
 def test_what_is_no_address_of_a_mirror(text: str) -> None:
     with pytest.raises(UsageError):
         mirror_url(text)
+
+
+@pytest.mark.parametrize("name", ["containerd", "podman"])
+def test_lines_that_an_editor_has_reshaped_go_as_well(root: Path, name: str) -> None:
+    path = HOSTS if name == "containerd" else DROP_IN
+    for reshape in (
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "".join(f"\t{line} \n" for line in text.splitlines()),
+        lambda text: text.rstrip("\n"),
+    ):
+        installed(root, name, HUB)
+        (root / path).write_bytes(("# mine\n" + reshape((root / path).read_text())).encode())
+        assert not uninstall(HostFiles(root), name).notes
+        assert (root / path).read_text().strip() == "# mine"
+        (root / path).unlink()
+
+
+@pytest.mark.parametrize("name", ["containerd", "podman"])
+def test_lines_that_cannot_be_told_any_more_are_told_of(root: Path, name: str) -> None:
+    path = HOSTS if name == "containerd" else DROP_IN
+    installed(root, name, HUB)
+    text = "".join(f"{line}\n" for line in (root / path).read_text().splitlines() if not line.startswith("#"))
+    (root / path).write_text(text)
+    outcome = uninstall(HostFiles(root), name)
+    assert (root / path).read_text() == text
+    assert len(outcome.notes) == 1 and f"/{path}" in outcome.notes[0] and "by hand" in outcome.notes[0]
 
 
 def test_blocks_are_taken_out_wherever_they_are() -> None:

@@ -98,9 +98,9 @@ async def fleet(
         agent.images = given  # type: ignore[assignment]
         for image in images.values():
             given.data.update(image.blobs)
-        runner = await listen(make_mirror_app(agent), ("127.0.0.1", 0))
+        port = free_port()
+        runner = await listen(make_mirror_app(agent), ("127.0.0.1", port))
         stack.push_async_callback(runner.cleanup)
-        port = runner.addresses[0][1]
         await until(lambda: agent.access.peers.access)
         rig = Rig(agent, given, registry, f"http://127.0.0.1:{port}", f"https://{running.settings.address}")
         yield Fleet(site, running, rig)

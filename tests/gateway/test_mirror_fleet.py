@@ -191,3 +191,15 @@ async def test_a_blob_is_confirmed_by_its_registry_and_not_by_a_manifest(tmp_pat
             asked = odd.count("HEAD", digest)
             await agent.images.confirmed.require(name, digest)
             assert odd.count("HEAD", digest) == asked == 1
+            assert str(name) in agent.access.names.of(digest)
+        # By these names hosts tell what is public, and what users of the host may read.
+        await agent.images.fetch_blob(name, secret)
+        assert agent.access.names.of(secret) == (str(theirs),)
+        later = await site.agent("h1")
+        await later.images.manifest(name, "v2")
+        await later.images.manifest(name, "v1")
+        for digest in (secret, *mine.blobs):
+            later.images.confirmed.ask_later(name, digest)
+        while not all(later.access.names.of(digest) for digest in mine.blobs):
+            await asyncio.sleep(0.01)
+        assert later.access.names.of(secret) == ()

@@ -19,8 +19,10 @@ from image_rig import Made, Odd, docker_config, make_image, make_index, odd_regi
 from registry_rig import PASSWORD, USER, Realm, Registry, needs_registry, running_registry
 from yarl import URL
 
+from p2pdist.agent.images.credentials import upstream_lets
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
+from p2pdist.model.image import image_name
 from p2pdist.model.image_manifest import INDEX_TYPE, ImageIndex, ImageManifest, decode_image
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.upstream import UpstreamSettings, parse_upstream
@@ -459,6 +461,18 @@ def test_a_registry_elsewhere_cannot_send_this_machine_to_its_own_services() -> 
         "https://localhost/",
         "https://[::1]/",
         "https://169.254.169.254/latest",
+        "https://2852039166/latest",
+        "https://0xa9fea9fe/latest",
+        "https://169.254.43518/latest",
+        "https://[::ffff:169.254.169.254]/latest",
+        "https://[::ffff:127.0.0.1]/",
+        "https://[fd00:ec2::254]/latest",
+        "https://metadata.google.internal/x",
+        "https://127.1/",
+        "https://localhost./",
+        "https://LOCALHOST/",
+        "https://a.localhost/",
+        "https://0/",
         "http://a.b/",
     ):
         with pytest.raises(Refused):
@@ -510,6 +524,82 @@ async def test_a_token_is_asked_for_what_is_read_and_nothing_more(stated: str, a
     challenge = f'Bearer realm="https://a.b/t",scope="{stated}"'
     assert await authentication.answer([challenge], "repository:debian:pull", "") == "Bearer t"
     assert scopes == [asked]
+
+
+@pytest.mark.parametrize("lasts", ["1e999", "NaN", "-1", "0", "9" * 400, "-" + "9" * 400, "null", "[]"])
+async def test_a_token_lasts_a_time_that_can_be(lasts: str) -> None:
+    async def fetch(*asked: object) -> tuple[int, bytes]:
+        return 200, f'{{"token": "t", "expires_in": {lasts}}}'.encode()
+
+    authentication = Authentication("r", URL("https://registry.example.org"), Fixed(None), fetch)
+    assert await authentication.answer(['Bearer realm="https://a.b/t"'], "repository:debian:pull", "") == "Bearer t"
+    assert 0 < (await authentication.token("repository:debian:pull")).lasts_s <= 86400
+
+
+async def test_a_list_at_storage_does_not_draw_the_token_there(odd: Odd, opened: Opens) -> None:
+    """A registry sends a list of tags on to storage, which names a next page of its own."""
+    other = odd.address.replace("127.0.0.1", "localhost")
+    seen: list[str | None] = []
+
+    async def tags(request: web.Request) -> web.StreamResponse:
+        if "Authorization" not in request.headers:
+            challenge = f'Bearer realm="http://{odd.address}/realm"'
+            return web.Response(status=401, headers={"WWW-Authenticate": challenge})
+        return web.Response(status=307, headers={"Location": f"http://{other}/stored"})
+
+    async def stored(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        link = f"<http://{other}/v2/stored>; rel=next"
+        return web.json_response({"tags": ["v1"]}, headers={"Link": link})
+
+    async def realm(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"token": "t"})
+
+    odd.answers |= {"tags/list": tags, "stored": stored, "realm": realm}
+    with pytest.raises(Refused):
+        await opened(odd.address).repository("team/app").tags()
+    assert seen == [None]
+    client = RegistryClient("r", URL(f"http://{odd.address}"), Fixed(None))
+    scope = "repository:team/app:pull"
+    async with client.request("GET", "/v2/team/app/tags/list", scope):
+        pass
+    async with client.request("GET", f"http://{other}/stored", scope):
+        pass
+    await client.close()
+    assert seen == [None] * 3
+
+
+async def test_accounts_of_netrc_are_shown_to_no_registry(
+    odd: Odd, opened: Opens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client of the mirror may read is asked with its own credential alone."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login admin password secret-word\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    seen: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+
+    odd.answers["manifests/v1"] = answer
+    assert not await upstream_lets(
+        parse_upstream(odd.address), image_name(odd.address, "team/app"), "manifests/v1", user="u", secret="wrong"
+    )
+    assert seen == [None, Account("u", "wrong").basic()]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_credential_counts_where_the_registry_asks_for_one(odd: Odd, asks: bool) -> None:
+    """A registry that is open to the hosts of a fleet has not looked at it."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if asks and "Authorization" not in request.headers:
+            return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+        return web.Response(headers={"Content-Type": INDEX_TYPE})
+
+    odd.answers["manifests/v1"] = answer
+    name = image_name(odd.address, "team/app")
+    assert await upstream_lets(parse_upstream(odd.address), name, "manifests/v1", user="u", secret="any") is asks
 
 
 async def test_storage_behind_a_redirect_gets_no_token(odd: Odd, opened: Opens) -> None:

@@ -12,7 +12,7 @@ from blake3 import blake3
 from store_rig import PIECE, Sample, complete_file, data_file, files, flip, pretend_other_boot, read_piece, sample
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
-from p2pdist.model.errors import Conflict, NotFound, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.store.blobs import blob as blob_module
 from p2pdist.store.blobs import vouched as vouched_module
 from p2pdist.store.blobs.blob import Blob, check_whole, require_vouched, unmark, vouch
@@ -428,9 +428,24 @@ def test_another_size_is_another_blob(store: BlobStore) -> None:
     begin(store).release()
     blob = store.begin_vouched(BLOB.digest, len(BLOB.data) + 1)
     assert blob.size == len(BLOB.data) + 1
-    for wrong in (-1, 1 << 60):
+    for wrong in (-1, 1, 1 << 60):
         with pytest.raises(UsageError):
             store.begin_vouched(digest_of(b""), wrong)
+    with pytest.raises(UsageError):
+        store.begin_vouched(BLOB.digest, 0)
+
+
+def test_a_lie_about_its_size_does_not_cost_a_blob_that_is_here(store: BlobStore) -> None:
+    """Anyone may push a manifest that names it."""
+    blob = begin(store)
+    fill(blob, BLOB)
+    assert check_whole(blob).matches
+    blob.finish()
+    blob.release()
+    for wrong in (1, BLOB.pieces.layout.size - 1, BLOB.pieces.layout.size + 1):
+        with pytest.raises(Corrupt):
+            store.begin_vouched(BLOB.digest, wrong)
+    assert begin(store) is blob and blob.complete
 
 
 def test_a_package_may_name_what_is_vouched_for(store: BlobStore) -> None:

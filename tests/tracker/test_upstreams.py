@@ -302,6 +302,21 @@ async def test_blobs_that_a_repository_has_are_asked_for_once(odd: Odd, opened: 
     assert odd.count("HEAD", blobs[0]) == 2, "for the document that names what is absent, too"
 
 
+async def test_a_manifest_that_is_a_blob_too_does_not_vouch_for_what_it_names(
+    odd: Odd, opened: Opens, tmp_path: Path
+) -> None:
+    """Its author may push the bytes of a manifest as a blob, and name blobs of others in it."""
+    image = make_image(LAYER)
+    odd.put("team/app", "v1", image)
+    odd.blobs = {image.digest: image.data}
+    documents = Documents(tmp_path / "state")
+    upstreams = opened(odd.address, documents)
+    for _ in range(2):
+        assert await upstreams.has_blob(name_at(odd), image.digest)
+        assert await upstreams.confirmed(name_at(odd), list(image.blobs), image.digest) == set()
+    documents.close()
+
+
 # -- settings
 
 

@@ -97,9 +97,8 @@ class ImageAccess:
     async def bind_blob(self, name: ImageName, digest: Digest) -> None:
         """The registry has a blob under this name: note that identities which may read the name may
         read it. Raises Refused, Unavailable."""
-        if str(name) not in self._book.readers_of(digest):
-            for found in await self._upstreams.confirmed(name, [digest], digest):
-                self._book.bind(str(name), found, ())
+        if str(name) not in self._book.readers_of(digest) and await self._upstreams.has_blob(name, digest):
+            self._book.bind(str(name), digest, ())
 
 
 def _blob_of(reference: Reference) -> Digest | None:

@@ -131,7 +131,7 @@ async def blob(request: web.Request) -> web.StreamResponse:
     known, name = _image(request)
     digest = parse_digest(request.match_info["digest"])
     size = await known.blob_size(name, digest)
-    if request.query.get("confirm") and not await known.confirmed(name, [digest], digest):
+    if request.query.get("confirm") and not await known.has_blob(name, digest):
         raise NotFound(f"{name} has no blob {digest} at its registry")
     service = request.app[SERVICE]
     if service.access is not None and not identity_of(request).reads_everything:

@@ -300,10 +300,28 @@ class Upstreams:
         return size
 
     async def confirmed(self, name: ImageName, blobs: Sequence[Digest], of: Digest) -> set[Digest]:
-        """The blobs of these, which the document `of` names, that the registry says the repository
-        has. Raises Refused, Unavailable."""
+        """The blobs of these, all that the document `of` names, of which the registry says that
+        the repository has them. Raises Refused, Unavailable."""
         if await self._recall(f"parts {name}@{of}") is not None:
             return set(blobs)
+        asked = list(dict.fromkeys(blobs))
+        answers = await self._all_confirmed(name, asked)
+        if all(answers):
+            await self._note({f"parts {name}@{of}": Descriptor("", of, 0)})
+        return {digest for digest, has in zip(asked, answers, strict=True) if has}
+
+    async def has_blob(self, name: ImageName, digest: Digest) -> bool:
+        """Whether the registry says that the repository has a blob. That says nothing of what the
+        blob names, should it be a manifest. Raises Refused, Unavailable."""
+        key = f"{name}@{digest}"
+        if key in self._confirmed or await self._recall(f"blob {key}") is not None:
+            return True
+        has = (await self._all_confirmed(name, [digest]))[0]
+        if has:
+            await self._note({f"blob {key}": Descriptor("", digest, 0)})
+        return has
+
+    async def _all_confirmed(self, name: ImageName, blobs: Sequence[Digest]) -> list[bool]:
         slots = asyncio.Semaphore(CONFIRMATIONS_AT_ONCE)
         registry = self._registry(name)
 
@@ -318,11 +336,7 @@ class Upstreams:
             remember(self._confirmed, key, None, SIZES_MAX)
             return True
 
-        asked = list(dict.fromkeys(blobs))
-        answers = await asyncio.gather(*map(confirm, asked))
-        if all(answers):
-            await self._note({f"parts {name}@{of}": Descriptor("", of, 0)})
-        return {digest for digest, has in zip(asked, answers, strict=True) if has}
+        return await asyncio.gather(*map(confirm, blobs))
 
     async def token(self, name: ImageName) -> PullToken:
         """What lets a host read the blobs of a repository for a while; empty where nothing is asked

@@ -22,7 +22,9 @@ BEARER_S = 60.0
 
 async def upstream_lets(upstream: UpstreamSettings, name: ImageName, path: str, *, user: str, secret: str) -> bool:
     """Whether the registry gives `path` of a repository, such as `manifests/v1`, to the bearer of a
-    credential: a user and a password, or without a user a token. Raises NotFound, Unavailable."""
+    credential, a user and a password, or without a user a token, and asked for one: what it gives
+    unasked it gives to this agent's address, at which the client is not. Raises NotFound,
+    Unavailable."""
 
     async def token(scope: str) -> PullToken | None:
         return PullToken(secret, BEARER_S)
@@ -40,7 +42,7 @@ async def upstream_lets(upstream: UpstreamSettings, name: ImageName, path: str, 
     headers = {"Accept": ", ".join(ACCEPTED_TYPES)}
     try:
         async with client.request(method, f"/v2/{name.repository}/{path}", scope, headers=headers):
-            return True
+            return bool(client.authentication.header(scope))
     except Refused:
         return False
     finally:

@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.tasks import Tasks
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import ImageName, ImageReference, is_tag
@@ -58,6 +59,7 @@ INDEX_DEPTH_MAX = 4
 
 Value = TypeVar("Value")
 Note = Callable[[str], None]
+Learn = Callable[[str, tuple[Digest, ...]], None]
 LearnPolicy = Callable[[str, Digest, Manifest, PackagePolicy], Awaitable[None]]
 logger = logging.getLogger(__name__)
 
@@ -85,10 +87,12 @@ class Ask(Protocol):
 
 class ConfirmedBlobs:
     """Blobs that registries have in a repository, whatever manifests name: a manifest may name any
-    blob, also such as belong to images of others. On the event loop."""
+    blob, also such as belong to images of others. `learn` hears of each under its name. On the
+    event loop."""
 
-    def __init__(self, tracked: TrackedImages, registries: UpstreamRegistries, ask: Ask) -> None:
-        self._tracked, self._registries, self._ask = tracked, registries, ask
+    def __init__(self, tracked: TrackedImages, registries: UpstreamRegistries, ask: Ask, learn: Learn) -> None:
+        self._tracked, self._registries, self._ask, self._learn = tracked, registries, ask, learn
+        self._tasks = Tasks(logger, "a blob could not be confirmed at its registry")
         self._known: OrderedDict[str, None] = OrderedDict()
         """By `name@digest`."""
 
@@ -97,6 +101,7 @@ class ConfirmedBlobs:
         is asked for once. Raises Refused and Unavailable where nothing says it."""
         key = f"{name}@{digest}"
         if key in self._known:
+            self._learn(str(name), (digest,))
             return
         await self._registries.require(name)
         size = await self._ask(
@@ -106,11 +111,28 @@ class ConfirmedBlobs:
             raise NotFound(f"{name} has no blob {digest} at its registry")
         self._known[key] = None
         _trim(self._known, SIZES_MAX)
+        self._learn(str(name), (digest,))
+
+    def ask_later(self, name: ImageName, digest: Digest) -> None:
+        """Ask for a blob, if it was not asked for, while others go on with it."""
+        if f"{name}@{digest}" not in self._known:
+            self._tasks.spawn(self._try(name, digest))
+
+    async def _try(self, name: ImageName, digest: Digest) -> None:
+        try:
+            await self.require(name, digest)
+        except P2PDistError as error:
+            logger.info("%s counts as no blob of %s: %s", digest, name, error.what)
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        await self._tasks.stop()
 
 
 class Images:
     """The images of this host. `learn` hears under which name of packages documents and blobs are
-    here, `learn_policy` what a tracker stated of an image. On the event loop."""
+    at their registry, of blobs only while `ruled`: that names decide what may be read;
+    `learn_policy` what a tracker stated of an image. On the event loop."""
 
     def __init__(
         self,
@@ -120,20 +142,21 @@ class Images:
         fetcher: BlobFetcher,
         *,
         platform: Platform,
-        learn: Callable[[str, tuple[Digest, ...]], None] = lambda name, parts: None,
+        learn: Learn = lambda name, parts: None,
+        ruled: Callable[[], bool] = lambda: False,
         learn_policy: LearnPolicy,
         wait_tracker: Callable[[Note], Awaitable[bool]] | None = None,
     ) -> None:
         self._store, self._tracked, self._registries, self._fetcher = store, tracked, registries, fetcher
         self._platform, self._wait_tracker = platform, wait_tracker
-        self._learn, self._learn_policy = learn, learn_policy
+        self._learn, self._ruled, self._learn_policy = learn, ruled, learn_policy
         self._cache: OrderedDict[str, ImageDocument] = OrderedDict()
         """By `name@digest`."""
         self._fresh: OrderedDict[str, tuple[float, Digest]] = OrderedDict()
         """By `name:tag` when it was asked for, and what it named."""
         self._sizes: OrderedDict[str, tuple[int, Digest | None]] = OrderedDict()
         """By `name@digest` the sizes of blobs, and the manifest that says so."""
-        self.confirmed = ConfirmedBlobs(tracked, registries, self._ask)
+        self.confirmed = ConfirmedBlobs(tracked, registries, self._ask, learn)
         self._read: set[str] = set()
         """Names of which all manifests in the store have been looked at."""
         self._announced: OrderedDict[str, None] = OrderedDict()
@@ -156,6 +179,7 @@ class Images:
         for task in list(self._reads.values()):
             task.cancel()
         await asyncio.gather(*self._reads.values(), return_exceptions=True)
+        await self.confirmed.stop()
         await self._registries.close()
 
     # -- manifests
@@ -242,13 +266,11 @@ class Images:
             self._cache.move_to_end(key)
             return
         document = decode_image(found.data, found.media_type)
-        parts = [found.digest]
         if isinstance(document, ImageManifest):
             for blob in document.blobs:
                 self._sizes[f"{name}@{blob.digest}"] = (blob.size, found.digest)
-                parts.append(blob.digest)
             _trim(self._sizes, SIZES_MAX)
-        self._learn(str(name), tuple(parts))
+        self._learn(str(name), (found.digest,))
         if len(found.data) <= CACHED_BYTES_MAX:
             self._cache[key] = found
             _trim(self._cache, CACHED_MAX)
@@ -329,7 +351,8 @@ class Images:
         """A blob of an image, not yet held, and its pull, started or joined; None when the blob is
         complete. Raises NotFound, Refused, Corrupt, Unavailable, DiskFull."""
         size = await self.blob_size(name, digest)
-        self._learn(str(name), (digest,))
+        if self._ruled():
+            self.confirmed.ask_later(name, digest)
         await self._announce(name, digest)
         return await self._fetcher.fetch_vouched(digest, size, self._registries.reader(name), priority)
 

@@ -45,12 +45,12 @@ class VouchedBlobs:
     ) -> tuple[Blob, BlobPull | None]:
         """The blob of `size` bytes, of which nobody has made a piece list, not yet held, and its
         pull, started or joined; None when the blob is complete. Hosts with a lease read it from
-        `upstream`. The pull of a package that brings the same blob ends first: its piece list may
-        describe something else."""
+        `upstream`. The pull of a package that brings the same blob ends first, as its piece list
+        may describe something else, and so does one of another size, as manifests state any."""
         claim = partial(self._store.begin_vouched, digest, size)
         while True:
             blob, pull = await self._registry.bring(digest, claim, priority, upstream=upstream)
-            if pull is None or pull.vouched is not None or blob.whole:
+            if pull is None or (blob.size == size and (pull.vouched is not None or blob.whole)):
                 break
             await asyncio.wait([pull.done])
             await asyncio.sleep(0)

@@ -100,9 +100,10 @@ def _mirror(files: HostFiles, socket: Path, name: str, installation: Installatio
     if (image or reference == HELLO) and done.returncode != 0:
         why = f"{name} asks the mirror ({asked} requests), but {reference} did not come: {said}"
         return Finding(subject, "failed", why, "See the agent's log, and whether the registry has the image")
-    return Finding(
-        subject, "ok", f"{name} asks the mirror at {installation.address} ({asked} requests for {reference})"
-    )
+    # ctr reads the files by itself: that says nothing of the CRI.
+    notes = all_notes(files, runtime_of(name), installation) if words[0] == "ctr" else []
+    detail = f"{name} asks the mirror at {installation.address} ({asked} requests for {reference})"
+    return Finding(subject, "ok", "; ".join([detail, *notes]))
 
 
 def mirror_status(socket: Path) -> dict[str, Any] | None:

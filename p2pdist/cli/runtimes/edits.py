@@ -25,13 +25,24 @@ MIRRORS = "registry-mirrors"
 REGISTRY_KEYS = frozenset(["prefix", "location", "insecure", "blocked", "mirror-by-digest-only", "mirror"])
 MIRROR_KEYS = frozenset(["location", "insecure", "pull-from-mirror"])
 
-_BLOCK = re.compile(rf"^{re.escape(BEGIN)}\n.*?^{re.escape(END)}\n(?:[ \t]*\n)?", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    rf"^[ \t]*{re.escape(BEGIN)}[ \t]*\r?\n.*?^[ \t]*{re.escape(END)}[ \t]*(?:\r?\n|\Z)(?:[ \t]*\r?\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+"""Editors may have changed the ends of lines, and how far they are indented."""
+
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
 
 def without_block(text: str) -> str:
     """A TOML file without what was added to it."""
     return _BLOCK.sub("", text)
+
+
+def names_mirror(text: str, urls: Iterable[str]) -> bool:
+    """Whether a file names one of these mirrors in any way."""
+    hosts = {urlsplit(url).netloc for url in urls}
+    return any(host in text for host in hosts | {host.replace("127.0.0.1", "localhost") for host in hosts})
 
 
 def parse_toml(text: str, path: str) -> dict[str, Any]:
@@ -201,14 +212,21 @@ def registry_of(text: str, upstream: str, path: str) -> dict[str, Any] | None:
         if not isinstance(registry, dict) or (registry.get("prefix") or registry.get("location")) != upstream:
             continue
         mirrors = registry.get("mirror", [])
-        plain = isinstance(mirrors, list) and all(isinstance(m, dict) and m.keys() <= MIRROR_KEYS for m in mirrors)
-        if not plain or not registry.keys() <= REGISTRY_KEYS:
+        plain = isinstance(mirrors, list) and all(
+            isinstance(mirror, dict) and mirror.keys() <= MIRROR_KEYS and _is_plain(mirror) for mirror in mirrors
+        )
+        if not plain or not registry.keys() <= REGISTRY_KEYS or not _is_plain(registry, "mirror"):
             raise Conflict(
                 f"{path} says more of {upstream} than can be repeated with a mirror",
                 remedy="Add the mirror there by hand, as its first [[registry.mirror]]",
             )
         return registry
     return None
+
+
+def _is_plain(table: Mapping[str, Any], *others: str) -> bool:
+    """Whether all values but those of `others` are strings or booleans."""
+    return all(isinstance(value, str | bool) for key, value in table.items() if key not in others)
 
 
 def mirror_location(url: str, upstream: str) -> str:

@@ -80,8 +80,19 @@ def _change(
     runtime = runtime_of(name)
     changes = tuple(planned.change for planned in plan)
     notes = all_notes(files, runtime, runtimes[name]) if name in runtimes else []
+    notes += _left(record, plan)
     changed = any(change.change != "unchanged" for change in changes)
     return Outcome(changes, tuple(notes), (runtime.after,) if changed and not dry_run else ())
+
+
+def _left(record: Record, plan: list[_Planned]) -> Iterator[str]:
+    """Of the files from which the mirror was to go, those that name it still."""
+    for path, text in ((planned.change.path, planned.change.after) for planned in plan if planned.kept is None):
+        if path in record.files and text is not None and edits.names_mirror(text, record.addresses):
+            yield (
+                f"{path} was edited since it was written, and still names the mirror: if that is not meant to stay, "
+                "take it away by hand"
+            )
 
 
 def _plan(files: HostFiles, record: Record, wanted: Record) -> Iterator[_Planned]:

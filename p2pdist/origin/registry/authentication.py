@@ -13,6 +13,7 @@ import ipaddress
 import json
 import math
 import re
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,6 +33,10 @@ TOKEN_SPARE_S = 10.0
 TOKEN_CHARACTERS_MAX = 64 << 10
 TOKENS_MAX = 10_000
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_METADATA = frozenset({"fd00:ec2::254", "100.100.100.200", "metadata.google.internal"})
+"""Where clouds give credentials to their machines, besides link-local addresses."""
+
+_NUMBERS = re.compile(r"[0-9a-fx]+(?:\.[0-9a-fx]+){0,3}\Z")
 _CHALLENGE = re.compile(r"(?:^|,)\s*(bearer|basic|[a-z][a-z0-9-]*)(?=\s+[a-z_]+\s*=|\s*(?:,|$))", re.IGNORECASE)
 _PARAMETER = re.compile(r'([a-zA-Z_]+)\s*=\s*(?:"([^"]*)"|([^\s",]+))')
 _QUOTED = re.compile(r'"[^"]*"')
@@ -166,9 +171,9 @@ class Authentication:
         token, lasts = plain.get("token") or plain.get("access_token"), plain.get("expires_in")
         if not isinstance(token, str) or not token or len(token) > TOKEN_CHARACTERS_MAX or not token.isprintable():
             raise self.refused("its realm gave no token")
-        if not isinstance(lasts, int | float) or not math.isfinite(lasts) or lasts <= 0:
+        if not isinstance(lasts, int | float) or not 0 < lasts < math.inf:
             return token, TOKEN_S
-        return token, min(TOKEN_S_MAX, float(lasts))
+        return token, float(min(TOKEN_S_MAX, lasts))
 
     def _keep(self, scope: str, header: str, lasts_s: float) -> str:
         until = time.monotonic() + max(1.0, lasts_s - TOKEN_SPARE_S)
@@ -215,12 +220,25 @@ def is_loopback(host: str) -> bool:
 
 
 def is_inner(host: str) -> bool:
-    """Whether a host's name is an address of this machine or its links alone, among them those at
-    which clouds give credentials to their machines."""
-    if host in _LOOPBACK:
+    """Whether a host's name is an address of this machine or its links alone, however it is
+    written, among them those at which clouds give credentials to their machines."""
+    name = host.lower().rstrip(".")
+    if name in _LOOPBACK or name in _METADATA or name.endswith(".localhost"):
         return True
+    address = _address_of(name.partition("%")[0])
+    return address is not None and (
+        address.is_loopback or address.is_link_local or address.is_unspecified or str(address) in _METADATA
+    )
+
+
+def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that resolvers take a name for; None for any other name. They take IPv4 addresses
+    of fewer than four numbers, and hexadecimal and octal ones, too (inet_aton)."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return address.is_loopback or address.is_link_local or address.is_unspecified
+        try:
+            return ipaddress.IPv4Address(socket.inet_aton(name)) if _NUMBERS.match(name) else None
+        except OSError:
+            return None
+    return address.ipv4_mapped or address if isinstance(address, ipaddress.IPv6Address) else address

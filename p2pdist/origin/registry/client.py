@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
+from aiohttp.helpers import get_env_proxy_for_url
 from yarl import URL
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable
@@ -137,7 +138,8 @@ class RegistryClient:
     ) -> aiohttp.ClientResponse:
         """Send a request, with a credential where the registry wants one, and follow redirects
         without it."""
-        if used := self.authentication.header(scope):
+        used = self.authentication.header(scope) if url.origin() == self.base.origin() else ""
+        if used:
             headers["Authorization"] = used
         response = await self._send(method, url, headers, data)
         if response.status == 401 and url.origin() == self.base.origin():
@@ -196,12 +198,14 @@ class RegistryClient:
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX),
                 timeout=timeout,
                 auto_decompress=False,
-                trust_env=True,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"User-Agent": "p2pdist", "Accept-Encoding": "identity"},
             )
         body = data() if callable(data) else data
-        return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
+        proxy, proxy_auth = await asyncio.to_thread(_proxy, url)
+        return await self._session.request(
+            method, url, headers=headers, data=body, allow_redirects=False, proxy=proxy, proxy_auth=proxy_auth
+        )
 
     async def _ask_realm(
         self, realm: URL, query: dict[str, str], authorization: str, form: dict[str, str] | None
@@ -253,6 +257,15 @@ async def read_limited(response: aiohttp.ClientResponse, limit: int, where: str)
     except aiohttp.ClientPayloadError as error:
         raise Corrupt(f"{where} ended {response.url.path} early", remedy="Try again") from error
     return bytes(data)
+
+
+def _proxy(url: URL) -> tuple[URL | None, aiohttp.BasicAuth | None]:
+    """The proxy of the environment through which a URL is reached; no proxy for none. A session
+    that trusts the environment would also show registries the accounts of ~/.netrc."""
+    try:
+        return get_env_proxy_for_url(url)
+    except LookupError:
+        return None, None
 
 
 def _pause_s(response: aiohttp.ClientResponse | None, tries: int) -> float:

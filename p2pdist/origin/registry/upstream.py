@@ -23,7 +23,7 @@ from typing import Any
 from aiohttp import ClientResponse
 from yarl import URL
 
-from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest, parse_digest
+from p2pdist.model.digest import EMPTY_DIGEST, Digest, digest_of, hex_of, is_digest, parse_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.image import ImageName, image_name, is_tag
 from p2pdist.model.image_manifest import (
@@ -342,7 +342,8 @@ class UpstreamRepository:
         if "next" not in response.links:
             return None
         url = URL(str(response.links["next"]["url"]))
-        if url.origin() != response.url.origin() or not url.path.startswith("/v2/"):
+        at_home = url.origin() == response.url.origin() == URL(self._registry.settings.url).origin()
+        if not at_home or not url.path.startswith("/v2/"):
             raise Refused(f"the registry {self.name.upstream} sends lists on to {url.origin()}")
         return url
 
@@ -472,7 +473,7 @@ def _stated(response: ClientResponse) -> Digest | None:
 
 
 def _possible(size: int | None, name: ImageName, digest: Digest) -> int | None:
-    if size is not None and not 0 <= size <= SIZE_MAX:
+    if size is not None and (not 0 <= size <= SIZE_MAX or (size == 0) != (digest == EMPTY_DIGEST)):
         raise Corrupt(f"{name}: the registry states an impossible size of {digest}: {size}")
     return size
 

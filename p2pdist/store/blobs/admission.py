@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.digest import EMPTY_DIGEST, Digest, parse_digest
+from p2pdist.model.errors import Corrupt, NotFound, UsageError
 from p2pdist.model.pieces import (
     PIECE_SIZE_MAX,
     PIECES_LIMIT,
@@ -75,13 +75,15 @@ class Admission:
         the digest names. Not yet held. What an earlier process left of it is read again first.
 
         A complete blob whose SHA-256 was never compared is read once. What is not what its name
-        says, or has another size, is begun anew, or Conflict when it is in use. Raises DiskFull,
-        and UsageError for a size that no blob can have.
+        says is begun anew, or Conflict when it is in use. Raises DiskFull, UsageError for a size
+        that the blob cannot have, and Corrupt for another one than that of the blob which is here.
         """
-        if not 0 <= size <= PIECES_LIMIT * PIECE_SIZE_MAX:
+        if not 0 <= size <= PIECES_LIMIT * PIECE_SIZE_MAX or (size == 0) != (digest == EMPTY_DIGEST):
             raise UsageError(f"no blob has {size} bytes")
 
         def usable(found: Blob) -> bool:
+            if found.size != size and self._is_whole(found):
+                raise Corrupt(f"{digest} has {found.size} bytes, and not {size}", remedy="Push the image again")
             return found.size == size and (found.vouched is not None or self._is_whole(found))
 
         return self._begin(digest, PieceLayout(size, piece_size_for(size)), None, usable)
