@@ -232,6 +232,32 @@ async def test_a_manifest_that_lies_about_sizes_harms_no_other_image(odd: Odd, s
     assert here.complete and here.size == len(image.blobs[layer])
 
 
+async def test_a_manifest_that_names_what_its_repository_lacks_harms_no_other_image(odd: Odd, site: ImageSite) -> None:
+    """The pull that it began on this host is that of the other image, too."""
+    image = make_image(LAYERS[2], architecture=HERE)
+    layer = Digest(json.loads(image.data)["layers"][0]["digest"])
+    agent, asked, answer = await site.agent("h0"), asyncio.Event(), asyncio.Event()
+
+    async def absent(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        await answer.wait()
+        return web.Response(status=404)
+
+    for repository in ("evil/app", "team/app"):
+        odd.put(repository, "v1", image)
+    odd.answers[f"evil/app/blobs/{layer}"] = absent
+    evil, name = image_name(odd.address, "evil/app"), image_name(odd.address, "team/app")
+    for each in (evil, name):
+        await agent.images.manifest(each, "v1")
+    _, begun = await agent.images.fetch_blob(evil, layer)
+    await asked.wait()
+    _, joined = await agent.images.fetch_blob(name, layer)
+    assert begun is not None and joined is begun
+    answer.set()
+    await asyncio.wait_for(asyncio.shield(joined.done), 30)
+    assert held(agent, image)[layer] == image.blobs[layer]
+
+
 async def test_a_registry_that_sends_other_bytes_is_named(odd: Odd, site: ImageSite) -> None:
     image = publish(odd)
     victim = max(image.blobs, key=lambda digest: len(image.blobs[digest]))

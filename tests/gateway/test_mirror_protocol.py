@@ -184,7 +184,11 @@ async def test_a_blob_that_is_here_is_sent_from_the_store(http: aiohttp.ClientSe
     async with http.head(rig.path("team/app", f"blobs/{layer}")) as answer:
         assert answer.headers["Content-Length"] == str(len(image.blobs[layer]))
         assert answer.headers["Docker-Content-Digest"] == layer
-    assert rig.agent.mirrored.requests["blob", "ok", "store"] == 1
+    for method in ("GET", "HEAD"):
+        known = {"If-None-Match": f'"{layer}"'}
+        async with http.request(method, rig.path("team/app", f"blobs/{layer}"), headers=known) as answer:
+            assert (answer.status, answer.headers["ETag"], await answer.read()) == (304, f'"{layer}"', b"")
+    assert rig.agent.mirrored.requests["blob", "ok", "store"] == 2
     assert rig.agent.mirrored.bytes["store"] == len(image.blobs[layer])
 
 

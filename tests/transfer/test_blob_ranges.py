@@ -88,7 +88,19 @@ async def test_the_whole_blob(holder: Holder, blob: SampleBlob, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "wanted", ["0-0", "0-65535", "65535-65536", "1000-200000", "2622000-", "-1", "-100000", "-99999999", "5-99999999"]
+    "wanted",
+    [
+        "0-0",
+        "0-65535",
+        "65535-65536",
+        "1000-200000",
+        "2622000-",
+        "-1",
+        "-100000",
+        "-99999999",
+        "5-99999999",
+        "5-18446744073709551615",
+    ],
 )
 async def test_a_range(holder: Holder, blob: SampleBlob, tmp_path: Path, wanted: str) -> None:
     first, _, last = wanted.partition("-")

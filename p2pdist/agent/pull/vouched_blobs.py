@@ -18,13 +18,46 @@ from p2pdist.agent.pull.registry import Registry
 from p2pdist.agent.pull.vouched import listing_of, statements
 from p2pdist.agent.tasks import Tasks
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused
 from p2pdist.model.messages import LISTED_MAX, Basis, KnownPieces, Listed, Priority, Recall, Reread, Vouched
 from p2pdist.model.pieces import PieceList
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
+SOURCES_MAX = 8
+"""Repositories that are tried for one blob."""
+
 logger = logging.getLogger(__name__)
+
+
+class Sources:
+    """Where one blob can be read: in the repositories under whose names it was asked for. A
+    manifest may name a blob that its own repository does not have, so each of them is tried."""
+
+    def __init__(self) -> None:
+        self._sources: list[RangeSource] = []
+        """Those that refused last come last."""
+
+    def add(self, source: RangeSource) -> None:
+        """Try another one, too, and first; one that is equal to it is known already."""
+        if source not in self._sources:
+            self._sources.insert(0, source)
+            del self._sources[SOURCES_MAX:]
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """`length` bytes of the blob. Raises P2PDistError, that of the last one tried."""
+        tried: list[RangeSource] = []
+        while True:
+            source = next(source for source in self._sources if source not in tried)
+            try:
+                return await source.read_range(digest, start, length)
+            except (NotFound, Refused):
+                tried.append(source)
+                if source in self._sources:
+                    self._sources.remove(source)
+                    self._sources.append(source)
+                if all(other in tried for other in self._sources):
+                    raise
 
 
 class VouchedBlobs:
@@ -34,6 +67,8 @@ class VouchedBlobs:
         self._store, self._registry, self._send = store, registry, send
         self._watched: set[Digest] = set()
         """The blobs that are being pulled."""
+        self._sources: dict[Digest, Sources] = {}
+        """Of the blobs that are being pulled."""
         self._tasks = Tasks(logger, "a blob without a piece list could not be looked after")
 
     async def stop(self) -> None:
@@ -49,19 +84,27 @@ class VouchedBlobs:
         may describe something else, and so does one of another size, as manifests state any."""
         claim = partial(self._store.begin_vouched, digest, size)
         while True:
-            blob, pull = await self._registry.bring(digest, claim, priority, upstream=upstream)
+            sources = self._sources.setdefault(digest, Sources())
+            sources.add(upstream)
+            try:
+                blob, pull = await self._registry.bring(digest, claim, priority, upstream=sources)
+            finally:
+                if digest not in self._watched:
+                    self._sources.pop(digest, None)
             if pull is None or (blob.size == size and (pull.vouched is not None or blob.whole)):
                 break
             await asyncio.wait([pull.done])
             await asyncio.sleep(0)
         if pull is not None and digest not in self._watched:
             self._watched.add(digest)
+            self._sources[digest] = sources
             pull.done.add_done_callback(partial(self._ended, digest))
         return blob, pull
 
     def _ended(self, digest: Digest, done: asyncio.Future[None]) -> None:
         """A pull has ended. Nothing of what is wrong is kept: it would be wrong again."""
         self._watched.discard(digest)
+        self._sources.pop(digest, None)
         if not done.cancelled() and isinstance(done.exception(), Corrupt):
             self._tasks.spawn(self._registry.discard(digest))
 

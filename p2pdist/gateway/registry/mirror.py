@@ -220,6 +220,8 @@ async def _by(deadline: float, work: Awaitable[_Value]) -> _Value:
 
 async def _head(request: web.Request, digest: Digest, size: int) -> Sent:
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes", "Docker-Content-Digest": str(digest), **VERSION}
+    if _is_current(request, digest):
+        return Sent(web.Response(status=304, headers=headers), "none", True)
     response = web.StreamResponse(headers=headers)
     response.content_type = "application/octet-stream"
     response.content_length = size
@@ -230,9 +232,14 @@ async def _head(request: web.Request, digest: Digest, size: int) -> Sent:
 def _manifest(request: web.Request, document: ImageDocument) -> web.Response:
     media_type = document.media_type if _MEDIA_TYPE.match(document.media_type) else "application/octet-stream"
     headers = {"ETag": f'"{document.digest}"', "Docker-Content-Digest": str(document.digest)}
-    if any(tag.value in (document.digest, "*") for tag in request.if_none_match or ()):
+    if _is_current(request, document.digest):
         return web.Response(status=304, headers=headers)
     return web.Response(body=document.data, headers={**headers, "Content-Type": media_type})
+
+
+def _is_current(request: web.Request, digest: Digest) -> bool:
+    """Whether the client has what it asks for already (RFC 9110, 13.1.2)."""
+    return any(tag.value in (digest, "*") for tag in request.if_none_match or ())
 
 
 def _count(request: web.Request) -> int:

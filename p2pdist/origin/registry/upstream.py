@@ -121,6 +121,13 @@ class UpstreamRepository:
         self._scope = f"repository:{name.repository}:pull"
         self._probing = asyncio.Lock()
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one reads the same repository by the same connections."""
+        return isinstance(other, UpstreamRepository) and (self._registry, self.name) == (other._registry, other.name)
+
+    def __hash__(self) -> int:
+        return hash((self._registry, self.name))
+
     @property
     def ranges(self) -> bool | None:
         """Whether blobs can be read by ranges; None until one was read."""

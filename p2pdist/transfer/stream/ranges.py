@@ -37,7 +37,7 @@ CONTENT_TYPE = "application/octet-stream"
 
 logger = logging.getLogger(__name__)
 _UNIT = re.compile(r"bytes=(?=[ \t,0-9-])", re.IGNORECASE)
-_RANGE = re.compile(r"[ \t]*([0-9]{0,19})-([0-9]{0,19})[ \t]*\Z")
+_RANGE = re.compile(r"[ \t]*([0-9]{0,20})-([0-9]{0,20})[ \t]*\Z")
 
 WaitFor = Callable[[int], Awaitable[None]]
 
