@@ -208,6 +208,7 @@ class OriginReader:
             # The thread cannot be stopped, and the pull would wait for ever for a piece that is
             # stored without an event.
             await asyncio.wait([storing])
+            storing.exception()  # marks it as seen: nothing more is read, whatever it says
             raise
 
     async def _read(self, offset: int, length: int) -> bytes:
