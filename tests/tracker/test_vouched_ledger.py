@@ -109,6 +109,15 @@ def test_a_host_that_says_otherwise_later_is_heard_once() -> None:
     assert book.judge("d", matches=True) == "held"
 
 
+def test_what_a_host_says_again_is_no_news() -> None:
+    """Each judgement has the tracker look at all hosts of the swarm, and one host could send them
+    without an end."""
+    ledger = stated(*[RIGHT] * COUNT).ledger
+    said = [ledger.judge("c", "c", matches, now=0.0) for matches in (False, False, True, True, False)]
+    assert said == [True, False, True, False, False]
+    assert list(ledger.round.matching) == ["c"]
+
+
 def test_more_mismatches_than_matches_undo_a_list_that_was_held() -> None:
     """Two liars may be the first to judge."""
     book = stated(*[WRONG] * COUNT, judges=[*"abcdefg"])

@@ -40,6 +40,7 @@ from tracker.core.events import (
     Tick,
 )
 from tracker.core.fleet import Fleet
+from tracker.core.host import Host
 from tracker.core.vouching import vouching
 from tracker.core.vouching.ledger import JUDGES_WAIT_S
 from tracker.core.vouching.liars import PENALTY_S
@@ -472,6 +473,31 @@ def test_an_arbiter_that_has_become_whole_states_the_rest() -> None:
     control.vouch(arbiter, ALL, round_=1, basis="whole")
     control.judge(*[host for host in others if host != arbiter][:2], matches=True, round_=1)
     assert control.blamed() == [reader]
+
+
+class Lookups(dict[str, Host]):
+    """Hosts by name, and how often one was looked up."""
+
+    count = 0
+
+    def get(self, name: str, default: Host | None = None) -> Host | None:  # type: ignore[override]
+        self.count += 1
+        return super().get(name, default)
+
+
+def test_judgements_do_not_each_look_at_all_hosts() -> None:
+    """Ten thousand hosts judge at one moment."""
+    count = 100
+    control, reader, others = swarm(count)
+    control.vouch(reader, ALL)
+    case = control.fleet.vouching._cases[BLOB]
+    hosts = Lookups(control.fleet.hosts)
+    for host in others:
+        case.ledger.judge(host, host, False, now=control.now)
+        assert not case.all_judged(hosts)
+    assert hosts.count < 10 * count
+    case.ledger.judge(reader, reader, False, now=control.now)
+    assert case.all_judged(hosts)
 
 
 def test_the_next_arbiter_had_no_part_in_what_failed() -> None:

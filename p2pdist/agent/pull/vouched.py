@@ -253,6 +253,13 @@ class VouchedPull:
         for message in statements(self._blob.digest, self.list.view.read_here(), "read"):
             self._context.send(message)
 
+    def _tell_all(self) -> None:
+        """Tell the tracker all that is known of the list."""
+        self.restate()
+        basis: Basis = "whole" if self.list.proven else "told"
+        for known in statements(self._blob.digest, self.list.view.told(), basis):
+            self._context.send(known)
+
     def receive(self, message: Listed | Reread | Recall) -> None:
         """Take in what the tracker sends."""
         match message:
@@ -261,10 +268,7 @@ class VouchedPull:
             case Reread(_, round_):
                 self._reread(round_)
             case Recall():
-                self.restate()
-                basis: Basis = "whole" if self.list.proven else "told"
-                for known in statements(self._blob.digest, self.list.view.told(), basis):
-                    self._context.send(known)
+                self._tell_all()
 
     def _listed(self, message: Listed) -> None:
         try:
@@ -308,6 +312,10 @@ class VouchedPull:
                 self._tasks.spawn(self._check(number))
             case Judge(matches, round_):
                 self._statements.leave()
+                if matches and self._left:
+                    # The arbiter reads no further, and what it has is the rest of its list. Once
+                    # the pull has ended it knows no round that the tracker could be told of.
+                    self._tell_all()
                 self._context.send(Judged(self._blob.digest, round_, matches))
             case VerifyPieces():
                 self._tasks.spawn(self._verify())

@@ -46,6 +46,8 @@ class Case:
     """What was sent, in few messages, for hosts that come later."""
     accusations: dict[tuple[str, str], None] = field(default_factory=dict)
     """(host, voter) of complaints of wrong bytes in this round."""
+    awaited: str = ""
+    """A host that had not judged the present round when that was looked at last. `all_judged`."""
     failed_at: float = inf
 
     @property
@@ -120,11 +122,22 @@ class Case:
         return Broadcast(tuple(self.followers.values()), Listed(self.swarm.blob, self.ledger.round.number, (), b""))
 
     def all_judged(self, hosts: Mapping[str, Host]) -> bool:
-        """Whether each host that follows the list has judged the present round."""
+        """Whether each host that follows the list has judged the present round. One that has not is
+        remembered: many hosts judge at one moment, and this is asked after each."""
+        if self._waits(self.awaited, hosts):
+            return False
         self.drop_stale(hosts)
-        here = self.ledger.round
-        votes = here.matching | here.own | here.against
-        return all((hosts[name].voter or name) in votes for name in self.followers)
+        # Hosts that came first are the first to judge: the last one is awaited for longest.
+        self.awaited = next((name for name in reversed(self.followers) if self._waits(name, hosts)), "")
+        return not self.awaited
+
+    def _waits(self, name: str, hosts: Mapping[str, Host]) -> bool:
+        """Whether a host follows the list, is there, and has not judged the present round."""
+        here, host = self.ledger.round, hosts.get(name)
+        if host is None or self.followers.get(name) != host.session or name not in self.swarm.members:
+            return False
+        voter = host.voter or name
+        return voter not in here.matching and voter not in here.own and voter not in here.against
 
     def _listed(self, pieces: list[int]) -> Listed:
         hashes = self.ledger.round.hashes

@@ -97,6 +97,8 @@ class Round:
     """Voters of which a host said that the list does not match."""
     doubted_at: float | None = None
     """When the first one said so."""
+    judged: dict[str, bool] = field(default_factory=dict)
+    """By host what it said last of the list."""
     arbiter_against: bool = False
     """Whether the arbiter says so of its own list."""
 
@@ -203,10 +205,14 @@ class Ledger:
 
     # -- judgements
 
-    def judge(self, host: str, voter: str, matches: bool, *, now: float) -> None:
-        """A host that has all pieces as the present list says has compared the whole. `voter`: for
-        whom it speaks."""
+    def judge(self, host: str, voter: str, matches: bool, *, now: float) -> bool:
+        """A host that has all pieces as the present list says has compared the whole; returns
+        whether that is news. What a host found to match it cannot find otherwise. `voter`: for
+        which host or address it speaks."""
         now_round = self.round
+        if now_round.judged.get(host) in (True, matches):
+            return False
+        now_round.judged[host] = matches
         for votes in (now_round.matching, now_round.own, now_round.against):
             votes.pop(voter, None)
         if host == now_round.arbiter:
@@ -218,6 +224,7 @@ class Ledger:
             now_round.own[voter] = None
         else:
             now_round.matching[voter] = None
+        return True
 
     def decide(self, all_judged: Callable[[], bool], *, now: float) -> Decision:
         """What becomes of the present list. `all_judged` says whether no other host is there that

@@ -156,9 +156,10 @@ class Vouching:
         self._busy[case.swarm.key] = case
         if message.matches:
             case.followers.pop(host.name, None)
-        if message.round != case.ledger.round.number:
+        if message.round != case.ledger.round.number or not case.ledger.judge(
+            host.name, host.voter or host.name, message.matches, now=now
+        ):
             return []
-        case.ledger.judge(host.name, host.voter or host.name, message.matches, now=now)
         case.swarm.record(now, f"{host.name} finds that the whole {'matches' if message.matches else 'does not match'}")
         if message.matches and host.name == case.ledger.round.arbiter and not case.ledger.round.complete:
             # It has become whole on the way, and reads no further: what it has is the rest.
