@@ -152,13 +152,15 @@ def guard(
                 return await handler(request)  # it says that nothing is there
             identity = OPEN if identify is None else await identify(request)
             request[_KEY] = identity
-            if identity.kind == "open":
-                if names is not None and right != "open":
-                    names.check(request)
-            elif right is None or route is None:
-                raise NotFound(f"{request.method} {request.path[:200]}: it is not served")
-            elif right not in CHECKED_BY_HANDLER:
-                identity.require(right, route.also)
+            # An image may be for any process of this machine while access is on, too.
+            nameless = identity.kind == "open" or (identity.kind == "anonymous" and right == "image")
+            if names is not None and right != "open" and nameless:
+                names.check(request)
+            if identity.kind != "open":
+                if right is None or route is None:
+                    raise NotFound(f"{request.method} {request.path[:200]}: it is not served")
+                if right not in CHECKED_BY_HANDLER:
+                    identity.require(right, route.also)
             return await handler(request)
         except Refused as error:
             refused(request, right, error)

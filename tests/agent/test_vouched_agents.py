@@ -213,15 +213,8 @@ async def test_a_lying_host_costs_a_reading_and_its_name(site: Site, pieces: tup
     assert site.upstream.copies <= 4, "what the liar read, what the arbiter does, and what roots read meanwhile"
     (result,) = await begun
     assert is_whole(result, DATA), "it has what the others have"
-<<<<<<< HEAD
     assert site.liars in ([], ["h1"])
     assert pieces or site.liars == ["h1"]
-=======
-    service = site.service
-    assert service is not None and list(service.fleet.vouching.liars.until) in ([], ["h1"])
-    if any(pieces):
-        return
-    assert list(service.fleet.vouching.liars.until) == ["h1"]
 
 
 class Recorder:
@@ -269,7 +262,6 @@ async def test_an_arbiter_that_becomes_whole_on_the_way_states_the_rest(tmp_path
         *range(COUNT)
     }
     store.close()
->>>>>>> rev-a
 
 
 async def test_the_right_bytes_come_although_upstream_was_wrong_for_a_while(site: Site) -> None:
@@ -319,11 +311,7 @@ async def test_a_disk_that_turns_a_bit_is_no_lie(site: Site, monkeypatch: pytest
         file.write(b"\0" * 10)
     gate.set()
     assert all(is_whole(blob, DATA) for blob in await pulling)
-<<<<<<< HEAD
     assert not site.liars
-=======
-    assert site.service is not None and not site.service.fleet.vouching.liars.until
->>>>>>> rev-a
 
 
 # -- upstream
@@ -454,11 +442,7 @@ async def test_a_tracker_that_is_lost_and_comes_back_learns_the_list(site: Site)
     await site.start_tracker()
     assert all(is_whole(blob, DATA) for blob in await pulling)
     assert site.upstream.copies <= 1.5
-<<<<<<< HEAD
     assert not site.liars
-=======
-    assert site.service is not None and not site.service.fleet.vouching.liars.until
->>>>>>> rev-a
 
 
 async def test_pulls_end_without_the_tracker_that_began_them(site: Site) -> None:

@@ -37,7 +37,7 @@ from p2pdist.model.image import ImageName
 from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.connections import address_key, in_use
-from p2pdist.transfer.guard import Identify, guard, identity_of, peer_of
+from p2pdist.transfer.guard import Identify, OwnNames, guard, identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Query, Route, route_of, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.ranges import RangeOptions, serve_range
@@ -272,7 +272,9 @@ def make_mirror_app(agent: Agent) -> web.Application:
     """The application for the mirror's own port on loopback, in plain."""
     mirror = make_mirror(agent, loopback=True)
     identify = image_identities(agent, loopback=True)
-    app = web.Application(middlewares=[problems, mirror.failures, guard(identify)], client_max_size=1 << 16)
+    app = web.Application(
+        middlewares=[problems, mirror.failures, guard(identify, names=OwnNames())], client_max_size=1 << 16
+    )
     app.on_response_prepare.append(name_request)
     serve(app, mirror_routes(mirror), title="p2pdist agent, as a mirror of container registries")
     return app

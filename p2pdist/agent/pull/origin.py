@@ -208,11 +208,7 @@ class OriginReader:
             # The thread cannot be stopped, and the pull would wait for ever for a piece that is
             # stored without an event.
             await asyncio.wait([storing])
-<<<<<<< HEAD
             storing.exception()  # marks it as seen: the stream has ended for another reason
-=======
-            storing.exception()  # marks it as seen: nothing more is read, whatever it says
->>>>>>> rev-a
             raise
 
     async def _read(self, offset: int, length: int) -> bytes:
