@@ -38,7 +38,8 @@ from p2pdist.model.preseed import RankRequest, decode_request
 from p2pdist.model.url import redacted, secrets_in
 from p2pdist.mount.records import _parse as parse_record
 from p2pdist.mount.records import parse_process
-from p2pdist.origin.registry.client import _reason, docker_account
+from p2pdist.origin.registry.accounts import docker_accounts
+from p2pdist.origin.registry.client import _reason
 from p2pdist.package.repository.gc import read_document
 from p2pdist.package.source.project import read_project
 from p2pdist.package.source.trace import read_trace
@@ -207,7 +208,7 @@ def _collected(data: bytes) -> object:
     return read_document(data, "application/vnd.oci.image.manifest.v1+json")
 
 
-_account = _file(lambda path: docker_account("r.example", path), "config.json")
+_account = _file(lambda path: docker_accounts("r.example", path), "config.json")
 
 
 def _changes(data: bytes) -> list[Any]:
