@@ -14,7 +14,7 @@ from site_rig import Agent, Site, running_site, until, wait_for
 
 from p2pdist.package.archive.import_ import this_platform
 
-pytestmark = needs_registry
+pytestmark = [needs_registry, pytest.mark.slow]
 HERE = this_platform().architecture
 LAYERS = ({"bin/hello": b"#!/bin/sh\necho hello of the image\n"}, {"data": bytes(range(256)) * 20_000})
 

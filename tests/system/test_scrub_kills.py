@@ -8,6 +8,8 @@ from pathlib import Path
 
 from site_rig import Agent, Site, until
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

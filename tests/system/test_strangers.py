@@ -36,6 +36,8 @@ from p2pdist.model.messages import (
 from p2pdist.model.pieces import PieceLayout, PieceSet, piece_size_for
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 HALF = b"GET /healthz HTTP/1.1\r\nHost: agent\r\nX-Half: "
 
