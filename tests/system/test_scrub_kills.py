@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from site_rig import Agent, Site, until
 
 pytestmark = pytest.mark.slow
