@@ -171,7 +171,7 @@ class Mirror:
             failure = as_failure(error, kind if known else "")
             self._counts.answered(kind, failure.status, "none")
             if failure.status >= 500:
-                logger.info("%s %s is not answered: %s", request.method, request.path[:200], failure.what)
+                logger.info("%s %s is not answered: %s", request.method, request.rel_url.raw_path[:200], failure.what)
             return failure_response(failure)
         finally:
             self._answering -= 1
