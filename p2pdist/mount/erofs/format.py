@@ -21,6 +21,7 @@ SUPERBLOCK_AT = 1024
 MAGIC = 0xE0F5E1E2
 _COMPAT_MTIME = 2
 _INCOMPAT_CHUNKED_FILE = 4
+_INCOMPAT_DEVICE_TABLE = 8
 
 INODE = struct.Struct("<HHHHQIIIIqII16x")
 PLAIN, INLINE, CHUNKED = 1, 1 | 2 << 1, 1 | 4 << 1
@@ -45,6 +46,17 @@ CHUNK_SIZE = BLOCK_SIZE << CHUNK_BITS
 """Chunks are as long as they can be, 8 TiB, so nearly every file has one."""
 
 HOLE = b"\xff\xff\xff\xff"
+
+DEVICE_SLOT = struct.Struct("<64xI60x")
+"""A device of the image: how many blocks it has."""
+
+_CHUNK_INDEXES = 0x20
+"""Of the format of a chunked inode: a chunk is said by device and block, in 8 bytes."""
+
+_CHUNK_INDEX = struct.Struct("<HHI")
+_DEVICE = 1
+"""The number of the first device beside the image."""
+
 _SECOND_NS = 10**9
 
 
@@ -111,6 +123,17 @@ def file_inode(entry: File, number: int, links: int) -> bytes:
     return head + HOLE * file_chunks(entry.size)
 
 
+def device_file_inode(entry: File, number: int, links: int, block: int) -> bytes:
+    """The inode of a regular file with content, which lies in the image's device from `block`
+    on."""
+    body = xattr_body(entry.xattrs)
+    form = CHUNK_BITS | _CHUNK_INDEXES
+    head = inode(CHUNKED, stat.S_IFREG | entry.mode, number, entry.mtime_ns, entry.size, form, links, body)
+    steps = range(0, file_chunks(entry.size) << CHUNK_BITS, 1 << CHUNK_BITS)
+    indexes = (_CHUNK_INDEX.pack(0, _DEVICE, block + step) for step in steps)
+    return head + bytes(-len(head) % _CHUNK_INDEX.size) + b"".join(indexes)
+
+
 def file_chunks(size: int) -> int:
     """How many chunks a file of `size` bytes has."""
     return -(-size // CHUNK_SIZE)
@@ -124,11 +147,14 @@ def identity(parts: bytes, root: bytes) -> bytes:
     return blake3(parts + root).digest(16)
 
 
-def superblock(inodes: int, blocks: int, identity: bytes) -> bytes:
-    """The superblock of an image of `blocks` blocks; `identity` see there."""
+def superblock(inodes: int, blocks: int, identity: bytes, device_at: int = 0) -> bytes:
+    """The superblock of an image of `blocks` blocks; `identity` see there. `device_at` is where the
+    slot of its device is, 0 for none."""
+    features = _INCOMPAT_CHUNKED_FILE | (_INCOMPAT_DEVICE_TABLE if device_at else 0)
+    devices, slot = (1, device_at // DEVICE_SLOT.size) if device_at else (0, 0)
     # fmt: off
     return SUPERBLOCK.pack(
         MAGIC, 0, _COMPAT_MTIME, BLOCK_SIZE.bit_length() - 1, 0, ROOT_AT // SLOT, inodes, 0, 0, blocks, 0, 0,
-        identity, b"", _INCOMPAT_CHUNKED_FILE, 0, 0, 0, 0, 0, 0, 0,
+        identity, b"", features, 0, devices, slot, 0, 0, 0, 0,
     )
     # fmt: on

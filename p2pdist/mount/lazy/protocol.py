@@ -1,0 +1,80 @@
+"""What an agent and the supervisor of a lazy view say to each other, over a Unix socket that keeps
+messages apart (SOCK_SEQPACKET).
+
+The supervisor says GREETING first, with the descriptor through which the agent fills the device,
+and how many readers it has refused so far because nothing filled what they waited for; then FAULT
+for each reader that waits, those of before among them, and EXPIRED for each that it refuses. The
+agent says ANSWER for a reader whose bytes are in the device (error 0), or will not be; WHOLE when
+nothing is missing any more; DROP when the view is gone. After the last two the supervisor ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+GREETING, FAULT, EXPIRED = 1, 2, 3
+ANSWER, WHOLE, DROP = 1, 2, 3
+
+NOTICE = struct.Struct("=IIQQ")
+"""From the supervisor: kind, key, offset, count."""
+
+ORDER = struct.Struct("=III")
+"""From the agent: kind, key, error."""
+
+SOCKET, DEVICE, MARK = "socket", "device", "whole"
+"""Files of a lazy view: the socket, the device, and the mark that the device lacks nothing."""
+
+CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A message of the supervisor."""
+
+    kind: int
+    key: int
+    offset: int
+    count: int
+
+    @classmethod
+    def parse(cls, data: bytes) -> Notice | None:
+        """None for what is no such message."""
+        return cls(*NOTICE.unpack(data)) if len(data) == NOTICE.size else None
+
+
+def connect(directory: Path) -> tuple[socket.socket, int, int]:
+    """A connection to the supervisor of the view in `directory`, the descriptor for filling the
+    device, which the caller closes, and how many readers were refused. Raises OSError where none
+    is there."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(CONNECT_S)
+        # The path of a socket may have 107 bytes, that of a store is longer.
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            connection.connect(f"/proc/self/fd/{place}/{SOCKET}")
+        finally:
+            os.close(place)
+        data, descriptors, _, _ = socket.recv_fds(connection, NOTICE.size, 1)
+        notice = Notice.parse(data)
+        if notice is None or notice.kind != GREETING or len(descriptors) != 1:
+            raise ConnectionError("the supervisor of a lazy view has ended")
+        return connection, descriptors[0], notice.count
+    except BaseException:
+        connection.close()
+        raise
+
+
+
+def dismiss(directory: Path) -> None:
+    """Have the supervisor of a view that is gone end, if there is one."""
+    with suppress(OSError):
+        connection, filler, _ = connect(directory)
+        os.close(filler)
+        with connection:
+            connection.send(ORDER.pack(DROP, 0, 0))

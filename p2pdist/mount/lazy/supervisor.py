@@ -1,0 +1,294 @@
+"""The supervisor of one lazy view: a small process that keeps readers waiting while the agent is
+gone.
+
+Theory. The kernel lets the readers of a file go on, and read zeros, once the last descriptor of the
+fanotify group that is asked about the file is closed. So two processes hold it, and neither is the
+agent: the supervisor, which reads events and answers them as the agent says, and its guard, which
+waits for the supervisor to end and takes its place, with a guard of its own. What readers wait for
+stands in memory that both share, so the guard goes on where the supervisor was killed. Readers that
+the supervisor had read and not yet noted get EIO.
+
+An event is answered by the number of the descriptor that came with it, in the process that read
+it. After a takeover these numbers are kept occupied, or an event of the new process could have the
+number of one of the old.
+
+A reader waits for LIMIT_S at most, whether an agent is connected or not, then it gets EIO. Both
+processes ignore the signals that end services, and leave the control group of the agent's service,
+which a service manager kills as a whole. They import nothing of the project but this folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pdist.mount.lazy import fanotify
+from p2pdist.mount.lazy.fanotify import Fault
+from p2pdist.mount.lazy.protocol import (
+    ANSWER,
+    DEVICE,
+    DROP,
+    EXPIRED,
+    FAULT,
+    GREETING,
+    NOTICE,
+    ORDER,
+    SOCKET,
+    WHOLE,
+)
+
+LIMIT_S = 60.0
+KEYS_MAX = 4096
+"""Descriptors of a supervisor, and so readers that wait for it at once; one more gets EPERM."""
+
+POLL_S = 0.5
+READY_S = 10.0
+LOG = "supervisor.log"
+_SLOT = struct.Struct("=QQd")
+"""A reader that waits, by key: offset, count, and since when (CLOCK_MONOTONIC); 0 for none."""
+
+_CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/systemd/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs")
+
+
+class _Pending:
+    """The readers that wait, in memory that survives the process which notes them."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, KEYS_MAX * _SLOT.size)
+
+    def put(self, fault: Fault) -> None:
+        _SLOT.pack_into(self._memory, fault.key * _SLOT.size, fault.offset, fault.count, time.monotonic())
+
+    def remove(self, key: int) -> None:
+        _SLOT.pack_into(self._memory, key * _SLOT.size, 0, 0, 0.0)
+
+    def all(self) -> list[tuple[Fault, float]]:
+        slots = enumerate(_SLOT.iter_unpack(self._memory))
+        return [(Fault(key, offset, count), since) for key, (offset, count, since) in slots if since]
+
+
+class _Supervisor:
+    """One of the two processes: the guard while `watch` waits, then the supervisor."""
+
+    def __init__(self, directory: Path, limit_s: float) -> None:
+        self._directory, self._limit_s = directory, limit_s
+        self._device = directory / DEVICE
+        self._filler = fanotify.open_silently(self._device)
+        self._group = fanotify.open_group()
+        fanotify.mark(self._group, self._device)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        os.chdir(directory)
+        self._listener.bind(SOCKET)
+        self._listener.listen(8)
+        os.chdir("/")
+        self._pending = _Pending()
+        self._refused = 0
+        """Readers that got EIO because their time was up."""
+        self._agent: socket.socket | None = None
+        self._guard = self._guard_fd = -1
+        """The other process, and what becomes readable when it ends."""
+
+    def run(self) -> None:
+        """Serve until the device is whole, or the view is gone."""
+        self._hire()
+        while True:
+            ready = _ready((self._group, self._listener, self._guard_fd, self._agent))
+            if self._guard_fd in ready:
+                os.close(self._guard_fd)
+                os.waitpid(self._guard, 0)
+                self._hire()
+            if self._listener in ready:
+                self._accept()
+            elif self._agent in ready and self._obey():
+                return
+            if self._group in ready:
+                self._take()
+            self._expire()
+
+    # -- the other process
+
+    def _hire(self) -> None:
+        """Have a guard. It waits until this process ends, and takes its place."""
+        here = os.getpid()
+        mine = os.pidfd_open(here)
+        child = os.fork()
+        if child == 0:
+            if self._guard_fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(self._guard_fd)
+            if self._agent is not None:
+                self._agent.close()
+                self._agent = None
+            while not _ready((mine,)):
+                pass
+            os.close(mine)
+            self._take_over()
+            self.run()
+            os._exit(0)
+        os.close(mine)
+        self._guard, self._guard_fd = child, os.pidfd_open(child)
+
+    def _take_over(self) -> None:
+        """Go on for a supervisor that has ended."""
+        self._say("the supervisor was killed, its guard takes its place")
+        self._guard_fd = -1
+        keys = {fault.key for fault, _ in self._pending.all()}
+        blank = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for key in range(KEYS_MAX):
+            if key not in keys:  # it may have been read and not noted
+                fanotify.answer(self._group, key, errno.EIO)
+            elif not _is_open(key):
+                os.dup2(blank, key, inheritable=False)
+
+    # -- readers
+
+    def _take(self) -> None:
+        """Note the readers that have come, and tell the agent."""
+        try:
+            faults = fanotify.read_faults(self._group)
+        except OSError as error:
+            self._say(f"a reader is refused: {error}")
+            return
+        for fault in faults:
+            self._pending.put(fault)
+            self._tell(FAULT, fault.key, fault.offset, fault.count)
+
+    def _answer(self, key: int, error: int) -> None:
+        fanotify.answer(self._group, key, error)
+        self._pending.remove(key)
+        with contextlib.suppress(OSError):
+            os.close(key)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for fault, since in self._pending.all():
+            if now - since > self._limit_s:
+                self._answer(fault.key, errno.EIO)
+                self._refused += 1
+                why = "no agent runs" if self._agent is None else "the agent has not brought them"
+                self._say(f"a reader of {fault.count} bytes at {fault.offset} gets EIO: {why}")
+                self._tell(EXPIRED, fault.key, fault.offset, fault.count)
+
+    # -- the agent
+
+    def _accept(self) -> None:
+        """A new agent takes the place of the one before."""
+        connection, _ = self._listener.accept()
+        if self._agent is not None:
+            self._agent.close()
+        self._agent = connection
+        connection.setblocking(False)
+        try:
+            socket.send_fds(connection, [NOTICE.pack(GREETING, 0, 0, self._refused)], [self._filler])
+        except OSError:
+            self._lose()
+        for fault, _ in self._pending.all():
+            self._tell(FAULT, fault.key, fault.offset, fault.count)
+
+    def _tell(self, kind: int, key: int, offset: int, count: int) -> None:
+        if self._agent is not None:
+            try:
+                self._agent.send(NOTICE.pack(kind, key, offset, count))
+            except OSError:  # also when it does not read what it is told: it connects again
+                self._lose()
+
+    def _lose(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
+
+    def _obey(self) -> bool:
+        """Take one message of the agent; True when there is nothing left to do."""
+        assert self._agent is not None
+        try:
+            data = self._agent.recv(ORDER.size)
+        except OSError:
+            data = b""
+        if len(data) != ORDER.size:
+            self._lose()
+            return False
+        kind, key, error = ORDER.unpack(data)
+        waiting = {fault.key for fault, _ in self._pending.all()}
+        if kind == ANSWER and key in waiting:
+            self._answer(key, error)
+        elif kind in (WHOLE, DROP):
+            self._end(0 if kind == WHOLE else errno.EIO)
+            return True
+        return False
+
+    def _end(self, error: int) -> None:
+        """Let all readers go: with EIO, unless the device is whole."""
+        os.kill(self._guard, signal.SIGKILL)
+        os.waitpid(self._guard, 0)
+        if not error:
+            fanotify.unmark(self._group, Path(f"/proc/self/fd/{self._filler}"))  # the name may be gone
+        self._take()
+        for fault, _ in self._pending.all():
+            self._answer(fault.key, error)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {self._directory.name}: {text}\n")
+        sys.stderr.flush()
+
+
+def _ready(watched: Sequence[int | socket.socket | None]) -> list[int | socket.socket]:
+    """What can be read within POLL_S; what is None is left out."""
+    poll, numbers = select.poll(), dict[int, int | socket.socket]()
+    for one in watched:
+        if one is not None:
+            numbers[one if isinstance(one, int) else one.fileno()] = one
+    for number in numbers:
+        poll.register(number, select.POLLIN)
+    return [numbers[number] for number, _ in poll.poll(1000 * POLL_S)]
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _leave_service() -> None:
+    """Leave the control group of the service that started this. Raises OSError where a service
+    manager would end this process with the service."""
+    for procs in _CGROUPS:
+        with contextlib.suppress(OSError):
+            Path(procs).write_text(str(os.getpid()))
+    if ".service" in Path("/proc/self/cgroup").read_text() and "INVOCATION_ID" in os.environ:
+        raise OSError(errno.EPERM, "it cannot leave the control group of the agent's service")
+
+
+def main() -> None:
+    """`python -m p2pdist.mount.lazy.supervisor DIRECTORY LIMIT_S`: ends with 0 once readers of the
+    device in DIRECTORY are supervised, by a process that goes on."""
+    directory, limit_s = Path(sys.argv[1]), float(sys.argv[2])
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
+    try:
+        _leave_service()
+        supervisor = _Supervisor(directory, limit_s)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    if os.fork():
+        os._exit(0)
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main()
