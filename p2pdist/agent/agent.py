@@ -18,6 +18,7 @@ from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmS
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
+from p2pdist.agent.lazy.views import LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
@@ -155,7 +156,8 @@ class Agent:
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
-        self.package_mounts = PackageMounts(store, self.pulls, self.mounts, roots=access.mount_roots)
+        self.lazy = LazyViews(store, self.pulls, self.registry)
+        self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
@@ -187,6 +189,7 @@ class Agent:
             asyncio.create_task(self.scrub.run(), name="scrub"),
         ]
         self.mounts.start()
+        self.mounts.serve_lazy(self.lazy)
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 
@@ -196,6 +199,7 @@ class Agent:
 
     async def stop(self) -> None:
         """A clean stop: end pulls and streams, close the store. Mounted views stay."""
+        await self.lazy.close()
         if self.neighbourhood is not None:
             await self.neighbourhood.stop()
         await self._stop_fetching()

@@ -26,7 +26,7 @@ from p2pdist.model.errors import (
     from_problem,
 )
 from p2pdist.model.manifest import parse_reference
-from p2pdist.model.messages import MountStatus, Priority, PullRequest, PullStatus
+from p2pdist.model.messages import MountRequest, MountStatus, Priority, PullRequest, PullStatus
 from p2pdist.model.request_id import HEADER
 
 if TYPE_CHECKING:
@@ -122,6 +122,29 @@ def pulled_name(reference: str, pulled: PullStatus) -> str:
     """The pulled version by its digest: it stays the same when the tag moves, and needs no
     tracker."""
     return f"{parse_reference(reference).name}@{pulled.digest}"
+
+
+LAZY_HELP = (
+    "Show the package at once and fetch contents when they are read (trees; an agent that is root; Linux 6.14). Where "
+    "that is not possible the package is pulled first, and the reason printed."
+)
+
+
+def mount_lazily(client: LocalClient, request: MountRequest) -> MountStatus | None:
+    """Have the agent show a package whose contents come later; None, with the reason printed, where
+    it has to be pulled first. Raises what mounting raises."""
+    from msgspec.structs import replace
+
+    try:
+        shown = client.mount(replace(request, lazy=True))
+    except Conflict as error:
+        if "eager" not in error.details:
+            raise
+        output.line(f"eager: {error.details['eager']}")
+        return None
+    if shown.lazy is None:
+        output.line("eager: all of the package is here")
+    return shown
 
 
 def tracker_option(function: Function) -> Function:

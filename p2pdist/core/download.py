@@ -33,6 +33,10 @@ A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complaine
 with growing pauses; that changes nothing here, and lets the tracker look closer. While the download
 is paused another transport brings the pieces and no stream is opened.
 
+A reader may wait for single pieces (`Wanted`). Streams of their own bring these, beside the stream
+of the stripe, which may bring them again. Nothing is complained of for them: the stripe's own
+stream finds out what is wrong with a source.
+
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is
 avoided; no stream is opened for a complete stripe; exactly one of Completed and GaveUp is given,
 and nothing after it.
@@ -78,6 +82,12 @@ REOPEN_S = 0.05
 TROUBLE_S = 2.0
 """The user is told why a source failed once nothing has come for so long."""
 
+WANTED_S = 2.0
+"""A wanted piece that has not come for so long is requested from the next source as well."""
+
+DEMANDS_MAX = 4
+"""Streams at once that bring wanted pieces of one stripe."""
+
 ORIGIN_CORRUPT_MAX = 3
 """The pull is given up after so many wrong pieces from the origin."""
 
@@ -96,6 +106,14 @@ class Planned:
     """The tracker has planned, or the agent has in its place."""
 
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A reader waits for these pieces. It is said again until they are stored, or nobody waits for
+    them."""
+
+    pieces: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +165,7 @@ class Paused:
     paused: bool
 
 
-Event = PieceStored | Planned | StreamEnded | Quiet | TrackerChanged | Rejected | Paused | Tick
+Event = PieceStored | Planned | Wanted | StreamEnded | Quiet | TrackerChanged | Rejected | Paused | Tick
 
 # -- commands
 
@@ -159,6 +177,16 @@ class OpenStream:
     stream: int
     source: Source
     stripe: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDemand:
+    """Receive these pieces of a stripe from a source, before what streams bring meanwhile."""
+
+    stream: int
+    source: Source
+    stripe: int
+    pieces: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +224,7 @@ class GaveUp:
     error: P2PDistError
 
 
-Command = OpenStream | CloseStream | Complain | AskTicket | Completed | GaveUp
+Command = OpenStream | OpenDemand | CloseStream | Complain | AskTicket | Completed | GaveUp
 
 
 # -- state
@@ -323,6 +351,16 @@ class _Stripe:
 
 
 @dataclass(slots=True)
+class _Demand:
+    """A stream that brings wanted pieces of a stripe."""
+
+    stripe: int
+    pieces: frozenset[int]
+    source: Source
+    opened_at: float
+
+
+@dataclass(slots=True)
 class Download:
     """Receives one blob by streams, and counts its pieces whichever transport brings them."""
 
@@ -347,6 +385,8 @@ class Download:
     """The stripes that are Receiving, by stream."""
     _finishing: dict[int, int] = field(default_factory=dict)
     """Streams that were closed after the piece under way and have not ended, and their stripes."""
+    _demands: dict[int, _Demand] = field(default_factory=dict)
+    """The streams that bring wanted pieces."""
     _next_stream: int = 1
     _progressed_at: float = 0.0
     """When a piece was stored last."""
@@ -384,6 +424,8 @@ class Download:
                 self._stored(number, piece, now, out)
             case Planned(plan):
                 self._planned(plan, now, out)
+            case Wanted(pieces):
+                self._wanted(pieces, now, out)
             case StreamEnded():
                 self._ended(event, now, out)
             case Quiet():
@@ -495,6 +537,27 @@ class Download:
         self.writing.add(stream)
         out.append(OpenStream(stream, source, stripe.number))
 
+    def _wanted(self, pieces: tuple[int, ...], now: float, out: list[Command]) -> None:
+        """Have wanted pieces come before others: from where their stripes come, else from the other
+        choices of the tracker."""
+        if self._paused:  # a swarm writes, and brings them
+            return
+        for stripe in self._stripes:
+            mine = {piece for piece in pieces if piece % self.stripes == stripe.number and piece not in self.have}
+            demands = [demand for demand in self._demands.values() if demand.stripe == stripe.number]
+            late = {demand.source for demand in demands if now - demand.opened_at >= WANTED_S}
+            coming = [demand.pieces for demand in demands if demand.source not in late]
+            mine.difference_update(*coming)
+            state, candidates = stripe.state, stripe.candidates
+            first = (state.source,) if isinstance(state, Receiving) else ()
+            others = (*((candidates.parent,) if candidates.parent else ()), *candidates.alternates)
+            usable = (one for one in (*first, *others) if one not in late and self.sources.usable(one, now=now))
+            if mine and len(demands) < DEMANDS_MAX and (source := next(usable, None)) is not None:
+                stream, self._next_stream = self._next_stream, self._next_stream + 1
+                self._demands[stream] = _Demand(stripe.number, frozenset(mine), source, now)
+                self.writing.add(stream)
+                out.append(OpenDemand(stream, source, stripe.number, tuple(sorted(mine))))
+
     def _close(self, stripe: _Stripe, out: list[Command], *, after_piece: bool) -> None:
         if not isinstance(stripe.state, Receiving):
             return
@@ -505,11 +568,13 @@ class Download:
         del self._streams[stream]
 
     def _close_all(self, out: list[Command], *, after_piece: bool = False) -> None:
+        out.extend(CloseStream(stream, after_piece) for stream in self._demands)
         for stripe in self._stripes:
             self._close(stripe, out, after_piece=after_piece)
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
         self.writing.discard(event.stream)
+        self._demands.pop(event.stream, None)
         stripe = self._streams.get(event.stream)
         # A superpeer that cannot read the origin of its own accord may still receive from other
         # hosts; with a lease other hosts wait for what it finds out.

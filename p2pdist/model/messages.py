@@ -425,13 +425,32 @@ class MountRequest(msgspec.Struct, frozen=True):
     mount method (MOUNT_METHODS), or requests the layer images, for a caller that can mount them
     itself: "userns" always, "images" only when the agent cannot mount. With `until_exit` the view
     belongs to the calling process: the agent unmounts it when that process, and the programs that
-    were started from the view, have ended. Otherwise it stays until it is unmounted."""
+    were started from the view, have ended. Otherwise it stays until it is unmounted. `lazy`: the
+    package is not pulled first, contents come while they are read; where that is not possible the
+    answer is a problem whose member `eager` says why."""
 
     package: str
     path: str = ""
     writable: bool = False
     how: str = ""
     until_exit: bool = False
+    lazy: bool = False
+
+
+class LazyStatus(msgspec.Struct, frozen=True):
+    """A lazy view: `whole` once nothing is missing. Bytes of contents in all, filled, and awaited
+    by the `readers` that wait now; how many reads have waited (`stalls`), for how long at most half
+    and 99 % of the last ones did, and how many got an error because nothing came (`refused`)."""
+
+    whole: bool = False
+    bytes_total: int = 0
+    bytes_filled: int = 0
+    bytes_awaited: int = 0
+    readers: int = 0
+    stalls: int = 0
+    stall_p50_s: float = 0.0
+    stall_p99_s: float = 0.0
+    refused: int = 0
 
 
 class MountStatus(msgspec.Struct, frozen=True):
@@ -439,7 +458,8 @@ class MountStatus(msgspec.Struct, frozen=True):
     `how` "images" nothing is mounted: `images` are the verified layer images, bottom to top, kept
     until `path`, which is then a name beginning with "images/", is deleted. `device` and `inode`
     are what the agent sees at `path`, for callers whose mount namespace may differ; 0 where nothing
-    is mounted. `pid` is the process that the view belongs to; 0: it stays until it is unmounted."""
+    is mounted. `pid` is the process that the view belongs to; 0: it stays until it is unmounted.
+    `lazy` says how far a view is whose contents come while they are read, None for others."""
 
     reference: str
     digest: str
@@ -454,6 +474,7 @@ class MountStatus(msgspec.Struct, frozen=True):
     device: int = 0
     inode: int = 0
     pid: int = 0
+    lazy: LazyStatus | None = None
 
 
 class Pulls(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
 from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
@@ -22,6 +23,7 @@ from p2pdist.core.download import (
     Completed,
     Download,
     GaveUp,
+    OpenDemand,
     OpenStream,
     PieceStored,
     Planned,
@@ -29,6 +31,7 @@ from p2pdist.core.download import (
     StreamEnded,
     Tick,
     TrackerChanged,
+    Wanted,
 )
 from p2pdist.core.pull import (
     SWARM,
@@ -47,7 +50,7 @@ from p2pdist.core.pull import (
 )
 from p2pdist.core.transport import CutShort
 from p2pdist.model.address import by_name
-from p2pdist.model.errors import P2PDistError, Unavailable, foreseen
+from p2pdist.model.errors import P2PDistError, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Priority
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan
@@ -59,6 +62,8 @@ from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed,
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
+DEMAND_S = 0.05
+"""How often a source is looked for anew while wanted pieces do not come."""
 
 
 class PieceWaits:
@@ -198,7 +203,8 @@ class BlobPull:
         self._submit(PriorityChanged("start"))
 
     def reject(self, error: P2PDistError) -> None:
-        """The swarm cannot go on."""
+        """The swarm cannot go on, or the agent stops: streams are closed, what has arrived
+        stays."""
         self._submit(Rejected(error))
 
     async def piece(self, piece: int) -> None:
@@ -210,10 +216,17 @@ class BlobPull:
             return
         await self._waits.wait(piece)
 
-    def stop(self) -> None:
-        """End without a result, as when the agent stops: streams are closed, what has arrived
-        stays."""
-        self._submit(Rejected(Unavailable("the agent stops")))
+    async def demand(self, pieces: Sequence[int]) -> None:
+        """Have pieces come before all others, and wait for them; raises the pull's failure."""
+        while missing := tuple(piece for piece in pieces if piece not in self._download.have):
+            if self.done.done():
+                return self.done.result()
+            self._mail.context.run(self._submit, Wanted(missing))
+            waits = [asyncio.ensure_future(self.piece(piece)) for piece in missing]
+            try:
+                await asyncio.wait_for(asyncio.gather(*waits), DEMAND_S)
+            except TimeoutError:
+                continue  # there may be a plan by now
 
     # -- core
 
@@ -223,6 +236,9 @@ class BlobPull:
                 case OpenStream(stream, source, stripe):
                     self._writers.changed(1)
                     self._streams.open(stream, source, stripe)
+                case OpenDemand(stream, source, stripe, pieces):
+                    self._writers.changed(1)
+                    self._streams.open(stream, source, stripe, pieces)
                 case CloseStream(stream, after_piece):
                     self._streams.close(stream, after_piece=after_piece)
                 case Complain(stripe, source, reason, piece):

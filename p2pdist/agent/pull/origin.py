@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
@@ -91,7 +91,7 @@ class OriginReader:
     """A stream whose source is the origin: posts the events of an IncomingStream, on the event
     loop. `selection` is the part of another blob at the origin that this blob is. Each piece is
     read within `reading`, and `pause` is awaited after it, both with the piece's length in
-    bytes."""
+    bytes. `pieces` are the only ones to read, none for all that the stripe lacks."""
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class OriginReader:
         reading: Callable[[int], AbstractAsyncContextManager[None]],
         pause: Callable[[int], Awaitable[None]],
         selection: Selection | None = None,
+        pieces: Sequence[int] = (),
     ) -> None:
         self.number = number
         self.receiving: int | None = None
@@ -112,6 +113,7 @@ class OriginReader:
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
         self._on_event = on_event
+        self._pieces = pieces
         self._storing_s = 0.0
         self._reading, self._pause = reading, pause
         self._task: asyncio.Task[None] | None = None
@@ -140,7 +142,7 @@ class OriginReader:
         self._on_event(ended)
 
     async def _read_all(self) -> None:
-        pieces = iter(self._blob.have.missing(self._stripe, self._stripes))
+        pieces = iter(self._pieces or self._blob.have.missing(self._stripe, self._stripes))
         async with asyncio.TaskGroup() as group:
             for _ in range(REQUESTS_MAX):
                 group.create_task(self._read_some(pieces))

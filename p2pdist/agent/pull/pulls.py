@@ -15,16 +15,17 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.packages import Package, Packages
-from p2pdist.agent.pull.trees import TreePull, together
+from p2pdist.agent.pull.trees import Sources, TreePull, together
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
 from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
@@ -33,6 +34,7 @@ from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.placement import Copy
 from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.missing import Missing
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +137,8 @@ class Pull:
     """The blobs of the package, once its manifest is known."""
     blobs: list[BlobPull] = field(default_factory=list)
     """The blobs that are fetched for this pull, and those fetched already."""
+    planned: Callable[[Package, Sequence[Missing], Sources], None] | None = None
+    """Hears what the package's trees lack, and from where it comes."""
     task: asyncio.Task[None] | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the first blob is being fetched, or the pull has ended."""
@@ -211,10 +215,16 @@ class Pulls:
         """Call `observer` with the duration of each pull that succeeds."""
         self._observers.append(observer)
 
-    def start(self, request: PullRequest, caller: Caller | None = None) -> Pull:
+    def start(
+        self,
+        request: PullRequest,
+        caller: Caller | None = None,
+        planned: Callable[[Package, Sequence[Missing], Sources], None] | None = None,
+    ) -> Pull:
         """Begin a pull for `caller`, with whose rights an output is written, or for the agent
-        itself. Raises Refused where the agent cannot take on these rights, UsageError for a
-        malformed request, Unavailable over PULLS_MAX running pulls and once stopped."""
+        itself. `planned` hears what trees lack before it comes. Raises Refused where the agent
+        cannot take on these rights, UsageError for a malformed request, Unavailable over PULLS_MAX
+        running pulls and once stopped."""
         if (request.package is None) == (request.blob is None):
             raise UsageError("a pull names either a package or a blob")
         if request.package is not None and request.output is not None:
@@ -230,6 +240,7 @@ class Pulls:
         if self._stopped:
             raise _stops()
         pull = Pull(f"{self._boot}-{next(self._numbers)}", request, name, caller, unreachable=self._unreachable)
+        pull.planned = planned
         self._pulls[pull.id] = pull
         for old in [other for other in self._pulls.values() if other.seconds is not None][:-REMEMBERED_MAX]:
             del self._pulls[old.id]
@@ -351,7 +362,8 @@ class Pulls:
                 return await self._fetch(pull, blob, slots, holds, selection=selection)
 
             images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
-            trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip)
+            planned = partial(pull.planned, package) if pull.planned is not None else None
+            trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip, planned)
             try:
                 await together([*map(fetch, images.values()), trees.run()])
             except DiskFull as full:

@@ -30,7 +30,7 @@ from p2pdist.core.sources import Sources
 from p2pdist.core.stream_slots import Peer
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, P2PDistError
+from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
@@ -160,10 +160,7 @@ class Registry:
     def stop_fetching(self, error: P2PDistError | None = None) -> None:
         """End all pulls, with `error`, or because the agent stops; what has arrived stays."""
         for pull in list(self._fetching.values()):
-            if error is not None:
-                pull.reject(error)
-            else:
-                pull.stop()
+            pull.reject(error or Unavailable("the agent stops"))
 
     async def stop(self) -> None:
         """Close idle connections, after all pulls have ended."""

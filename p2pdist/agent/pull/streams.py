@@ -123,8 +123,9 @@ class PullStreams:
         self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
         self._escalated = asyncio.Event()
 
-    def open(self, number: int, source: Source, stripe: int) -> None:
-        """Receive a stripe from a source; StreamClosed follows in any case."""
+    def open(self, number: int, source: Source, stripe: int, pieces: tuple[int, ...] = ()) -> None:
+        """Receive a stripe from a source, or of it only the `pieces` for which a reader waits;
+        StreamClosed follows in any case."""
         self._sources[number] = (source, stripe)
         stream: IncomingStream | OriginReader
         if source.is_origin:
@@ -143,14 +144,13 @@ class PullStreams:
                 selection=self._selection,
                 reading=lambda length: self._reading(stripe, length),
                 pause=self._pause,
+                pieces=pieces,
             )
         else:
-            have = PieceSet(self._blob.layout.count, self._blob.have.bits)
-            for other in self._open.values():
-                if other.receiving is not None:
-                    have.add(other.receiving)
+            have = self._all_but(pieces) if pieces else self._stored_or_coming()
+            priority: Priority = "start" if pieces else self.priority
             request = StreamRequest(
-                self._blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, self.priority
+                self._blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, priority
             )
             stream = IncomingStream(
                 source,
@@ -167,6 +167,19 @@ class PullStreams:
             )
         self._open[number] = stream
         stream.start()
+
+    def _all_but(self, pieces: tuple[int, ...]) -> PieceSet:
+        have = PieceSet(self._blob.layout.count)
+        for piece in set(range(have.count)).difference(pieces):
+            have.add(piece)
+        return have
+
+    def _stored_or_coming(self) -> PieceSet:
+        have = PieceSet(self._blob.layout.count, self._blob.have.bits)
+        for other in self._open.values():
+            if other.receiving is not None:
+                have.add(other.receiving)
+        return have
 
     def quiet(self) -> list[Quiet]:
         """The streams whose sources have given nothing. A preseed whose source has responded is

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import HOW_HELP, check_seen, follow_pull, pulled_name, socket_option
+from p2pdist.cli.connect import HOW_HELP, LAZY_HELP, check_seen, follow_pull, mount_lazily, pulled_name, socket_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus
@@ -34,10 +34,13 @@ _OTHER_MOUNTS = (
     type=click.Choice([*MOUNT_METHODS, "userns"]),
     help=f"{HOW_HELP} userns: to the program only, for squashfs layers.",
 )
+@click.option("--lazy", is_flag=True, help=LAZY_HELP)
 @socket_option
 @click.argument("reference", metavar="REF")
 @click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
-def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, socket: Path) -> int:
+def command(
+    reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, lazy: bool, socket: Path
+) -> int:
     """Run the program of the package REF, with ARG after its entrypoint, and end with its exit
     code. The package is pulled first where it is missing. Options of this command come before REF.
 
@@ -55,6 +58,10 @@ def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
+    if lazy:
+        shown = mount_lazily(client, MountRequest(reference, "", writable, how or "", until_exit=True))
+        if shown is not None:
+            return _Run(reference, arguments, writable, how, client).run_in(shown)
     name = pulled_name(reference, follow_pull(client, reference, quiet=False))
     return _Run(name, arguments, writable, how, client).run()
 
@@ -89,7 +96,12 @@ class _Run:
         return self._show_and_run("", f"a user namespace cannot be used: {reason}")
 
     def _show_and_run(self, how: str, reason: str = "") -> int:
-        shown = self._client.mount(MountRequest(self._name, "", self._writable, how, until_exit=True))
+        return self.run_in(
+            self._client.mount(MountRequest(self._name, "", self._writable, how, until_exit=True)), reason
+        )
+
+    def run_in(self, shown: MountStatus, reason: str = "") -> int:
+        """The program's exit code, from a view that is unmounted afterwards."""
         try:
             check_seen(shown, _OTHER_MOUNTS)
             if shown.how == "images":

@@ -70,11 +70,10 @@ def connect(directory: Path) -> tuple[socket.socket, int, int]:
         raise
 
 
-
-def dismiss(directory: Path) -> None:
-    """Have the supervisor of a view that is gone end, if there is one."""
+def dismiss(directory: Path, kind: int = DROP) -> None:
+    """Have the supervisor of a view that is gone, or WHOLE, end, if there is one."""
     with suppress(OSError):
         connection, filler, _ = connect(directory)
         os.close(filler)
         with connection:
-            connection.send(ORDER.pack(DROP, 0, 0))
+            connection.send(ORDER.pack(kind, 0, 0))

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.model.device import DeviceLayout
@@ -97,7 +97,13 @@ def _supervise(package: LazyPackage, directory: Path) -> None:
     words = [sys.executable, "-P", "-m", "p2pdist.mount.lazy.supervisor", str(directory), str(package.limit_s)]
     with (directory / LOG).open("wb") as log:
         ended = subprocess.run(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, timeout=READY_S, check=False
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            timeout=READY_S,
+            check=False,
         )
     if ended.returncode:
         reason = (directory / LOG).read_text(errors="replace").strip().splitlines()
