@@ -18,7 +18,7 @@ from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmS
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
-from p2pdist.agent.lazy.views import LazyViews
+from p2pdist.agent.lazy.views import LIMIT_S, LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
@@ -98,6 +98,8 @@ class AgentSettings:
     """With settings, blobs may come by BitTorrent."""
     scrub_s: float = 7 * 86400.0
     """Seconds in which everything that is stored is read once; 0 for never."""
+    lazy_wait_s: float = LIMIT_S
+    """How long a read of a lazy view waits for its bytes."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
 
@@ -156,7 +158,7 @@ class Agent:
         self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
         self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
-        self.lazy = LazyViews(store, self.pulls, self.registry)
+        self.lazy = LazyViews(store, self.packages, self.pulls, self.registry, limit_s=settings.lazy_wait_s)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
@@ -189,7 +191,7 @@ class Agent:
             asyncio.create_task(self.scrub.run(), name="scrub"),
         ]
         self.mounts.start()
-        self.mounts.serve_lazy(self.lazy)
+        self.package_mounts.start()
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from p2pdist.agent.caller import Caller
-from p2pdist.agent.lazy.views import LazyView, LazyViews, eager
+from p2pdist.agent.lazy.views import LazyViews, eager
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
@@ -87,8 +87,29 @@ class PackageMounts:
         roots: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._store, self._pulls, self._mounts, self._roots = store, pulls, mounts, roots
-        self._lazy = lazy
+        self._lazy = mounts.lazy = lazy
+        self._lost: set[asyncio.Task[MountStatus]] = set()
+        """Unmounts of lazy views whose contents cannot be brought any more."""
         mounts.hold_inherited(self._hold_again)
+
+    def start(self) -> None:
+        """Serve the lazy views of an earlier agent."""
+        for status in self._mounts.list():
+            if status.how == LAZY:
+                name = f"{status.reference.partition('@')[0].partition(':')[0]}@{status.digest}"
+                self._serve(status.path, partial(self._lazy.resume, status.path, name))
+
+    def _serve(self, path: str, serve: Callable[[Path, Callable[[], None]], None]) -> None:
+        directory = view_directory(path, self._mounts.work)
+        if directory is not None:  # else it was unmounted at once
+            serve(directory, partial(self._take_away, path))
+
+    def _take_away(self, path: str) -> None:
+        """Take a lazy view out of sight: reads of what is missing would give zeros."""
+        logger.error("the lazy view at %s is taken away: its supervisor is gone", path)
+        task = asyncio.create_task(self._mounts.unmount(path, force=True), name=f"lost view {path}")
+        self._lost.add(task)
+        task.add_done_callback(self._lost.discard)
 
     async def mount(self, request: MountRequest, caller: Caller | None = None) -> MountStatus:
         """Pull a package and mount it for `caller`, or the agent itself. Raises what pulling and
@@ -132,7 +153,7 @@ class PackageMounts:
             if isinstance(error, Unavailable):
                 raise eager(error.what) from error
             raise
-        self._mounts.serve_lazily(shown.path, view)
+        self._serve(shown.path, partial(self._lazy.mounted, shown.path, view))
         return shown
 
     async def _pulled(self, reference: str) -> tuple[Package, Callable[[], None]]:
@@ -241,9 +262,9 @@ class Mounts:
     """
 
     def __init__(self, work_dir: Path) -> None:
-        self._work = work_dir / "records"
+        self.work = work_dir / "records"
         self._views = work_dir / "shown"
-        for directory in (self._work, self._views):
+        for directory in (self.work, self._views):
             directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._entries: dict[str, _Entry] = {}
         """By path, or "images/<id>"."""
@@ -254,11 +275,11 @@ class Mounts:
         self._running: set[asyncio.Task[Any]] = set()
         """Mounts and unmounts under way."""
         self._closed = False
-        self._watches: set[asyncio.Task[Any]] = set()
-        """One task for each view that belongs to a process, or is lost."""
-        self._lazy: LazyViews | None = None
+        self._watches: set[asyncio.Task[None]] = set()
+        """One task for each view that belongs to a process."""
+        self.lazy: LazyViews | None = None
         self._started = False
-        self.leftovers: list[Leftover] = clean_leftovers(self._work)
+        self.leftovers: list[Leftover] = clean_leftovers(self.work)
         for leftover in self.leftovers:
             outcome = "removed" if leftover.removed else leftover.note or "kept"
             logger.info("an earlier agent showed a package at %s: %s", leftover.path, outcome)
@@ -281,34 +302,10 @@ class Mounts:
 
     def list(self) -> list[MountStatus]:
         """The mounted views, and the images that callers mount themselves, by path."""
-        views = ((path, self._entries[path].status) for path in sorted(self._entries))
-        if (lazy := self._lazy) is None:
-            return [status for _, status in views]
-        return [structs.replace(status, lazy=lazy.status(path)) for path, status in views]
-
-    def serve_lazy(self, lazy: LazyViews) -> None:
-        """Have `lazy` serve the lazy views of an earlier agent, and those that are mounted from
-        now on."""
-        self._lazy = lazy
-        for path, entry in self._entries.items():
-            if entry.status.how == LAZY and (directory := view_directory(path, self._work)) is not None:
-                name = f"{entry.status.reference.partition('@')[0].partition(':')[0]}@{entry.status.digest}"
-                lazy.resume(path, name, directory, partial(self._lost, path))
-
-    def serve_lazily(self, path: str, view: LazyView) -> None:
-        """Serve a lazy view that was mounted at `path` just now."""
-        directory = view_directory(path, self._work)
-        assert self._lazy is not None
-        if directory is not None:  # else it was unmounted at once
-            self._lazy.mounted(path, view, directory, partial(self._lost, path))
-
-    def _lost(self, path: str) -> None:
-        """Contents of a lazy view cannot be brought any more, and reads of them give zeros: take
-        it out of sight."""
-        logger.error("the lazy view at %s is taken away: its supervisor is gone", path)
-        task = asyncio.create_task(self.unmount(path, force=True), name=f"lost view {path}")
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
+        statuses = [self._entries[path].status for path in sorted(self._entries)]
+        if self.lazy is None:
+            return statuses
+        return [structs.replace(status, lazy=self.lazy.status(status.path)) for status in statuses]
 
     async def mount(
         self,
@@ -324,10 +321,11 @@ class Mounts:
         show: Show | None = None,
     ) -> MountStatus:
         """Mount verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
-        itself; `show` mounts in their place where it is given. `roots` are
-        directories below which a caller that is not trusted may name a path; none for no limit. `hold` claims them and returns what gives the claim up. Raises what
-        `p2pdist.mount.views.mount_view` raises, Refused for a path that the caller may not write
-        to, and TooLarge over MOUNTS_MAX; then nothing is held."""
+        itself; `show` mounts in their place where it is given. `roots` are directories below which
+        a caller that is not trusted may name a path; none for no limit. `hold` claims them and
+        returns what gives the claim up. Raises what `p2pdist.mount.views.mount_view` raises,
+        Refused for a path that the caller may not write to, and TooLarge over MOUNTS_MAX; then
+        nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
             raise Conflict("the agent is stopping and shows nothing new", remedy="Start it again")
@@ -470,7 +468,7 @@ class Mounts:
                 hand_out,
                 key,
                 images,
-                work=self._work,
+                work=self.work,
                 label=_label(status, uid),
                 writable=status.writable,
                 owner=owner,
@@ -507,7 +505,7 @@ class Mounts:
             release = hold()
             label = _label(status, uid)
             view = await asyncio.to_thread(
-                show, Path(key), work=self._work, writable=status.writable, label=label, at=at, owner=owner
+                show, Path(key), work=self.work, writable=status.writable, label=label, at=at, owner=owner
             )
         except BaseException:
             release()
@@ -530,8 +528,8 @@ class Mounts:
         del self._entries[key]
         if entry.made is not None:
             await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
-        if self._lazy is not None:
-            await self._lazy.unmounted(key, in_use=in_use)
+        if self.lazy is not None:
+            await self.lazy.unmounted(key, in_use=in_use)
         if in_use and entry.status.how == TREES_MOUNTED:
             logger.warning("%s is out of sight and in use; what it shows is kept until this agent ends", key)
             self._kept.append(entry.release)
@@ -543,11 +541,11 @@ class Mounts:
         """Unmount in a thread; returns whether the view was in use. Raises Conflict when it is,
         unless `force`."""
         try:
-            unmount_view(path, work=self._work)
+            unmount_view(path, work=self.work)
         except Conflict:
             if not force:
                 raise
-            unmount_view(path, work=self._work, force=True)
+            unmount_view(path, work=self.work, force=True)
             return True
         return False
 

@@ -44,6 +44,7 @@ and nothing after it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -361,6 +362,34 @@ class _Demand:
 
 
 @dataclass(slots=True)
+class _Demands:
+    """The streams that bring wanted pieces, by number."""
+
+    open: dict[int, _Demand] = field(default_factory=dict)
+
+    def due(self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, *, now: float) -> Iterator[_Demand]:
+        """What to open for wanted pieces, one for each stripe of which no stream brings them."""
+        for stripe in stripes:
+            mine = {piece for piece in pieces if piece % len(stripes) == stripe.number}
+            if mine and (demand := self._of(stripe, mine, sources, now=now)) is not None:
+                yield demand
+
+    def _of(self, stripe: _Stripe, wanted: set[int], sources: Sources, *, now: float) -> _Demand | None:
+        """From where a stripe comes, else from another choice of the tracker. What is late counts
+        as not coming."""
+        opened = [demand for demand in self.open.values() if demand.stripe == stripe.number]
+        late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S}
+        wanted = wanted.difference(*(demand.pieces for demand in opened if demand.source not in late))
+        state, candidates = stripe.state, stripe.candidates
+        first = state.source if isinstance(state, Receiving) else None
+        for source in (first, candidates.parent, *candidates.alternates):
+            if source is not None and source not in late and sources.usable(source, now=now):
+                many = not wanted or len(opened) >= DEMANDS_MAX
+                return None if many else _Demand(stripe.number, frozenset(wanted), source, now)
+        return None
+
+
+@dataclass(slots=True)
 class Download:
     """Receives one blob by streams, and counts its pieces whichever transport brings them."""
 
@@ -385,8 +414,7 @@ class Download:
     """The stripes that are Receiving, by stream."""
     _finishing: dict[int, int] = field(default_factory=dict)
     """Streams that were closed after the piece under way and have not ended, and their stripes."""
-    _demands: dict[int, _Demand] = field(default_factory=dict)
-    """The streams that bring wanted pieces."""
+    _demands: _Demands = field(default_factory=_Demands)
     _next_stream: int = 1
     _progressed_at: float = 0.0
     """When a piece was stored last."""
@@ -538,25 +566,12 @@ class Download:
         out.append(OpenStream(stream, source, stripe.number))
 
     def _wanted(self, pieces: tuple[int, ...], now: float, out: list[Command]) -> None:
-        """Have wanted pieces come before others: from where their stripes come, else from the other
-        choices of the tracker."""
-        if self._paused:  # a swarm writes, and brings them
-            return
-        for stripe in self._stripes:
-            mine = {piece for piece in pieces if piece % self.stripes == stripe.number and piece not in self.have}
-            demands = [demand for demand in self._demands.values() if demand.stripe == stripe.number]
-            late = {demand.source for demand in demands if now - demand.opened_at >= WANTED_S}
-            coming = [demand.pieces for demand in demands if demand.source not in late]
-            mine.difference_update(*coming)
-            state, candidates = stripe.state, stripe.candidates
-            first = (state.source,) if isinstance(state, Receiving) else ()
-            others = (*((candidates.parent,) if candidates.parent else ()), *candidates.alternates)
-            usable = (one for one in (*first, *others) if one not in late and self.sources.usable(one, now=now))
-            if mine and len(demands) < DEMANDS_MAX and (source := next(usable, None)) is not None:
-                stream, self._next_stream = self._next_stream, self._next_stream + 1
-                self._demands[stream] = _Demand(stripe.number, frozenset(mine), source, now)
-                self.writing.add(stream)
-                out.append(OpenDemand(stream, source, stripe.number, tuple(sorted(mine))))
+        missing = {piece for piece in pieces if piece not in self.have}
+        for demand in () if self._paused else self._demands.due(self._stripes, missing, self.sources, now=now):
+            self._demands.open[self._next_stream] = demand
+            self.writing.add(self._next_stream)
+            out.append(OpenDemand(self._next_stream, demand.source, demand.stripe, tuple(sorted(demand.pieces))))
+            self._next_stream += 1
 
     def _close(self, stripe: _Stripe, out: list[Command], *, after_piece: bool) -> None:
         if not isinstance(stripe.state, Receiving):
@@ -568,13 +583,13 @@ class Download:
         del self._streams[stream]
 
     def _close_all(self, out: list[Command], *, after_piece: bool = False) -> None:
-        out.extend(CloseStream(stream, after_piece) for stream in self._demands)
+        out.extend(CloseStream(stream, after_piece) for stream in self._demands.open)
         for stripe in self._stripes:
             self._close(stripe, out, after_piece=after_piece)
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
         self.writing.discard(event.stream)
-        self._demands.pop(event.stream, None)
+        self._demands.open.pop(event.stream, None)
         stripe = self._streams.get(event.stream)
         # A superpeer that cannot read the origin of its own accord may still receive from other
         # hosts; with a lease other hosts wait for what it finds out.

@@ -29,8 +29,8 @@ from pathlib import Path
 from p2pdist.model.manifest import ROOT_VARIABLE
 from p2pdist.mount import kernel
 from p2pdist.mount.files.remove import remove_tree
-from p2pdist.mount.lazy.protocol import dismiss
 from p2pdist.mount.overlay import unmount_layers
+from p2pdist.mount.supervisor.protocol import dismiss
 
 HOLDERS_MAX = 5
 SEARCH_S_MAX = 1.0

@@ -25,24 +25,26 @@ from pathlib import Path
 from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
-from p2pdist.agent.pull.packages import Package
+from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
 from p2pdist.model.device import DeviceChunk, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest
+from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
 from p2pdist.model.tree import Entry, File
-from p2pdist.mount.lazy import protocol
-from p2pdist.mount.lazy.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
-from p2pdist.mount.lazy.supervisor import LIMIT_S
 from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled
+from p2pdist.mount.supervisor import protocol
+from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.missing import Missing
 
 VIEWS_MAX = 16
 ROOM_TIMES = 3
 """The disk must have so many times the bytes of the contents free: for packs, objects, device."""
+
+LIMIT_S = 60.0
+"""How long a reader waits, unless the agent is told otherwise."""
 
 GRACE_S = 5.0
 """The supervisor waits so much longer than the agent, which knows better why nothing came."""
@@ -311,11 +313,11 @@ class LazyView:
 
 
 class LazyViews:
-    """The lazy views of an agent, by path. `limit_s`: see the module's text."""
+    """The lazy views of an agent, by path. A reader waits for `limit_s` at most."""
 
-    def __init__(self, store: BlobStore, pulls: Pulls, fetcher: Fetcher, *, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, store: BlobStore, packages: Packages, pulls: Pulls, fetcher: Fetcher, *, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._store, self._pulls, self._fetcher = store, pulls, fetcher
+        self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
 
@@ -327,6 +329,9 @@ class LazyViews:
             raise eager("the agent is not root")
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
+        found = await self._packages.find(parse_reference(reference), lambda _: None)
+        if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
+            raise eager("the package has layers that are no trees")
         self._opening += 1
         view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
         try:
@@ -335,9 +340,6 @@ class LazyViews:
             if package is None:
                 await view.close()
                 return None
-            kinds = {layer.media_type for layer in package.manifest.layers}
-            if kinds != {TREE_TYPE}:
-                raise eager("the package has layers that are no trees")
             await view.read_layout(package.manifest)
             assert view.layout is not None
             free = shutil.disk_usage(self._store.root).free

@@ -114,11 +114,11 @@ class TreePull:
                 ranges.setdefault(need.pack, []).extend(need.ranges)
         packs = [part for part in self._manifest.parts if part.media_type == PACK_TYPE]
         self._skipped(sum(pack.size for pack in packs if pack.digest not in ranges))
-        chosen = {pack: self._selection(pack, ranges[pack.digest]) for pack in packs if pack.digest in ranges}
+        chosen = [(pack, self._selection(pack, ranges[pack.digest])) for pack in packs if pack.digest in ranges]
         if self._planned is not None:
-            parts = ((pack, (part.descriptor if part else pack, part)) for pack, part in chosen.items())
-            self._planned(incomplete, {pack.digest: source for pack, source in parts})
-        await together(self._bring(pack, selection, incomplete) for pack, selection in chosen.items())
+            sources = {pack.digest: (part.descriptor if part else pack, part) for pack, part in chosen}
+            self._planned(incomplete, sources)
+        await together(self._bring(pack, selection, incomplete) for pack, selection in chosen)
 
     async def _bring(self, pack: Descriptor, selection: Selection | None, incomplete: Sequence[Missing]) -> None:
         if selection is None:

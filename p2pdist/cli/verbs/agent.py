@@ -160,6 +160,14 @@ def tls_options(command: Function) -> Function:
     help="Read everything in the store once in so many days, slowly, and fetch again what is wrong; 0 for never.",
 )
 @click.option(
+    "--lazy-wait",
+    default=60.0,
+    show_default=True,
+    type=Seconds(0.1, 86400.0),
+    metavar="SECONDS",
+    help="How long a read of a lazy view waits for its bytes; then it fails with EIO.",
+)
+@click.option(
     "--drain-seconds",
     default=5.0,
     show_default=True,
@@ -192,6 +200,7 @@ def command(
     discovery_interface: tuple[str, ...],
     discover: bool | None,
     scrub_days: float,
+    lazy_wait: float,
     drain_seconds: float,
     name: str,
 ) -> None:
@@ -226,6 +235,7 @@ def command(
         discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
+        lazy_wait_s=lazy_wait,
         drain_s=drain_seconds,
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen)))

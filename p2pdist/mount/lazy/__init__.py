@@ -1,1 +1,1 @@
-"""Views whose contents come while they are read: one sparse file that is filled on demand."""
+"""Views whose contents come while they are read, from one sparse file that is filled on demand."""

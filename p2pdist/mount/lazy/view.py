@@ -19,10 +19,10 @@ from p2pdist.model.device import DeviceLayout
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
-from p2pdist.mount.lazy.protocol import DEVICE, MARK, dismiss
-from p2pdist.mount.lazy.supervisor import LOG, READY_S
 from p2pdist.mount.overlay import merge
 from p2pdist.mount.records import LAZY, Process, Record, new_id, records, take_down
+from p2pdist.mount.supervisor.process import LOG, READY_S
+from p2pdist.mount.supervisor.protocol import DEVICE, MARK, dismiss
 from p2pdist.mount.views import MountedView, begin, check_target, failed
 
 _EMPTY = 0
@@ -94,7 +94,7 @@ def _supervise(package: LazyPackage, directory: Path) -> None:
     """Make the device and have it supervised. Raises Unavailable, OSError."""
     with (directory / DEVICE).open("xb") as device:
         device.truncate(package.layout.size)
-    words = [sys.executable, "-P", "-m", "p2pdist.mount.lazy.supervisor", str(directory), str(package.limit_s)]
+    words = [sys.executable, "-P", "-m", "p2pdist.mount.supervisor.process", str(directory), str(package.limit_s)]
     with (directory / LOG).open("wb") as log:
         ended = subprocess.run(
             words,

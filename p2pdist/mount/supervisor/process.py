@@ -12,7 +12,7 @@ An event is answered by the number of the descriptor that came with it, in the p
 it. After a takeover these numbers are kept occupied, or an event of the new process could have the
 number of one of the old.
 
-A reader waits for LIMIT_S at most, whether an agent is connected or not, then it gets EIO. Both
+A reader waits for a limit at most, whether an agent is connected or not, then it gets EIO. Both
 processes ignore the signals that end services, and leave the control group of the agent's service,
 which a service manager kills as a whole. They import nothing of the project but this folder.
 """
@@ -33,9 +33,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pdist.mount.lazy import fanotify
-from p2pdist.mount.lazy.fanotify import Fault
-from p2pdist.mount.lazy.protocol import (
+from p2pdist.mount.supervisor import fanotify
+from p2pdist.mount.supervisor.fanotify import Fault
+from p2pdist.mount.supervisor.protocol import (
     ANSWER,
     DEVICE,
     DROP,
@@ -48,9 +48,11 @@ from p2pdist.mount.lazy.protocol import (
     WHOLE,
 )
 
-LIMIT_S = 60.0
 KEYS_MAX = 4096
 """Descriptors of a supervisor, and so readers that wait for it at once; one more gets EPERM."""
+
+AGENTS_MAX = 8
+"""Connections at once; the oldest gives way."""
 
 POLL_S = 0.5
 READY_S = 10.0
@@ -95,7 +97,8 @@ class _Supervisor:
         self._pending = _Pending()
         self._refused = 0
         """Readers that got EIO because their time was up."""
-        self._agent: socket.socket | None = None
+        self._agents: list[socket.socket] = []
+        """Connections, the latest last: that one hears of readers, and all may give orders."""
         self._guard = self._guard_fd = -1
         """The other process, and what becomes readable when it ends."""
 
@@ -103,15 +106,15 @@ class _Supervisor:
         """Serve until the device is whole, or the view is gone."""
         self._hire()
         while True:
-            ready = _ready((self._group, self._listener, self._guard_fd, self._agent))
+            ready = _ready((self._group, self._listener, self._guard_fd, *self._agents))
             if self._guard_fd in ready:
                 os.close(self._guard_fd)
                 os.waitpid(self._guard, 0)
                 self._hire()
+            if any(agent in ready and self._obey(agent) for agent in list(self._agents)):
+                return
             if self._listener in ready:
                 self._accept()
-            elif self._agent in ready and self._obey():
-                return
             if self._group in ready:
                 self._take()
             self._expire()
@@ -127,9 +130,9 @@ class _Supervisor:
             if self._guard_fd >= 0:
                 with contextlib.suppress(OSError):
                     os.close(self._guard_fd)
-            if self._agent is not None:
-                self._agent.close()
-                self._agent = None
+            for agent in self._agents:
+                agent.close()
+            self._agents.clear()
             while not _ready((mine,)):
                 pass
             os.close(mine)
@@ -176,47 +179,52 @@ class _Supervisor:
             if now - since > self._limit_s:
                 self._answer(fault.key, errno.EIO)
                 self._refused += 1
-                why = "no agent runs" if self._agent is None else "the agent has not brought them"
+                why = "no agent runs" if not self._agents else "the agent has not brought them"
                 self._say(f"a reader of {fault.count} bytes at {fault.offset} gets EIO: {why}")
                 self._tell(EXPIRED, fault.key, fault.offset, fault.count)
 
     # -- the agent
 
     def _accept(self) -> None:
-        """A new agent takes the place of the one before."""
         connection, _ = self._listener.accept()
-        if self._agent is not None:
-            self._agent.close()
-        self._agent = connection
         connection.setblocking(False)
+        self._agents.append(connection)
+        if len(self._agents) > AGENTS_MAX:
+            self._lose(self._agents[0])
         try:
             socket.send_fds(connection, [NOTICE.pack(GREETING, 0, 0, self._refused)], [self._filler])
         except OSError:
-            self._lose()
+            self._lose(connection)
+        else:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
         for fault, _ in self._pending.all():
             self._tell(FAULT, fault.key, fault.offset, fault.count)
 
     def _tell(self, kind: int, key: int, offset: int, count: int) -> None:
-        if self._agent is not None:
+        if self._agents:
             try:
-                self._agent.send(NOTICE.pack(kind, key, offset, count))
+                self._agents[-1].send(NOTICE.pack(kind, key, offset, count))
             except OSError:  # also when it does not read what it is told: it connects again
-                self._lose()
+                self._lose(self._agents[-1])
 
-    def _lose(self) -> None:
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
+    def _lose(self, agent: socket.socket) -> None:
+        """A connection has ended; the one before it hears of readers, if it was the latest."""
+        latest = agent is self._agents[-1]
+        self._agents.remove(agent)
+        agent.close()
+        if latest and self._agents:
+            self._tell_all()
 
-    def _obey(self) -> bool:
-        """Take one message of the agent; True when there is nothing left to do."""
-        assert self._agent is not None
+    def _obey(self, agent: socket.socket) -> bool:
+        """Take one message; True when there is nothing left to do."""
         try:
-            data = self._agent.recv(ORDER.size)
+            data = agent.recv(ORDER.size)
         except OSError:
             data = b""
         if len(data) != ORDER.size:
-            self._lose()
+            self._lose(agent)
             return False
         kind, key, error = ORDER.unpack(data)
         waiting = {fault.key for fault, _ in self._pending.all()}
@@ -242,12 +250,9 @@ class _Supervisor:
         sys.stderr.flush()
 
 
-def _ready(watched: Sequence[int | socket.socket | None]) -> list[int | socket.socket]:
-    """What can be read within POLL_S; what is None is left out."""
-    poll, numbers = select.poll(), dict[int, int | socket.socket]()
-    for one in watched:
-        if one is not None:
-            numbers[one if isinstance(one, int) else one.fileno()] = one
+def _ready(watched: Sequence[int | socket.socket]) -> list[int | socket.socket]:
+    """What can be read within POLL_S."""
+    poll, numbers = select.poll(), {one if isinstance(one, int) else one.fileno(): one for one in watched}
     for number in numbers:
         poll.register(number, select.POLLIN)
     return [numbers[number] for number, _ in poll.poll(1000 * POLL_S)]
@@ -272,8 +277,8 @@ def _leave_service() -> None:
 
 
 def main() -> None:
-    """`python -m p2pdist.mount.lazy.supervisor DIRECTORY LIMIT_S`: ends with 0 once readers of the
-    device in DIRECTORY are supervised, by a process that goes on."""
+    """`python -m p2pdist.mount.supervisor.process DIRECTORY LIMIT_S`: ends with 0 once
+    readers of the device in DIRECTORY are supervised, by a process that goes on."""
     directory, limit_s = Path(sys.argv[1]), float(sys.argv[2])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
