@@ -21,6 +21,15 @@ from p2pdist.mount.supervisor import fanotify
 
 MIB = 1 << 20
 SLOW_BYTES_S = 2 * MIB
+KILLED = (
+    ("supervisor",),
+    ("guard",),
+    ("agent",),
+    ("supervisor", "agent"),
+    ("guard", "agent"),
+    ("supervisor", "guard"),
+)
+"""What is killed at the same moment; all three of them is what nothing can bear."""
 
 
 def _events_work() -> bool:
@@ -163,34 +172,31 @@ def test_run_begins_before_the_package_is_here(site: Site, source: Path) -> None
     assert sum(site.origin.sent.values()) < 8 * MIB
 
 
-def test_kills_of_agent_and_supervisor_leave_no_wrong_byte(site: Site, source: Path) -> None:
-    """Readers wait meanwhile: whatever is killed, each gets what the file has."""
+@pytest.mark.parametrize("victims", KILLED, ids=lambda victims: "-".join(map(str, victims)))
+def test_kills_of_agent_and_supervisor_leave_no_wrong_byte(site: Site, source: Path, victims: tuple[str, ...]) -> None:
+    """Readers wait meanwhile: whatever is killed, each gets what the file has, or an error."""
     site.origin.rate_bytes_s = SLOW_BYTES_S
     (agent,) = site.agents(1)
-    view, drawn = View(agent), random.Random(5)
+    view = View(agent)
     files = [path.relative_to(source) for path in source.rglob("*") if path.is_file() and not path.is_symlink()]
-    drawn.shuffle(files)
+    random.Random(5).shuffle(files)
     readers = [(name, reader(view.path / name)) for name in files[:40]]
-    for round_ in range(6):
-        victims = drawn.sample(["agent", "supervisor", "guard"], k=drawn.choice([1, 1, 2]))
-        if {"supervisor", "guard"} <= set(victims):  # both at once is what nothing can bear
-            victims.remove("guard")
-        pids = sorted(view.supervisors())
-        for victim in victims:
-            if victim == "agent":
-                agent.kill()
-            elif len(pids) == 2:
-                os.kill(pids[victim == "guard"], signal.SIGKILL)
+    for round_ in range(3):
+        until(lambda: view.status()["readers"] or view.status()["whole"], "the agent hears of no reader")
+        pids = dict(zip(("supervisor", "guard"), sorted(view.supervisors()), strict=False))
+        for pid in (pids[victim] for victim in victims if victim in pids):
+            os.kill(pid, signal.SIGKILL)
+        readers += [(name, reader(view.path / name)) for name in files[40 + round_ * 3 : 43 + round_ * 3]]
         if "agent" in victims:
-            readers += [(name, reader(view.path / name)) for name in files[40 + round_ * 3 : 43 + round_ * 3]]
+            agent.kill()
             agent.start()
-        until(lambda: len(view.supervisors()) in (0, 2), "nobody guards")
+        gone = {pids[victim] for victim in victims if victim in pids}
+        until(lambda: len(set(view.supervisors()) - gone) in (0, 2), "nobody guards")  # noqa: B023
     for name, process in readers:
         got, errors = process.communicate(timeout=100)
-        # A reader whose event the supervisor had taken and not yet noted gets an error.
         assert got == (source / name).read_bytes() or b"Input/output error" in errors, name
-    assert wrong_files(view.path, source) == []
     until(lambda: view.status()["whole"], "the view lacks something")
+    assert wrong_files(view.path, source) == []
     view.umount()
 
 

@@ -77,17 +77,24 @@ class DeviceFile:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._descriptor = -1
+        self._descriptor = self._group = -1
         self._writers = 0
         self._closing = False
 
-    def take(self, descriptor: int) -> None:
-        """Write to this descriptor of the device, unless there is one; it is closed here."""
+    def take(self, descriptor: int, group: int) -> None:
+        """Write to this descriptor of the device, and hold the group that is asked about it, unless
+        there are some; they are closed here."""
         with self._lock:
             if self._descriptor < 0 and not self._closing:
-                self._descriptor, descriptor = descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+                self._descriptor, self._group = descriptor, group
+                return
+        os.close(descriptor)
+        os.close(group)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The descriptors of device and group, none while there are none."""
+        return (self._descriptor, self._group) if self._descriptor >= 0 else ()
 
     def write(self, data: bytes, offset: int) -> None:
         """Raises OSError, EBADF once it is closed."""
@@ -121,7 +128,8 @@ class DeviceFile:
     def _release(self) -> None:
         if self._closing and not self._writers and self._descriptor >= 0:
             os.close(self._descriptor)
-            self._descriptor = -1
+            os.close(self._group)
+            self._descriptor = self._group = -1
 
 
 class Filler:

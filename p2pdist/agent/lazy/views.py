@@ -33,7 +33,7 @@ from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
 from p2pdist.model.tree import Entry, File
-from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled
+from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled, supervise
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
 from p2pdist.store.store import BlobStore
@@ -49,7 +49,7 @@ LIMIT_S = 60.0
 GRACE_S = 5.0
 """The supervisor waits so much longer than the agent, which knows better why nothing came."""
 
-LOST_TRIES = 20
+TRIES = 8
 TRY_S = 0.25
 """A supervisor that does not answer so often in a row is gone: its guard takes less time."""
 
@@ -96,7 +96,7 @@ class LazyView:
         self._planned = asyncio.Event()
         self._pulled = asyncio.Event()
         self._awaited: dict[int, int] = {}
-        """Bytes that each waiting reader waits for, by key."""
+        """Bytes that each waiting reader waits for, by its number."""
         self._stalls: deque[float] = deque(maxlen=STALLS_KEPT)
         self._stalls_total = self._refused = 0
         self._holds = ExitStack()
@@ -175,22 +175,20 @@ class LazyView:
         tries = 0
         while not self._ended:
             try:
-                connection, filler, refused = await asyncio.to_thread(protocol.connect, directory)
+                greeting = await asyncio.to_thread(protocol.connect, directory)
             except OSError as error:
                 if self.whole:
                     break
                 tries += 1
-                if tries > LOST_TRIES:
-                    logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
+                if tries > TRIES and not await self._revived(directory, error):
                     self.lost()
                     return
                 await asyncio.sleep(TRY_S)
                 continue
-            tries = 0
-            self._filler.device.take(filler)
-            self._refused = max(self._refused, refused)
-            connection.setblocking(False)
-            with connection:
+            tries, self._refused = 0, max(self._refused, greeting.refused)
+            self._filler.device.take(greeting.filler, greeting.group)
+            with greeting.connection as connection:
+                connection.setblocking(False)
                 filling = asyncio.create_task(self._fill(directory, connection))
                 try:
                     await self._listen(connection)
@@ -198,6 +196,20 @@ class LazyView:
                     filling.cancel()
                     await asyncio.gather(filling, return_exceptions=True)
         self._finish()
+
+    async def _revived(self, directory: Path, error: OSError) -> bool:
+        """Start another supervisor where the one before was killed with its guard. False where that
+        fails, or this agent has not been connected to it."""
+        logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
+        held = self._filler.device.held
+        if not held:
+            return False
+        try:
+            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, held)
+        except (P2PDistError, OSError) as failure:
+            logger.error("no other supervisor can be started: %s", failure)
+            return False
+        return True
 
     async def _listen(self, connection: socket.socket) -> None:
         """Serve readers until the supervisor has ended, or gave its place to its guard."""
@@ -210,16 +222,16 @@ class LazyView:
             match notice:
                 case None:
                     return
-                case Notice(kind=kind, key=key, offset=offset, count=count) if kind == FAULT:
-                    self._spawn(self._fault(connection, key, offset, count))
-                case Notice(kind=kind, key=key) if kind == EXPIRED:
+                case Notice(kind=kind, number=number, offset=offset, count=count) if kind == FAULT:
+                    self._spawn(self._fault(connection, number, offset, count))
+                case Notice(kind=kind, number=number) if kind == EXPIRED:
                     self._refused += 1
-                    self._awaited.pop(key, None)
+                    self._awaited.pop(number, None)
 
-    async def _fault(self, connection: socket.socket, key: int, offset: int, count: int) -> None:
+    async def _fault(self, connection: socket.socket, number: int, offset: int, count: int) -> None:
         """Have what a reader waits for filled, and let it go on."""
         began = asyncio.get_running_loop().time()
-        self._awaited[key] = count
+        self._awaited[number] = count
         failed, refused = ["it has not come"], 0
         try:
             async with asyncio.timeout(self._limit_s):
@@ -244,11 +256,11 @@ class LazyView:
             refused = errno.EIO
             self._refused += 1
         finally:
-            self._awaited.pop(key, None)
+            self._awaited.pop(number, None)
         self._stalls.append(asyncio.get_running_loop().time() - began)
         self._stalls_total += 1
         with suppress(OSError):  # the supervisor has ended: its guard asks again
-            connection.send(ORDER.pack(ANSWER, key, refused))
+            connection.send(ORDER.pack(ANSWER, number, refused))
 
     # -- the rest
 

@@ -94,13 +94,21 @@ def _supervise(package: LazyPackage, directory: Path) -> None:
     """Make the device and have it supervised. Raises Unavailable, OSError."""
     with (directory / DEVICE).open("xb") as device:
         device.truncate(package.layout.size)
-    words = [sys.executable, "-P", "-m", "p2pdist.mount.supervisor.process", str(directory), str(package.limit_s)]
-    with (directory / LOG).open("wb") as log:
+    supervise(directory, package.limit_s)
+
+
+def supervise(directory: Path, limit_s: float, held: Sequence[int] = ()) -> None:
+    """Start a supervisor; `held` are the descriptors, filler and group, of one that was killed.
+    Raises Unavailable, OSError."""
+    words = [sys.executable, "-P", "-m", "p2pdist.mount.supervisor.process", str(directory), str(limit_s)]
+    words += map(str, held)
+    with (directory / LOG).open("ab") as log:
         ended = subprocess.run(
             words,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            pass_fds=held,
             start_new_session=True,
             timeout=READY_S,
             check=False,

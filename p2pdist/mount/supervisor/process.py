@@ -6,7 +6,8 @@ fanotify group that is asked about the file is closed. So two processes hold it,
 agent: the supervisor, which reads events and answers them as the agent says, and its guard, which
 waits for the supervisor to end and takes its place, with a guard of its own. What readers wait for
 stands in memory that both share, so the guard goes on where the supervisor was killed. Readers that
-the supervisor had read and not yet noted get EIO.
+the supervisor had read and not yet noted get EIO. Where both are killed, an agent that is connected
+starts another pair with its own descriptor, and all that waited get EIO.
 
 An event is answered by the number of the descriptor that came with it, in the process that read
 it. After a takeover these numbers are kept occupied, or an event of the new process could have the
@@ -31,6 +32,7 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.mount.supervisor import fanotify
@@ -57,44 +59,73 @@ AGENTS_MAX = 8
 POLL_S = 0.5
 READY_S = 10.0
 LOG = "supervisor.log"
-_SLOT = struct.Struct("=QQd")
-"""A reader that waits, by key: offset, count, and since when (CLOCK_MONOTONIC); 0 for none."""
+_SLOT = struct.Struct("=QQQd")
+"""A reader that waits, by key: its number, offset, count, and since when (CLOCK_MONOTONIC); zeros
+for none."""
+
+_COUNTER = struct.Struct("=Q")
 
 _CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/systemd/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs")
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A reader that waits since `since`; `number` is its own, `fault.key` may be used again."""
+
+    number: int
+    fault: Fault
+    since: float
 
 
 class _Pending:
     """The readers that wait, in memory that survives the process which notes them."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, KEYS_MAX * _SLOT.size)
+        self._slots = mmap.mmap(-1, KEYS_MAX * _SLOT.size)
+        self._counter = mmap.mmap(-1, _COUNTER.size)
 
-    def put(self, fault: Fault) -> None:
-        _SLOT.pack_into(self._memory, fault.key * _SLOT.size, fault.offset, fault.count, time.monotonic())
+    def put(self, fault: Fault) -> _Waiting:
+        """Note a reader, which gets a number."""
+        (last,) = _COUNTER.unpack_from(self._counter)
+        _COUNTER.pack_into(self._counter, 0, last + 1)
+        waiting = _Waiting(last + 1, fault, time.monotonic())
+        _SLOT.pack_into(self._slots, fault.key * _SLOT.size, waiting.number, fault.offset, fault.count, waiting.since)
+        return waiting
 
     def remove(self, key: int) -> None:
-        _SLOT.pack_into(self._memory, key * _SLOT.size, 0, 0, 0.0)
+        """Forget a reader."""
+        _SLOT.pack_into(self._slots, key * _SLOT.size, 0, 0, 0, 0.0)
 
-    def all(self) -> list[tuple[Fault, float]]:
-        slots = enumerate(_SLOT.iter_unpack(self._memory))
-        return [(Fault(key, offset, count), since) for key, (offset, count, since) in slots if since]
+    def all(self) -> list[_Waiting]:
+        """Those that wait."""
+        slots = enumerate(_SLOT.iter_unpack(self._slots))
+        return [
+            _Waiting(number, Fault(key, offset, count), since)
+            for key, (number, offset, count, since) in slots
+            if number
+        ]
 
 
 class _Supervisor:
     """One of the two processes: the guard while `watch` waits, then the supervisor."""
 
-    def __init__(self, directory: Path, limit_s: float) -> None:
+    def __init__(self, directory: Path, limit_s: float, held: tuple[int, int] | None = None) -> None:
         self._directory, self._limit_s = directory, limit_s
-        self._device = directory / DEVICE
-        self._filler = fanotify.open_silently(self._device)
-        self._group = fanotify.open_group()
-        fanotify.mark(self._group, self._device)
+        if held is None:
+            device = directory / DEVICE
+            self._filler, self._group = fanotify.open_silently(device), fanotify.open_group()
+            fanotify.mark(self._group, device)
+        else:
+            self._filler, self._group = held
+            (directory / SOCKET).unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         os.chdir(directory)
         self._listener.bind(SOCKET)
         self._listener.listen(8)
         os.chdir("/")
         self._pending = _Pending()
+        if held is not None:
+            self._refuse_unknown()
         self._refused = 0
         """Readers that got EIO because their time was up."""
         self._agents: list[socket.socket] = []
@@ -146,13 +177,20 @@ class _Supervisor:
         """Go on for a supervisor that has ended."""
         self._say("the supervisor was killed, its guard takes its place")
         self._guard_fd = -1
-        keys = {fault.key for fault, _ in self._pending.all()}
+        keys = self._refuse_unknown()
         blank = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for key in range(KEYS_MAX):
-            if key not in keys:  # it may have been read and not noted
-                fanotify.answer(self._group, key, errno.EIO)
-            elif not _is_open(key):
+        for key in keys:
+            if not _is_open(key):
                 os.dup2(blank, key, inheritable=False)
+
+    def _refuse_unknown(self) -> set[int]:
+        """Refuse the readers that a supervisor before this one had read and not noted; returns the
+        keys of those that it noted."""
+        keys = {waiting.fault.key for waiting in self._pending.all()}
+        for key in range(KEYS_MAX):
+            if key not in keys:
+                fanotify.answer(self._group, key, errno.EIO)
+        return keys
 
     # -- readers
 
@@ -164,8 +202,7 @@ class _Supervisor:
             self._say(f"a reader is refused: {error}")
             return
         for fault in faults:
-            self._pending.put(fault)
-            self._tell(FAULT, fault.key, fault.offset, fault.count)
+            self._tell(FAULT, self._pending.put(fault))
 
     def _answer(self, key: int, error: int) -> None:
         fanotify.answer(self._group, key, error)
@@ -175,13 +212,14 @@ class _Supervisor:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for fault, since in self._pending.all():
-            if now - since > self._limit_s:
+        for waiting in self._pending.all():
+            fault = waiting.fault
+            if now - waiting.since > self._limit_s:
                 self._answer(fault.key, errno.EIO)
                 self._refused += 1
                 why = "no agent runs" if not self._agents else "the agent has not brought them"
                 self._say(f"a reader of {fault.count} bytes at {fault.offset} gets EIO: {why}")
-                self._tell(EXPIRED, fault.key, fault.offset, fault.count)
+                self._tell(EXPIRED, waiting)
 
     # -- the agent
 
@@ -192,20 +230,21 @@ class _Supervisor:
         if len(self._agents) > AGENTS_MAX:
             self._lose(self._agents[0])
         try:
-            socket.send_fds(connection, [NOTICE.pack(GREETING, 0, 0, self._refused)], [self._filler])
+            socket.send_fds(connection, [NOTICE.pack(GREETING, 0, 0, self._refused)], [self._filler, self._group])
         except OSError:
             self._lose(connection)
         else:
             self._tell_all()
 
     def _tell_all(self) -> None:
-        for fault, _ in self._pending.all():
-            self._tell(FAULT, fault.key, fault.offset, fault.count)
+        for waiting in self._pending.all():
+            self._tell(FAULT, waiting)
 
-    def _tell(self, kind: int, key: int, offset: int, count: int) -> None:
+    def _tell(self, kind: int, waiting: _Waiting) -> None:
         if self._agents:
             try:
-                self._agents[-1].send(NOTICE.pack(kind, key, offset, count))
+                fault = waiting.fault
+                self._agents[-1].send(NOTICE.pack(kind, waiting.number, fault.offset, fault.count))
             except OSError:  # also when it does not read what it is told: it connects again
                 self._lose(self._agents[-1])
 
@@ -226,10 +265,10 @@ class _Supervisor:
         if len(data) != ORDER.size:
             self._lose(agent)
             return False
-        kind, key, error = ORDER.unpack(data)
-        waiting = {fault.key for fault, _ in self._pending.all()}
-        if kind == ANSWER and key in waiting:
-            self._answer(key, error)
+        kind, number, error = ORDER.unpack(data)
+        keys = {waiting.number: waiting.fault.key for waiting in self._pending.all()}
+        if kind == ANSWER and number in keys:
+            self._answer(keys[number], error)
         elif kind in (WHOLE, DROP):
             self._end(0 if kind == WHOLE else errno.EIO)
             return True
@@ -242,8 +281,8 @@ class _Supervisor:
         if not error:
             fanotify.unmark(self._group, Path(f"/proc/self/fd/{self._filler}"))  # the name may be gone
         self._take()
-        for fault, _ in self._pending.all():
-            self._answer(fault.key, error)
+        for waiting in self._pending.all():
+            self._answer(waiting.fault.key, error)
 
     def _say(self, text: str) -> None:
         sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {self._directory.name}: {text}\n")
@@ -277,16 +316,18 @@ def _leave_service() -> None:
 
 
 def main() -> None:
-    """`python -m p2pdist.mount.supervisor.process DIRECTORY LIMIT_S`: ends with 0 once
-    readers of the device in DIRECTORY are supervised, by a process that goes on."""
+    """`python -m p2pdist.mount.supervisor.process DIRECTORY LIMIT_S [FILLER GROUP]`: ends
+    with 0 once readers of the device in DIRECTORY are supervised, by a process that goes on. FILLER
+    and GROUP are descriptors of a supervisor that was killed with its guard."""
     directory, limit_s = Path(sys.argv[1]), float(sys.argv[2])
+    held = (int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) == 5 else None
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
     try:
         _leave_service()
-        supervisor = _Supervisor(directory, limit_s)
+        supervisor = _Supervisor(directory, limit_s, held)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)

@@ -1,11 +1,12 @@
 """What an agent and the supervisor of a lazy view say to each other, over a Unix socket that keeps
 messages apart (SOCK_SEQPACKET).
 
-The supervisor says GREETING first, with the descriptor through which the agent fills the device,
-and how many readers it has refused so far because nothing filled what they waited for; then FAULT
-for each reader that waits, those of before among them, and EXPIRED for each that it refuses. The
-agent says ANSWER for a reader whose bytes are in the device (error 0), or will not be; WHOLE when
-nothing is missing any more; DROP when the view is gone. After the last two the supervisor ends.
+The supervisor says GREETING first, with the descriptor through which the agent fills the device and
+that of the fanotify group, and how many readers it has refused so far because nothing filled what
+they waited for; then FAULT for each reader that waits, those of before among them, and EXPIRED for
+each that it refuses. The agent says ANSWER for a reader whose bytes are in the device (error 0), or
+will not be; WHOLE when nothing is missing any more; DROP when the view is gone. After the last two
+the supervisor ends.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from pathlib import Path
 GREETING, FAULT, EXPIRED = 1, 2, 3
 ANSWER, WHOLE, DROP = 1, 2, 3
 
-NOTICE = struct.Struct("=IIQQ")
-"""From the supervisor: kind, key, offset, count."""
+NOTICE = struct.Struct("=IQQQ")
+"""From the supervisor: kind, number, offset, count. Each reader has a number of its own: the answer
+to an earlier one, which may come late or twice, is not taken for the answer to another."""
 
-ORDER = struct.Struct("=III")
-"""From the agent: kind, key, error."""
+ORDER = struct.Struct("=IQI")
+"""From the agent: kind, number, error."""
 
 SOCKET, DEVICE, MARK = "socket", "device", "whole"
 """Files of a lazy view: the socket, the device, and the mark that the device lacks nothing."""
@@ -37,7 +39,7 @@ class Notice:
     """A message of the supervisor."""
 
     kind: int
-    key: int
+    number: int
     offset: int
     count: int
 
@@ -47,10 +49,19 @@ class Notice:
         return cls(*NOTICE.unpack(data)) if len(data) == NOTICE.size else None
 
 
-def connect(directory: Path) -> tuple[socket.socket, int, int]:
-    """A connection to the supervisor of the view in `directory`, the descriptor for filling the
-    device, which the caller closes, and how many readers were refused. Raises OSError where none
-    is there."""
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A connection to a supervisor, and what it gave: descriptors for filling the device and of the
+    group that is asked, which the caller closes; how many readers were refused."""
+
+    connection: socket.socket
+    filler: int
+    group: int
+    refused: int
+
+
+def connect(directory: Path) -> Greeting:
+    """Connect to the supervisor of the view in `directory`. Raises OSError where none is there."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         connection.settimeout(CONNECT_S)
@@ -60,11 +71,11 @@ def connect(directory: Path) -> tuple[socket.socket, int, int]:
             connection.connect(f"/proc/self/fd/{place}/{SOCKET}")
         finally:
             os.close(place)
-        data, descriptors, _, _ = socket.recv_fds(connection, NOTICE.size, 1)
+        data, descriptors, _, _ = socket.recv_fds(connection, NOTICE.size, 2)
         notice = Notice.parse(data)
-        if notice is None or notice.kind != GREETING or len(descriptors) != 1:
+        if notice is None or notice.kind != GREETING or len(descriptors) != 2:
             raise ConnectionError("the supervisor of a lazy view has ended")
-        return connection, descriptors[0], notice.count
+        return Greeting(connection, descriptors[0], descriptors[1], notice.count)
     except BaseException:
         connection.close()
         raise
@@ -73,7 +84,8 @@ def connect(directory: Path) -> tuple[socket.socket, int, int]:
 def dismiss(directory: Path, kind: int = DROP) -> None:
     """Have the supervisor of a view that is gone, or WHOLE, end, if there is one."""
     with suppress(OSError):
-        connection, filler, _ = connect(directory)
-        os.close(filler)
-        with connection:
+        greeting = connect(directory)
+        os.close(greeting.filler)
+        os.close(greeting.group)
+        with greeting.connection as connection:
             connection.send(ORDER.pack(kind, 0, 0))
