@@ -367,12 +367,17 @@ class _Demands:
 
     open: dict[int, _Demand] = field(default_factory=dict)
 
-    def due(self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, *, now: float) -> Iterator[_Demand]:
-        """What to open for wanted pieces, one for each stripe of which no stream brings them."""
+    def due(
+        self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, stream: int, *, now: float
+    ) -> Iterator[OpenDemand]:
+        """The streams to open for wanted pieces, from number `stream` on: one for each stripe of
+        which no stream brings them."""
         for stripe in stripes:
             mine = {piece for piece in pieces if piece % len(stripes) == stripe.number}
             if mine and (demand := self._of(stripe, mine, sources, now=now)) is not None:
-                yield demand
+                self.open[stream] = demand
+                yield OpenDemand(stream, demand.source, stripe.number, tuple(sorted(demand.pieces)))
+                stream += 1
 
     def _of(self, stripe: _Stripe, wanted: set[int], sources: Sources, *, now: float) -> _Demand | None:
         """From where a stripe comes, else from another choice of the tracker. What is late counts
@@ -452,8 +457,12 @@ class Download:
                 self._stored(number, piece, now, out)
             case Planned(plan):
                 self._planned(plan, now, out)
-            case Wanted(pieces):
-                self._wanted(pieces, now, out)
+            case Wanted(pieces) if not self._paused:  # else a swarm writes, and brings them
+                missing = {piece for piece in pieces if piece not in self.have}
+                for opened in self._demands.due(self._stripes, missing, self.sources, self._next_stream, now=now):
+                    self._next_stream = opened.stream + 1
+                    self.writing.add(opened.stream)
+                    out.append(opened)
             case StreamEnded():
                 self._ended(event, now, out)
             case Quiet():
@@ -564,14 +573,6 @@ class Download:
         self._streams[stream] = stripe
         self.writing.add(stream)
         out.append(OpenStream(stream, source, stripe.number))
-
-    def _wanted(self, pieces: tuple[int, ...], now: float, out: list[Command]) -> None:
-        missing = {piece for piece in pieces if piece not in self.have}
-        for demand in () if self._paused else self._demands.due(self._stripes, missing, self.sources, now=now):
-            self._demands.open[self._next_stream] = demand
-            self.writing.add(self._next_stream)
-            out.append(OpenDemand(self._next_stream, demand.source, demand.stripe, tuple(sorted(demand.pieces))))
-            self._next_stream += 1
 
     def _close(self, stripe: _Stripe, out: list[Command], *, after_piece: bool) -> None:
         if not isinstance(stripe.state, Receiving):

@@ -15,12 +15,14 @@ import click
 from p2pdist.cli.daemon import log_options, set_level
 from p2pdist.cli.main import read_again
 from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
+from p2pdist.model.address import address_text
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.units import parse_size
 
 if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
+    from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.tls import TlsFiles
 
@@ -212,11 +214,9 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import discovery_settings, listen_address, run
-    from p2pdist.model.address import address_text
+    from p2pdist.cli.daemon import listen_address, run
 
     address, trackers = listen_address(listen), _urls(tracker)
-    discovers = not trackers if discover is None else discover
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -232,13 +232,22 @@ def command(
         preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
         tls=tls,
         join_file=join_file,
-        discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
+        discovery=_discovery(address, network_id, discovery_interface, not trackers if discover is None else discover),
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         lazy_wait_s=lazy_wait,
         drain_s=drain_seconds,
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen)))
+
+
+def _discovery(
+    address: tuple[str, int], network_id: str, interfaces: tuple[str, ...], wanted: bool
+) -> DiscoverySettings | None:
+    """How neighbours are found, where that is `wanted`. Raises UsageError."""
+    from p2pdist.cli.daemon import discovery_settings
+
+    return discovery_settings(address, network_id, interfaces) if wanted else None
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -298,7 +307,6 @@ async def _serve(
     from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import close, listen, listen_unix, raise_file_limit, stop_listening
-    from p2pdist.model.address import address_text
     from p2pdist.transfer.connections import ConnectionBook, connections_max
 
     level_now = partial(read_again, click.get_current_context(), "log_level")
