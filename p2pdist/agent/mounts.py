@@ -154,7 +154,7 @@ class PackageMounts:
                 raise eager(error.what) from error
             raise
         self._serve(shown.path, partial(self._lazy.mounted, shown.path, view))
-        return shown
+        return structs.replace(shown, lazy=view.status())
 
     async def _pulled(self, reference: str) -> tuple[Package, Callable[[], None]]:
         """A package that is here and held, and what gives the claim up. Between the end of the pull
