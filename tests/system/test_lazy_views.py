@@ -42,7 +42,10 @@ def _events_work() -> bool:
     return True
 
 
-pytestmark = pytest.mark.skipif(not _events_work(), reason="lazy views need root and Linux 6.14")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not _events_work(), reason="lazy views need root and Linux 6.14"),
+]
 
 
 @pytest.fixture
