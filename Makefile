@@ -18,9 +18,9 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 	skopeo=skopeo aria2c=aria2 ip=iproute2 tc=iproute2 iptables=iptables mount=mount unshare=util-linux ps=procps git=git \
 	strace=strace flock=util-linux chromium=chromium prometheus=prometheus promtool=prometheus
 
-# Programs without which some tests and benchmarks are skipped: other clients, other file systems, Slurm, a container engine, a database.
-MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql docker.io wget qbittorrent-nox rtorrent transmission-cli \
-	casync restic umoci docker-registry xfsprogs btrfs-progs zsh fish
+# Programs without which some tests and benchmarks are skipped: other clients, other file systems, Slurm, container runtimes, a database.
+MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent-nox rtorrent transmission-cli \
+	casync restic umoci docker-registry docker.io containerd runc podman crun buildah skopeo xfsprogs btrfs-progs zsh fish
 
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 

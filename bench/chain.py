@@ -39,7 +39,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Complaint
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.connect import ConnectionPool

@@ -28,6 +28,7 @@ from p2pdist.model.messages import (
     Holding,
     Reject,
     Report,
+    Vouched,
     decode_from_tracker,
     encode,
 )
@@ -44,6 +45,10 @@ QUIET_S, QUIET_WITHIN_S = 2.0, 10.0
 QUIET_WITHIN_S after the plan was whole is not waited for."""
 
 REPORT_SLOT_S = 0.01
+VOUCH_SLOT_S = 0.02
+"""A reader states what it has read in this time together."""
+
+LISTED_START = b'{"type":"listed"'
 UPLOAD_BYTES_S = 40e6
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
@@ -90,7 +95,8 @@ class Host(asyncio.Protocol):
 
     def join(self) -> None:
         load = self.load
-        self.send(Holding(BLOB, load.pieces * PIECE_BYTES, PIECE_BYTES, (0,) * load.stripes))
+        counts = (0,) * load.stripes
+        self.send(Holding(BLOB, load.pieces * PIECE_BYTES, PIECE_BYTES, counts, vouched=load.vouched))
 
     def data_received(self, data: bytes) -> None:
         data = self.buffer + data
@@ -129,10 +135,16 @@ class Host(asyncio.Protocol):
             self.transport.write(frame(payload, PONG))
         elif opcode == CLOSE:
             self.load.fail("the tracker closed a session")
+        elif opcode == TEXT and payload.startswith(LISTED_START):
+            self.load.listed += 1
+            self.load.listed_bytes += len(payload)
         elif opcode == TEXT:
             message = decode_from_tracker(payload)
             if isinstance(message, Assign):
                 self.lacking.difference_update(each.stripe for each in message.plan.stripes if each.parent is not None)
+                for each in message.plan.stripes:
+                    if each.parent is not None and each.parent.is_origin:
+                        self.load.roots[each.stripe] = self
                 self.load.assigned(self)
             elif isinstance(message, Reject):
                 self.load.fail(str(message.problem))
@@ -154,6 +166,9 @@ class Load:
     def __init__(self, port: int, chosen: argparse.Namespace) -> None:
         self.port, self.count = port, chosen.hosts
         self.pieces, self.stripes = chosen.pieces, layout_of(chosen.pieces).stripes
+        self.vouched: bool = chosen.vouched
+        self.roots: dict[int, Host] = {}
+        self.listed = self.listed_bytes = 0
         self.hosts: list[Host] = []
         self.waiting: set[int] = set()
         self.planned = asyncio.Event()
@@ -248,6 +263,28 @@ class Load:
             await asyncio.sleep(REPORT_SLOT_S)
         return {"reports": float(sent), "seconds": time.monotonic() - started, "assigns": float(self.assigns)}
 
+    async def vouch(self, seconds: float) -> dict[str, float]:
+        """The roots state the hashes of all pieces, evenly over so many seconds."""
+        started, sent = time.monotonic(), 0
+        while sent < self.pieces and not self.failure:
+            due = min(self.pieces, int((time.monotonic() - started) / seconds * self.pieces) + 1)
+            for stripe, root in self.roots.items():
+                pieces = tuple(piece for piece in range(sent, due) if piece % self.stripes == stripe)
+                if pieces:
+                    root.send(Vouched(BLOB, 0, pieces, os.urandom(32) * len(pieces)))
+            sent = due
+            await asyncio.sleep(VOUCH_SLOT_S)
+        while not self.failure and time.monotonic() - started < 2 * seconds + JOIN_TIMEOUT_S:
+            before = self.listed
+            await asyncio.sleep(QUIET_S)
+            if before == self.listed:
+                break
+        return {
+            "listed": float(self.listed),
+            "listed_bytes": float(self.listed_bytes),
+            "messages_per_host": self.listed / self.count,
+        }
+
 
 def clients(commands: Connection, port: int, chosen: argparse.Namespace) -> None:
     """The client process: does what it is told, one command after the other, and answers with
@@ -266,6 +303,8 @@ def clients(commands: Connection, port: int, chosen: argparse.Namespace) -> None
                     answer = await load.connect(join=words[0])
                 case "join":
                     answer = await load.join()
+                case "vouch":
+                    answer = await load.vouch(*words)
                 case _:
                     answer = await load.report(*words)
             commands.send((load.failure, answer | {"clients_cpu_s": time.process_time() - before}))

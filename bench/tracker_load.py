@@ -1,7 +1,7 @@
 """A tracker under the load of many hosts: real sessions over loopback, one blob that they all want
 at the same moment.
 
-    python -m bench.tracker_load [--hosts 10000] [--pieces 4096] [--seconds 30] [--json]
+    python -m bench.tracker_load [--hosts 10000] [--pieces 4096] [--seconds 30] [--json] [--vouched]
                                  [--join at-once|connecting|both] [--profile DIRECTORY]
 
 A `p2pdist tracker` runs as its own process. Another process holds one WebSocket per host and speaks
@@ -13,9 +13,11 @@ took; they speak just enough of RFC 6455 (frames masked with zeros) to cost a fr
 Figures: `accept_s` until every session was welcomed; `planned_s` from the first join until every
 host knew a parent for every stripe, and `settled_s` until the last Assign (`moved_after` of them
 came later than the whole plan); `silent_s` the longest that the tracker left a /healthz unanswered
-meanwhile; plan latency from the tracker's own histogram; resident bytes per session and per (host,
-blob); the tracker's share of one core and its microseconds per report under steady reports. With
---profile py-spy notes where the tracker's time goes, one file of folded stacks per phase.
+meanwhile; with --vouched what the tracker takes for a message with news of the list, to all hosts
+together and for each; plan latency from the tracker's own histogram; resident bytes per session and
+per (host, blob); the tracker's share of one core and its microseconds per report under steady
+reports. With --profile py-spy notes where the tracker's time goes, one file of folded stacks per
+phase.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.load_hosts import clients, layout_of, raise_file_limit
+from bench.load_hosts import PIECE_BYTES, clients, layout_of, raise_file_limit
+from p2pdist.model.pieces import piece_size_for
 
 PAGE = resource.getpagesize()
 
@@ -86,7 +89,7 @@ def tracker() -> Iterator[tuple[int, int]]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([*words, "--log-level", "warning"], stderr=log)
         try:
-            for _ in range(200):
+            for _ in range(1200):
                 with contextlib.suppress(OSError):
                     fetch(port, "/readyz")
                     break
@@ -167,6 +170,10 @@ def measure(chosen: argparse.Namespace, *, at_once: bool) -> dict[str, Any]:
             found["plans"] = metric(metrics, "p2pdist_tracker_plan_seconds_count")
             found["plan_p50_s"], found["plan_p99_s"] = quantile(metrics, 0.5), quantile(metrics, 0.99)
             found["plan_total_s"] = metric(metrics, "p2pdist_tracker_plan_seconds_sum")
+            if chosen.vouched:
+                vouch = found["vouch"] = rig.run("vouch", chosen.seconds or 10.0)
+                vouch["milliseconds_per_listed"] = 1e3 * vouch["tracker_cpu_s"] / max(1.0, vouch["messages_per_host"])
+                vouch["microseconds_per_host"] = 1e6 * vouch["tracker_cpu_s"] / max(1.0, vouch["listed"])
             if chosen.seconds:
                 steady = found["steady"] = rig.run("report", chosen.seconds, chosen.report_interval)
                 steady["tracker_share"] = steady["tracker_cpu_s"] / steady["wall_s"]
@@ -198,9 +205,12 @@ def main() -> int:
     parser.add_argument("--join", choices=["at-once", "connecting", "both"], default="both")
     parser.add_argument("--seconds", type=float, default=30.0, help="of steady reports; 0 for none")
     parser.add_argument("--report-interval", type=float, default=5.0)
+    parser.add_argument("--vouched", action="store_true", help="the roots vouch for a piece list, which goes to all")
     parser.add_argument("--profile", default="", metavar="DIRECTORY")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
+    if chosen.vouched and piece_size_for(layout_of(chosen.pieces).size) != PIECE_BYTES:
+        parser.error("a vouched list has the pieces that the blob's size asks for: 2049 to 4096 here")
     raise_file_limit()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # the tracker ends with this process
     found = {

@@ -56,6 +56,10 @@ FLEET = [
         [
             q("p2pdist:delivered_bytes:rate1m", "delivered to hosts"),
             q("p2pdist:origin_read_bytes:rate1m", "read from the origin"),
+            q(
+                'sum(rate(p2pdist_agent_received_bytes_total{source="upstream"}[1m]))',
+                "read from registries of images",
+            ),
             q("max(p2pdist_tracker_origin_budget_bytes_per_second)", "budget of the origin (0: none)"),
         ],
         "The origin gives each byte about once for each zone, however many hosts there are.",
@@ -101,6 +105,21 @@ FLEET = [
         ],
     ),
     Panel("Preseeds", "short", [q("sum by (state) (p2pdist_tracker_preseeds)", "{{state}}")]),
+    Panel(
+        "Images given to container runtimes",
+        "Bps",
+        [q("sum by (source) (rate(p2pdist_agent_mirror_bytes_total[$__rate_interval]))", "{{source}}")],
+        "store: they were there. swarm: they came while they were read.",
+    ),
+    Panel(
+        "Requests to mirrors",
+        "ops",
+        [
+            q("sum by (kind) (rate(p2pdist_agent_mirror_requests_total[$__rate_interval]))", "{{kind}}"),
+            q("sum by (reason) (rate(p2pdist_agent_mirror_fallbacks_total[$__rate_interval]))", "left: {{reason}}"),
+        ],
+        "left: the mirror had nothing to give, and the client went to the registry.",
+    ),
     Panel(
         "Time of pulls",
         "s",

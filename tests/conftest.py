@@ -53,6 +53,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     before = namespaces()
     outer = os.environ.get(TOKEN_VARIABLE)
     os.environ[TOKEN_VARIABLE] = token
+    os.environ["P2PDIST_AGENT_MIRROR"] = "off"  # only one agent of a machine can have the usual port
     yield
     # Another worker of this run may be using a namespace of its own right now, and looks after it
     # itself.

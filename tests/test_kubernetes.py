@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ import yaml
 
 from p2pdist.cli.daemon import SHUTDOWN_S, THREADS_S
 from p2pdist.cli.main import VERBS, main
+from p2pdist.cli.runtimes.files import HostFiles
+from p2pdist.cli.runtimes.installation import install
+from p2pdist.cli.runtimes.record import RECORD, Installation
 
 MANIFESTS = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
-BUILDS = ("base", "mounting", "two-trackers")
+BUILDS = ("base", "mounting", "mirror", "two-trackers")
 SCHEMAS = ("1.28", "1.31", kubernetes_validate.latest_version())
 UNMOUNT_S = 10.0
 
@@ -117,7 +121,11 @@ def parsed(words: list[str], config: str, directory: Path) -> click.Context:
     file.write_text(config)
     verb, *rest = [re.sub(r"\$\(\w+\)", "x", word).replace("/etc/p2pdist/p2pdist.toml", str(file)) for word in words]
     assert verb in VERBS
-    command = main.get_command(click.Context(main), verb)
+    context = click.Context(main)
+    command = main.get_command(context, verb)
+    while isinstance(command, click.Group):
+        verb, *rest = rest
+        command = command.get_command(context, verb)
     assert command is not None
     return command.make_context(verb, rest, parent=click.Context(main))
 
@@ -129,7 +137,7 @@ def test_commands_flags_and_settings_exist(directory: str, tmp_path: Path) -> No
     for name, spec, _ in pods(found):
         for container in containers(spec):
             context = parsed(container["args"], config, tmp_path)
-            assert context.params["log_format"] == "json", name
+            assert context.params.get("log_format", "json") == "json", name
             known = {name for option in context.command.params for name in (option.envvar or [])}
             ours = {each["name"] for each in container.get("env", []) if each["name"].startswith("P2PDIST")}
             assert ours <= known
@@ -168,8 +176,9 @@ def test_an_agent_has_time_to_hand_over(directory: str, tmp_path: Path) -> None:
 def test_ports_probes_and_volumes_are_there(directory: str) -> None:
     for name, spec, _ in pods(built(directory)):
         volumes = {each["name"] for each in spec["volumes"]}
-        for container in containers(spec):
-            assert {each["name"] for each in container["volumeMounts"]} == volumes, name
+        mounted = [{each["name"] for each in container["volumeMounts"]} for container in containers(spec)]
+        assert set().union(*mounted) == volumes, name
+        for container in spec["containers"]:
             ports = {each["name"]: each["containerPort"] for each in container["ports"]}
             listens = [each for each in container["args"] if each.startswith(("--listen=", "--probe-listen="))]
             assert list(ports.values()) == [int(each.rpartition(":")[2]) for each in listens]
@@ -213,6 +222,31 @@ def test_two_trackers_share_a_database_and_are_not_taken_down_together() -> None
         assert not any("--state" in each for each in container["args"])
 
 
+def test_nodes_ask_their_agent_for_images(tmp_path: Path) -> None:
+    """Without kubectl: the patch says what the command takes, and the command writes where the node
+    is mounted."""
+    (patch,) = documents((MANIFESTS / "mirror" / "agent.yaml").read_text())
+    (settings,) = documents((MANIFESTS / "mirror" / "config.yaml").read_text())
+    spec = patch["spec"]["template"]["spec"]
+    (container,) = spec["initContainers"]
+    config = settings["data"]["p2pdist.toml"]
+    context = parsed(container["args"], config, tmp_path)
+    assert context.params["runtime"] == "containerd"
+    assert set(context.params["upstreams"]) == set(tomllib.loads(config)["tracker"]["upstream"])
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    paths = {each["name"]: each["hostPath"]["path"] for each in spec["volumes"]}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"] if each["name"] in paths}
+    assert mounts == {name: f"/host{path}" for name, path in paths.items()}
+    files = HostFiles(tmp_path / "host")
+    for path in paths.values():
+        files.place(path).mkdir(parents=True)
+    outcome = install(files, "containerd", Installation("http://127.0.0.1:7073", context.params["upstreams"]))
+    written = [*(change.path for change in outcome.changes), RECORD]
+    assert all(any(path.startswith(f"{place}/") for place in paths.values()) for path in written)
+    (agent,) = spec["containers"]
+    assert {each["name"]: each["value"] for each in agent["env"]} == {"P2PDIST_AGENT_MIRROR": "127.0.0.1:7073"}
+
+
 # -- rights
 
 
@@ -221,7 +255,10 @@ def test_only_what_mounts_is_privileged() -> None:
     not."""
     for directory in BUILDS:
         for name, spec, _ in pods(built(directory)):
-            for container in containers(spec):
+            assert all(
+                each["securityContext"]["capabilities"] == {"drop": ["ALL"]} for each in spec.get("initContainers", [])
+            )
+            for container in spec["containers"]:
                 rights = container["securityContext"]
                 bidirectional = any(
                     each.get("mountPropagation") == "Bidirectional" for each in container["volumeMounts"]
@@ -253,7 +290,7 @@ def test_nobody_gets_in_without_a_secret(directory: str) -> None:
     policies = of_kind(found, "NetworkPolicy").values()
     for name, spec, labels in pods(found):
         secrets = {each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each}
-        (container,) = containers(spec)
+        (container,) = spec["containers"]
         words = " ".join(container["args"])
         if name == "p2pdist-agent":
             assert secrets == {"p2pdist-join"} and "--join-file=" in words

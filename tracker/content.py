@@ -2,13 +2,13 @@
 manifests, configs, piece lists.
 
 Thousands of agents ask for the same few documents at the same moment. Reads of one thing are joined
-into one, and what the origin does not have is not asked again for ABSENT_S; what a digest names is
-kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after TAG_FRESH_S. While the
-origin does not answer, the last known meaning of a tag is given, and a manifest that is here is not
-asked for: a reference by digest needs no origin then. With a state directory tags and layers are
-known after a restart, too. A bundle depends on the manifest alone, so it is encoded once, for all
-agents, and kept up to BUNDLES_BYTES_MAX; a torrent is checked once (p2pdist/model/torrent.py), and
-kept up to TORRENTS_BYTES_MAX.
+into one, and what the origin does not have is not asked again for a second (tracker/reads.py). What
+a digest names is kept, verified, up to CACHE_BYTES_MAX; what a tag names is asked again after
+TAG_FRESH_S. While the origin does not answer, the last known meaning of a tag is given, and a
+manifest that is here is not asked for: a reference by digest needs no origin then. With a state
+directory tags and layers are known after a restart, too. A bundle depends on the manifest alone, so
+it is encoded once, for all agents, and kept up to BUNDLES_BYTES_MAX; a torrent is checked once
+(p2pdist/model/torrent.py), and kept up to TORRENTS_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sized
-from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
 
 from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable
@@ -37,7 +35,8 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
+from tracker.reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
 
 TAG_FRESH_S = 1.0
@@ -53,22 +52,9 @@ TORRENTS_BYTES_MAX = 64 << 20
 READS_AT_ONCE = 8
 """Documents of one bundle that are being read from the origin at once."""
 
-ABSENT_S = 1.0
-"""So long the origin is not asked again for what it did not have."""
-
-ABSENT_MAX = 10_000
-MISSES_PER_S, MISSES_BURST = 20.0, 500
-"""Reads of what the origin does not have that one address may cause: a second, and at once after a
-while without. Storage is paid for each."""
-
-ASKERS_MAX = 10_000
-ASKER: ContextVar[str] = ContextVar("asker", default="")
-"""The address for which content is read; empty: the tracker itself, which no limit keeps."""
-
 TAGS_MAX = 10_000
 LAYERS_MAX = 100_000
 
-Value = TypeVar("Value")
 logger = logging.getLogger(__name__)
 
 
@@ -78,20 +64,21 @@ class Content:
     def __init__(self, origin: Origin | None, documents: Documents | None = None) -> None:
         self._origin = origin
         self._documents = documents
-        self._cache: _Cache[bytes] = _Cache(CACHE_BYTES_MAX)
-        self._bundles: _Cache[bytes] = _Cache(BUNDLES_BYTES_MAX)
-        self._torrents: _Cache[Torrent] = _Cache(TORRENTS_BYTES_MAX)
+        self._cache: DocumentCache[bytes] = DocumentCache(CACHE_BYTES_MAX)
+        self._bundles: DocumentCache[bytes] = DocumentCache(BUNDLES_BYTES_MAX)
+        self._torrents: DocumentCache[Torrent] = DocumentCache(TORRENTS_BYTES_MAX)
         self._tags: OrderedDict[str, tuple[float, Descriptor]] = OrderedDict()
         self._layers: OrderedDict[Digest, Descriptor] = OrderedDict()
         self._sizes: OrderedDict[Digest, int | None] = OrderedDict()
-        self._reads: dict[str, asyncio.Task[Any]] = {}
-        self._absent: OrderedDict[str, tuple[float, NotFound]] = OrderedDict()
-        """By key of a read until when the origin is taken not to have it, and what it said."""
-        self._misses: OrderedDict[str, float] = OrderedDict()
-        """By address until when its misses take at the rate MISSES_PER_S."""
+        self._reads = JoinedReads("central storage")
         self._away_until = 0.0
         self.learned: Callable[[tuple[tuple[Digest, PieceLayout], ...]], None] = lambda layouts: None
         """Hears how the blobs of a manifest that was read here are cut."""
+
+    @property
+    def documents(self) -> Documents | None:
+        """What outlives this process; None without a state directory."""
+        return self._documents
 
     async def resolve(self, reference: Reference) -> Descriptor:
         """The manifest that `reference` names. Raises NotFound, Corrupt, Unavailable."""
@@ -105,7 +92,7 @@ class Content:
             found = Descriptor(MANIFEST_TYPE, reference.digest, len(data))
         else:
             found = await self._meaning(reference, known[1] if known is not None else None)
-        _remember(self._tags, name, (time.monotonic(), found), TAGS_MAX)
+        remember(self._tags, name, (time.monotonic(), found), TAGS_MAX)
         return found
 
     async def _meaning(self, reference: Reference, known: Descriptor | None) -> Descriptor:
@@ -117,7 +104,7 @@ class Content:
         if known is not None and time.monotonic() < self._away_until:
             return known
         origin = self._need_origin(name)
-        asked = self._joined(f"tag {name}", lambda: origin.resolve(reference))
+        asked = self._reads.read(f"tag {name}", lambda: origin.resolve(reference))
         layer = known is None and await self._is_layer(reference)
         try:
             found = await asyncio.wait_for(asked, TAG_WAIT_S if known is not None or layer else None)
@@ -163,7 +150,7 @@ class Content:
         """A small blob, verified. Raises NotFound, Corrupt, TooLarge, Unavailable."""
         data = self._cache.get(digest)
         if data is None:
-            data = await self._joined(f"blob {digest}", lambda: self._fetch(digest))
+            data = await self._reads.read(f"blob {digest}", lambda: self._fetch(digest))
             self._cache.put(digest, data)
         return data
 
@@ -201,7 +188,7 @@ class Content:
         for layer in blobs:
             if self._layers.get(layer.digest) != layer:
                 fresh[f"layer {layer.digest}"] = layer
-            _remember(self._layers, layer.digest, layer, LAYERS_MAX)
+            remember(self._layers, layer.digest, layer, LAYERS_MAX)
         self.learned(tuple((layer.digest, layer.layout) for layer in blobs))
         if fresh:
             await self._note(fresh)
@@ -212,7 +199,7 @@ class Content:
         NotFound, Corrupt, Unavailable."""
         data = self._bundles.get(digest)
         if data is None:
-            data = await self._joined(f"bundle {digest}", lambda: self._bundle(digest))
+            data = await self._reads.read(f"bundle {digest}", lambda: self._bundle(digest))
             self._bundles.put(digest, data)
         return data
 
@@ -222,8 +209,8 @@ class Content:
         slots = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(small: Descriptor) -> bytes | None:
-            """None for what is wrong at the origin: hosts that have it need it not, and a request
-            for it alone is answered with the reason."""
+            """None for what is wrong at the origin: who has it already needs it not, and who asks
+            for it alone is told what it is."""
             async with slots:
                 try:
                     data = await self.read(small.digest)
@@ -239,9 +226,9 @@ class Content:
         torrent = await self._torrent(digest, "the blob")
         if digest not in self._sizes:
             origin = self._need_origin(digest)
-            size = await self._joined(f"size {digest}", lambda: origin.size(digest))
-            _remember(self._sizes, digest, size, LAYERS_MAX)
-        size = self._sizes[digest]  # None: gone from the origin, and perhaps still at a host
+            size = await self._reads.read(f"size {digest}", lambda: origin.size(digest))
+            remember(self._sizes, digest, size, LAYERS_MAX)
+        size = self._sizes[digest]  # None: gone from the origin, and perhaps still with somebody
         if len(torrent.files) != 1 or size not in (None, torrent.size):
             raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Make it again: p2pdist torrent")
         return torrent
@@ -262,7 +249,7 @@ class Content:
             raise NotFound(f"{kind} {subject} has no torrent", remedy="Make one: p2pdist torrent") from error
         torrent = self._torrents.get(described.digest)
         if torrent is None:
-            torrent = await self._joined(f"torrent {described.digest}", lambda: self._decoded(described.digest))
+            torrent = await self._reads.read(f"torrent {described.digest}", lambda: self._decoded(described.digest))
             self._torrents.put(described.digest, torrent)
         return torrent
 
@@ -276,64 +263,3 @@ class Content:
                 remedy="Start it with --origin, or give the agent one",
             )
         return self._origin
-
-    async def _joined(self, key: str, read: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
-        now, absent = time.monotonic(), self._absent.get(key)
-        if absent is not None and now < absent[0]:
-            raise NotFound(absent[1].what, remedy=absent[1].remedy)
-        task = self._reads.get(key)
-        if task is None:
-            asker = ASKER.get()
-            if self._misses.get(asker, 0.0) > now + MISSES_BURST / MISSES_PER_S:
-                raise Unavailable(
-                    f"{asker} asks for too much that central storage does not have", remedy="Try again in a minute"
-                )
-            task = self._reads[key] = asyncio.ensure_future(read())
-            task.add_done_callback(lambda done: self._read_ended(key, asker, done))
-        value: Value = await asyncio.shield(task)
-        return value
-
-    def _read_ended(self, key: str, asker: str, task: asyncio.Task[Any]) -> None:
-        del self._reads[key]
-        error = None if task.cancelled() else task.exception()  # marks it as seen: the callers may have gone away
-        if isinstance(error, NotFound):
-            now = time.monotonic()
-            _remember(self._absent, key, (now + ABSENT_S, error), ABSENT_MAX)
-            if asker:
-                _remember(self._misses, asker, max(now, self._misses.get(asker, now)) + 1 / MISSES_PER_S, ASKERS_MAX)
-
-
-Document = TypeVar("Document", bound=Sized)
-
-
-class _Cache(Generic[Document]):
-    """Documents by digest, the most lately used ones, up to `bytes_max` in all."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._kept: OrderedDict[Digest, Document] = OrderedDict()
-
-    def get(self, digest: Digest) -> Document | None:
-        data = self._kept.get(digest)
-        if data is not None:
-            self._kept.move_to_end(digest)
-        return data
-
-    def put(self, digest: Digest, data: Document) -> None:
-        if digest in self._kept:
-            return
-        self._kept[digest] = data
-        self._bytes += len(data)
-        while self._bytes > self._bytes_max and len(self._kept) > 1:
-            self._bytes -= len(self._kept.popitem(last=False)[1])
-
-
-Key = TypeVar("Key")
-
-
-def _remember(table: OrderedDict[Key, Value], key: Key, value: Value, limit: int) -> None:
-    table[key] = value
-    table.move_to_end(key)
-    while len(table) > limit:
-        table.popitem(last=False)

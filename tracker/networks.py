@@ -10,7 +10,7 @@ the host's own. The tracker looks no name up here: agents do when they connect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 
 from p2pdist.model.address import IPAddress, ip_of, parse_address
@@ -69,24 +69,55 @@ def check_address(hello: Hello, remote: str, networks: Iterable[Network]) -> Non
         )
 
 
-def check_own(names: Iterable[str], *, host: str, remote: str, networks: Iterable[Network]) -> None:
-    """Raises Refused for a name or IP address that is not the host's own while access is on:
-    `remote` is where its connection comes from, `networks` are those of the access file."""
+def check_own(
+    names: Iterable[str],
+    *,
+    host: str,
+    remote: str,
+    networks: Iterable[Network],
+    within: Sequence[Network] = (),
+    taken: Collection[str] = (),
+) -> None:
+    """Raises Refused for a name or IP address that is not the host's own while access is on.
+    `remote` is where its connection comes from; `networks`, those of the access file, are where it
+    may be besides. `within` are the networks of the fleet, none for any; `taken` are names of
+    trackers, in lower case, which no host may have: with a certificate for one it could pass for a
+    tracker."""
     here, allowed = ip_of(remote), tuple(networks)
     for text in names:
         ip = ip_of(text)
         if ip is None:
-            own, name = host.lower(), text.lower()
-            if name != own and not name.startswith(f"{own}."):
-                raise Refused(
-                    f"{host[:100]} may not be reached at {text[:100]!r}: the name does not begin with the host's own",
-                    remedy="Name an IP address with --advertise, or give the agent that --name",
-                )
+            _check_own_name(host, text, taken)
+        elif within and not ip.is_loopback and not _within(ip, within):
+            raise Refused(
+                f"{ip} is not in the networks of this fleet, so {host[:100]} may not be reached there",
+                remedy="Add its network to --networks of the tracker, or change --advertise",
+            )
         elif not (_same(ip, here) or _within(ip, allowed)):
             raise Refused(
                 f"{host[:100]} connects from {remote[:100]} and may not be reached at {ip}",
                 remedy="Add its network to networks in the tracker's access file, or change --advertise",
             )
+
+
+def _check_own_name(host: str, text: str, taken: Collection[str]) -> None:
+    own, name = host.lower(), text.lower().rstrip(".")
+    if name.rpartition(".")[2] == "localhost" or any(_same_name(name, other) for other in taken):
+        raise Refused(
+            f"{host[:100]} may not be reached at {text[:100]!r}: a tracker, or each machine, has that name",
+            remedy="Name an IP address with --advertise",
+        )
+    if name != own and not name.startswith(f"{own}."):
+        raise Refused(
+            f"{host[:100]} may not be reached at {text[:100]!r}: the name does not begin with the host's own",
+            remedy="Name an IP address with --advertise, or give the agent that --name",
+        )
+
+
+def _same_name(name: str, other: str) -> bool:
+    """Whether two names may be of one machine: one of them is the other with a domain, or both are
+    equal."""
+    return name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.")
 
 
 def _within(ip: IPAddress, networks: Iterable[Network]) -> bool:

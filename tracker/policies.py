@@ -15,6 +15,8 @@ from pathlib import Path
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.image import ImageName, ImageReference
+from p2pdist.model.image_manifest import ImageDocument, ImageIndex, decode_image
 from p2pdist.model.manifest import Reference, decode_manifest
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook
@@ -127,3 +129,18 @@ async def note_package(book: PolicyBook, content: Content, reference: Reference,
         logger.debug("what %s consists of is not known: %s", reference, error)
         return
     book.note(reference, digest, [blob.digest for blob in manifest.blobs])
+
+
+def note_image(book: PolicyBook, name: ImageName, tag: str, found: ImageDocument) -> None:
+    """Note which blobs an image has, which its tag, "" for none, or its digest was asked for. Each
+    manifest of an index is of the tag as well."""
+    reference = ImageReference(name, tag, None if tag else found.digest).package
+    if book.known(reference, found.digest):
+        return
+    document = decode_image(found.data, found.media_type)
+    if isinstance(document, ImageIndex):
+        book.note(reference, found.digest, ())
+        for entry in document.entries if tag else ():
+            book.note(reference, entry.descriptor.digest, ())
+    else:
+        book.note(reference, found.digest, [blob.digest for blob in (*document.blobs, *document.foreign)])

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,12 +21,23 @@ import msgspec
 from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.model.image import ImageReference, is_image, package_reference, parse_image
 from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
-from p2pdist.model.preseed import PreseedRecord, PreseedRequest, PreseedState, RankRequest, canonical, fingerprint
+from p2pdist.model.platform import Platform, parse_platform
+from p2pdist.model.preseed import (
+    PreseedRecord,
+    PreseedRequest,
+    PreseedState,
+    RankRequest,
+    canonical,
+    fingerprint,
+    own_id,
+)
 from tracker.content import Content
 from tracker.core.affinity import Affinity, Assignment, Ranked, RedundantPacks, RoleHosts, RoleNeed
 from tracker.core.fleet import Fleet
+from tracker.core.host import Host
 from tracker.core.preseeds.orders import GRACE_S, Preseeds, Progress
 from tracker.core.preseeds.preseed import (
     Event,
@@ -44,11 +55,14 @@ from tracker.core.preseeds.preseed import (
 )
 from tracker.core.preseeds.selectors import parse_selector
 from tracker.state.preseeds import PreseedDatabase
+from tracker.upstreams.upstreams import Upstreams
 
 TICK_S = 0.25
 EXCHANGE_S = 1.0
 PURGE_S = 600.0
 PACKAGES_REMEMBERED_MAX = 1000
+PACKAGE_CHARACTERS_MAX = 512
+"""Of the name of a package that agents are asked to hold (`Keep`)."""
 
 logger = logging.getLogger(__name__)
 _reports_decoder = msgspec.json.Decoder(dict[str, HostReport])
@@ -95,11 +109,20 @@ class PreseedSummary(msgspec.Struct, frozen=True):
         )
 
 
+def sees(record: PreseedRecord, identity: Identity, *rights: Right) -> bool:
+    """Whether an identity ordered a preseed, or has one of these rights and may read its
+    package."""
+    if record.owner and record.owner == str(identity):
+        return True
+    return any(map(identity.may, rights)) and identity.may_read([package_reference(record.package).name])
+
+
 class Sessions(Protocol):
     """What preseeds need of the tracker's service."""
 
     fleet: Fleet
     content: Content
+    upstreams: Upstreams
 
     def send(self, host: str, message: Keep | Release) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""
@@ -210,25 +233,43 @@ class PreseedService:
 
     # -- what schedulers ask
 
-    async def create(self, request: PreseedRequest, *, owner: str = "") -> tuple[Progress, bool]:
-        """Take a preseed of this owner, and whether it is new. Raises UsageError, NotFound for an
-        unknown package, Conflict when its id stands for another one, Unavailable."""
+    async def create(
+        self, request: PreseedRequest, *, owner: str = "", sees: Callable[[PreseedRecord], bool] = lambda record: True
+    ) -> tuple[Progress, bool]:
+        """Take a preseed of this owner, and whether it is new. An id that stands for a preseed
+        which the owner does not see is free to it: that one is kept under another. Raises
+        UsageError, NotFound for an unknown package, Conflict when its id stands for another one,
+        Unavailable."""
         body = canonical(request)
         if request.selector is not None:
             parse_selector(request.selector)
-        identifier = request.id or secrets.token_hex(8)
+        given = identifier = request.id or secrets.token_hex(8)
+        stored, created = await self._stored(request, identifier, owner)
+        if not (stored.owner in ("", owner) and stored.body == body) and not sees(stored):
+            identifier = own_id(given, owner)
+            stored, created = await self._stored(request, identifier, owner)
+        if stored.body != body or (owner and stored.owner not in ("", owner)):
+            raise Conflict(
+                f"the preseed {given} was asked for otherwise",
+                remedy="Give it another id, or cancel that one first",
+            )
+        self.submit(Loaded((stored,)))
+        return self.progress(identifier), created
+
+    async def _stored(self, request: PreseedRequest, identifier: str, owner: str) -> tuple[PreseedRecord, bool]:
+        """The preseed that is kept under an id: the one of `request` where none was, which the
+        second value says."""
         stored = await asyncio.to_thread(self._database.read, identifier)
         created = stored is None
         if stored is None:
             self.core.check_room()
-            reference = parse_reference(request.package)
-            digest, parts = await self._package(reference)
+            package, parts = await self._package(request.package, request.platform or "")
             now = self._clock.now()
             record = PreseedRecord(
                 identifier,
                 1,
-                body,
-                str(Reference(reference.name, digest=digest)),
+                canonical(request),
+                package,
                 tuple(parts.items()),
                 "running",
                 now,
@@ -238,13 +279,7 @@ class PreseedService:
             )
             stored = await asyncio.to_thread(self._database.insert, record)
             created = stored == record
-        if stored.body != body or (owner and stored.owner not in ("", owner)):
-            raise Conflict(
-                f"the preseed {identifier} was asked for otherwise",
-                remedy="Give it another id, or cancel that one first",
-            )
-        self.submit(Loaded((stored,)))
-        return self.progress(identifier), created
+        return stored, created
 
     async def cancel(self, identifier: str) -> None:
         """Release all hosts. Raises NotFound, Conflict, Unavailable."""
@@ -266,12 +301,7 @@ class PreseedService:
         """Whether an identity ordered a preseed, or has one of these rights and may read its
         package."""
         preseed = self.core.by_id.get(identifier)
-        if preseed is None:
-            return False
-        record = preseed.record
-        if record.owner and record.owner == str(identity):
-            return True
-        return any(map(identity.may, rights)) and identity.may_read([parse_reference(record.package).name])
+        return preseed is not None and sees(preseed.record, identity, *rights)
 
     def ordered(self, package: str) -> bool:
         """Whether an identity ordered a preseed of a package, by `name@digest`."""
@@ -305,7 +335,8 @@ class PreseedService:
             if len({role.name for role in request.roles}) < len(request.roles):
                 raise UsageError("two roles have the same name")
             needs = [RoleNeed(role.name, await self._needed(role.packages), role.count) for role in request.roles]
-            present = [name for name in self._names(request) if self._present(name)]
+            hosts = self.affinity.hosts
+            present = [name for name in self._names(request) if name in hosts and hosts[name].available]
             assigned = self.affinity.assign(needs, present)
             return Assignment(
                 [RoleHosts(role.name, assigned[role.name]) for role in needs],
@@ -328,19 +359,21 @@ class PreseedService:
             return [name for name, host in hosts.items() if selector.matches(host)]
         return list(hosts)
 
-    def _present(self, name: str) -> bool:
-        host = self.affinity.hosts.get(name)
-        return host is not None and host.available
-
     async def _needed(self, packages: Sequence[str]) -> dict[Digest, int]:
         """The blobs of packages, each once, with their sizes."""
         needed: dict[Digest, int] = {}
-        for _, parts in await asyncio.gather(*(self._package(parse_reference(name)) for name in packages)):
+        for _, parts in await asyncio.gather(*map(self._package, packages)):
             needed.update(parts)
         return needed
 
-    async def _package(self, reference: Reference) -> tuple[Digest, dict[Digest, int]]:
-        content = self._sessions.content
+    async def _package(self, text: str, platform: str = "") -> tuple[str, dict[Digest, int]]:
+        """A package or image by digest, and the blobs that a host needs of it, with their sizes. An
+        image is that of `platform`, or of the platform of most hosts."""
+        if is_image(text):
+            return await self._image(parse_image(text), platform)
+        if platform:
+            raise UsageError("a package is the same on all platforms", remedy="Give a platform for docker://... alone")
+        reference, content = parse_reference(text), self._sessions.content
         digest = (await content.resolve(reference)).digest
         parts = self._parts.pop(digest, None)
         if parts is None:
@@ -350,4 +383,32 @@ class PreseedService:
         self._sessions.fleet.policies.note(reference, digest, parts)
         while len(self._parts) > PACKAGES_REMEMBERED_MAX:
             self._parts.popitem(last=False)
-        return digest, parts
+        return str(Reference(reference.name, digest=digest)), parts
+
+    async def _image(self, reference: ImageReference, platform: str) -> tuple[str, dict[Digest, int]]:
+        fleet = self._sessions.fleet
+        target, exact = parse_platform(platform) if platform else (_usual_platform(fleet.hosts.values()), False)
+        found = await self._sessions.upstreams.image(reference, target, exact=exact)
+        for document in found.documents:
+            fleet.policies.note(reference.package, document, found.parts)
+        digest = found.documents[-1] if platform else found.digest
+        package = str(ImageReference(reference.name, reference.tag, digest))
+        if len(package) > PACKAGE_CHARACTERS_MAX:
+            raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
+        return package, dict(found.parts)
+
+
+def _usual_platform(hosts: Iterable[Host]) -> Platform:
+    """The platform that most hosts run, at the lowest level of these; linux/amd64 where no host
+    says it."""
+    counts: Counter[tuple[str, str]] = Counter()
+    lowest: dict[tuple[str, str], Platform] = {}
+    for host in hosts:
+        try:
+            platform, _ = parse_platform(host.platform)
+        except UsageError:
+            continue
+        kind = platform.os, platform.architecture
+        counts[kind] += 1
+        lowest[kind] = min(lowest.get(kind, platform), platform, key=lambda other: other.level)
+    return lowest[max(counts, key=lambda kind: (counts[kind], kind))] if counts else parse_platform("linux/amd64")[0]

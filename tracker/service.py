@@ -18,12 +18,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from p2pdist.model.access import OPEN, Identity
+from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
     Assign,
     FromAgent,
@@ -37,16 +38,35 @@ from p2pdist.model.messages import (
     Reject,
     Spares,
     Welcome,
+    encode,
 )
 from p2pdist.model.url import redacted
 from tracker.content import Content
 from tracker.core.bittorrent.announce import Announces
-from tracker.core.events import Described, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import (
+    Blamed,
+    Broadcast,
+    Described,
+    Drop,
+    Due,
+    Event,
+    ListKept,
+    ListMatched,
+    ListWanted,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    Tick,
+)
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
+from tracker.founding import Founding
+from tracker.kept_lists import KeptLists
 from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
 from tracker.reach import Reach
+from tracker.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:  # a tracker without access control need not load what it is made of
     from tracker.access.control import AccessControl
@@ -57,26 +77,22 @@ LOAD_S = 2.0
 """How often it is looked at how busy this process is."""
 
 OUTBOX_MAX = 4096
-FOUNDED_PER_S, FOUNDED_BURST = 500.0, 4000
-"""Swarms that one session may found of blobs that no manifest read here names: a second, and at
-once after a while without. An agent with ten thousand blobs says so to a tracker that has just
-started before its heartbeat, which waits behind its holdings, is missed."""
 
 logger = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Messages waiting to be sent to one agent; None ends the session. A list and at times a
-    future: there are as many as sessions."""
+    """Messages waiting to be sent to one agent, one for many agents encoded; None ends the session.
+    A list and at times a future: there are as many as sessions."""
 
     __slots__ = ("_arrival", "_waiting", "ended")
 
     def __init__(self) -> None:
-        self._waiting: list[FromTracker | None] = []
+        self._waiting: list[FromTracker | bytes | None] = []
         self._arrival: asyncio.Future[None] | None = None
         self.ended = False
 
-    def put(self, message: FromTracker | None) -> None:
+    def put(self, message: FromTracker | bytes | None) -> None:
         if self.ended:
             return
         if message is None or len(self._waiting) >= OUTBOX_MAX:
@@ -86,7 +102,7 @@ class Outbox:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def take(self) -> list[FromTracker | None]:
+    async def take(self) -> list[FromTracker | bytes | None]:
         """All that waits, once there is something; for one reader."""
         while not self._waiting:
             self._arrival = asyncio.get_running_loop().create_future()
@@ -113,10 +129,16 @@ class Service:
     """The single writer around the fleet. `observe_plan` hears the seconds that each planning step
     took. `web_origin` is the address of an OCI image layout that any BitTorrent client may read
     over HTTP (a cache or a limited server, not the bare origin); empty for none. `access` is None
-    while access is off."""
+    while access is off. `upstreams` are the registries that it reads for its fleet."""
 
     def __init__(
-        self, fleet: Fleet, content: Content, *, web_origin: str = "", access: AccessControl | None = None
+        self,
+        fleet: Fleet,
+        content: Content,
+        *,
+        web_origin: str = "",
+        access: AccessControl | None = None,
+        upstreams: Upstreams | None = None,
     ) -> None:
         self.fleet = fleet
         self.content = content
@@ -126,26 +148,27 @@ class Service:
         """Where agents may be reached; none: anywhere (tracker/networks.py)."""
         self._disputes = Names()
         self.web_origin = redacted(web_origin).rstrip("/")
-        content.learned = lambda layouts: self.submit(Described(layouts))
+        self.upstreams = upstreams if upstreams is not None else Upstreams()
+        content.learned = self.upstreams.learned = lambda layouts: self.submit(Described(layouts))
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
         self.access: SessionAccess | None = None
         if access is not None:
             from tracker.access.sessions import SessionAccess
 
-            self.access = SessionAccess(access, fleet, content)
+            self.access = SessionAccess(access, fleet, content, self.upstreams)
             access.changed.append(self._access_changed)
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}
-        self._founding: dict[int, float] = {}
-        """By session until when the swarms that it founded take at the rate FOUNDED_PER_S."""
-        self._next_session = 1
-        self._lag_s = 0.0
+        self._founding = Founding()
+        self._next_session = self._rated_for = 1
         self._report_rate = ReportRate(fleet.report_interval_s)
-        self._rated_for = 1
         self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
-        self._patient_until = 0.0
-        self._due_at = math.inf
+        self._lag_s, self._patient_until, self._due_at = 0.0, 0.0, math.inf
+        self.blamed_hosts = 0
+        """How often a host was blamed for wrong hashes of a vouched list; a metric."""
+        self._lists = KeptLists(content.documents)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def sessions(self) -> int:
@@ -194,6 +217,7 @@ class Service:
             self.close_session(number)
             raise
         self._names[number] = hello.host
+        self._founding.opened(number, source)
         if self.access is not None:
             outbox.put(self.access.control.message)
         if self.listener is not None and self._host_of(number) is not None:
@@ -209,7 +233,7 @@ class Service:
             self.access.close(number)
         host = self._host_of(number)
         self._names.pop(number, None)
-        self._founding.pop(number, None)
+        self._founding.closed(number)
         self.submit(SessionClosed(number))
         if self.listener is not None and host is not None:
             self.listener.closed(host)
@@ -224,10 +248,7 @@ class Service:
         founded = sum(map(self.fleet.membership.founds, holdings))
         if not founded:
             return 0.0
-        now = time.monotonic()
-        due_at = max(self._founding.get(session, 0.0), now - FOUNDED_BURST / FOUNDED_PER_S) + founded / FOUNDED_PER_S
-        self._founding[session] = due_at
-        return max(0.0, due_at - now)
+        return self._founding.held_back_s(session, founded)
 
     def send(self, host: str, message: FromTracker) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""
@@ -309,19 +330,16 @@ class Service:
             asyncio.get_running_loop().call_later(delay_s, self._plan_due)
         planned = False
         for command in commands:
-            outbox = self._outboxes.get(command.session)
-            if outbox is None:
-                continue
             match command:
-                case Send(_, message):
+                case Send(session, message) if (outbox := self._outboxes.get(session)) is not None:
                     planned = planned or isinstance(message, Assign)
-                    if isinstance(message, Welcome):
-                        message = msgspec.structs.replace(message, time=round(time.time(), 3))
-                    elif self.access is not None and isinstance(message, Assign):
-                        message = self.access.with_ticket(command.session, self._names[command.session], message)
-                    outbox.put(message)
-                case Drop():
+                    outbox.put(self._completed(session, message))
+                case Drop(session) if (outbox := self._outboxes.get(session)) is not None:
                     outbox.put(None)
+                case Send() | Drop():
+                    pass  # the session has ended meanwhile
+                case Broadcast() | ListMatched() | ListWanted() | Blamed():
+                    self._about_lists(command)
         if isinstance(event, Received) and isinstance(event.message, Leaving):
             host = self._host_of(event.session)
             if self.listener is not None and host is not None:
@@ -331,6 +349,47 @@ class Service:
                 self._outboxes[event.session].put(assign)
         if planned:
             self.observe_plan(time.perf_counter() - started)
+
+    def _completed(self, session: int, message: FromTracker) -> FromTracker:
+        """A message of the core with what the core does not know."""
+        if isinstance(message, Welcome):
+            return msgspec.structs.replace(message, time=round(time.time(), 3))
+        if self.access is not None and isinstance(message, Assign):
+            return self.access.with_ticket(session, self._names[session], message)
+        return message
+
+    def _about_lists(self, command: Broadcast | ListMatched | ListWanted | Blamed) -> None:
+        """Carry out what the core commands about vouched piece lists."""
+        match command:
+            case Broadcast(sessions, message):
+                encoded = encode(message)
+                for session in sessions:
+                    if (outbox := self._outboxes.get(session)) is not None:
+                        outbox.put(encoded)
+            case ListMatched(blob, pieces):
+                self._begin(self._lists.keep(blob, pieces))
+            case ListWanted(blob):
+                self._begin(self._find_list(blob))
+            case Blamed(host, blob, count):
+                self.blamed_hosts += 1
+                logger.warning(
+                    "%s stated wrong hashes for %d pieces of %s: it lies, or upstream sends it other bytes than others;"
+                    " it reads nothing more from upstream for an hour",
+                    host,
+                    count,
+                    blob,
+                )
+
+    async def _find_list(self, blob: Digest) -> None:
+        pieces = await self._lists.find(blob)
+        if pieces is not None:
+            self.submit(ListKept(blob, pieces))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that reads or writes documents, beside the sessions."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _admitted(self, access: SessionAccess, event: Received) -> Received | None:
         """What of a message the host may say; the rest is answered here."""

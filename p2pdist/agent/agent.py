@@ -18,24 +18,29 @@ from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmS
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
+from p2pdist.agent.images.images import Images
+from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.lazy.views import LIMIT_S, LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
+from p2pdist.agent.pull.lists import PeerLists
 from p2pdist.agent.pull.origin import Origins
 from p2pdist.agent.pull.packages import WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
+from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.scrub import StoreScrub
 from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
-from p2pdist.agent.tracker.session import Handlers, TrackerSession
+from p2pdist.agent.tracker.session import Handlers, ToHost, TrackerSession
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
+from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.model.address import parse_address
 from p2pdist.model.errors import Refused, from_problem
 from p2pdist.model.messages import (
@@ -46,12 +51,17 @@ from p2pdist.model.messages import (
     Hello,
     Keep,
     Leaving,
+    Listed,
     OriginShare,
+    Recall,
     Reject,
     Release,
+    Reread,
     check_hello,
 )
+from p2pdist.model.upstream import UpstreamSettings
 from p2pdist.origin.drivers import open_origin
+from p2pdist.package.archive.import_ import this_platform
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import connections_max
 from p2pdist.transfer.pacer import Pacer
@@ -102,6 +112,10 @@ class AgentSettings:
     """How long a read of a lazy view waits for its bytes."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
+    upstreams: tuple[UpstreamSettings, ...] = ()
+    """Registries that the agent asks itself while no tracker answers."""
+    hostnames: tuple[str, ...] = ()
+    """Further names under which clients reach this agent, besides those of the machine."""
 
 
 class Agent:
@@ -111,7 +125,7 @@ class Agent:
     and the store's failures."""
 
     def __init__(self, settings: AgentSettings, membership: Membership | None = None) -> None:
-        self.settings, self.host = settings, settings.host
+        self.settings, self.host, self.mirrored = settings, settings.host, MirrorCounts()
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
         self.access = access = self._access(membership)
@@ -138,26 +152,21 @@ class Agent:
         self.swarming: SwarmService | None = None
         if listener is not None and settings.swarm is not None:
             self.swarming = SwarmService(settings.swarm, swarming, listener, files, self.policies.transport)
-        self.resources = PullResources(
-            settings.host, session, access, self.policies, self._origins, self.uplink, self.swarming, received_bytes
-        )
+        self.resources = self._resources(received_bytes)
         self.policy_pins, wait_s = PolicyPins(store, self.policies), settings.tracker_wait_s
         self.packages = Packages(
             store, session, own_origin, wait_s=wait_s, learn=self.policy_pins.learned, found=access.names.learn
         )
-        alone = Announcement("alone", settings.host, settings.address, origin=True)
-        self.registry = Registry(
-            store,
-            self.packages,
-            self.resources,
-            self.drain,
-            self.neighbourhood,
-            alone=alone if own_origin is not None else None,
-            tracker_wait_s=wait_s,
+        self.registry = self._registry(reads_origin=own_origin is not None)
+        self.vouched_blobs = VouchedBlobs(store, self.registry, session.send)
+        self.images = self._images(settings)
+        self.pulls = Pulls(
+            store, self.packages, self.registry, images=self.images, unreachable=self.reachability.warning
         )
-        self.pulls = Pulls(store, self.packages, self.registry, unreachable=self.reachability.warning)
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
-        self.preseeds = Preseeds(store, self.pulls, self.packages, session.send, lambda: session.clock_ahead_s)
+        self.preseeds = Preseeds(
+            store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
+        )
         self.lazy = LazyViews(store, self.packages, self.pulls, self.registry, limit_s=settings.lazy_wait_s)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
@@ -175,6 +184,45 @@ class Agent:
             self.settings.tls,
             alone=lambda: not self.session.connected,
             clock_ahead_s=lambda: self.session.clock_ahead_s or 0.0,
+        )
+
+    def _resources(self, received_bytes: Counter[str]) -> PullResources:
+        return PullResources(
+            self.host,
+            self.session,
+            self.access,
+            self.policies,
+            self._origins,
+            self.uplink,
+            self.swarming,
+            received_bytes,
+            lists=PeerLists(self.access),
+        )
+
+    def _registry(self, *, reads_origin: bool) -> Registry:
+        alone = Announcement("alone", self.host, self.settings.address, origin=True)
+        return Registry(
+            self.store,
+            self.packages,
+            self.resources,
+            self.drain,
+            self.neighbourhood,
+            alone=alone if reads_origin else None,
+            tracker_wait_s=self.settings.tracker_wait_s,
+        )
+
+    def _images(self, settings: AgentSettings) -> Images:
+        tracked = TrackedImages(self.session)
+        return Images(
+            self.store,
+            tracked,
+            UpstreamRegistries(settings.upstreams, tracked),
+            self.vouched_blobs,
+            platform=this_platform(),
+            learn=self.access.names.learn_name,
+            ruled=lambda: self.access.peers.on,
+            learn_policy=self.policy_pins.learned,
+            wait_tracker=self.packages.wait_tracker,
         )
 
     async def start(self) -> None:
@@ -208,12 +256,14 @@ class Agent:
         if self.swarming is not None:
             await self.swarming.stop()
         self.uplink.stop()
+        await self.vouched_blobs.stop()
         await self.registry.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.access.stop()
         await self.mounts.close()
+        await self.images.close()
         await self._origins.close()
         await asyncio.to_thread(self.store.close)
 
@@ -223,8 +273,10 @@ class Agent:
         await self.preseeds.stop()
         await self.pulls.stop()
 
-    def _on_message(self, message: Assign | Access | OriginShare | Keep | Release | Reject) -> None:
+    def _on_message(self, message: ToHost) -> None:
         match message:
+            case Listed() | Reread() | Recall():
+                self.vouched_blobs.receive(message)
             case OriginShare(bytes_s):
                 self.resources.origin_share.limit_bytes_s = bytes_s
             case Keep() | Release():
@@ -245,6 +297,7 @@ class Agent:
             logger.warning("what %s says of access is not believed: it is no https URL", self.session.url)
             return
         self.access.learn(access)
+        self.registry.leave_revoked()
         try:
             self.access.peers.require_here()
         except Refused as error:
@@ -255,6 +308,7 @@ class Agent:
             self._origins.prepare()
             self.reachability.connected()
         self.registry.tracker_changed(present)
+        self.images.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
         if present and self.drain.draining:
@@ -323,6 +377,7 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
         tls,
         secrets.token_hex(8),
         settings.download_bytes_s or 0.0,
+        str(this_platform()),
     )
     check_hello(hello)
     return hello

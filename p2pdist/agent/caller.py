@@ -14,13 +14,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import ctypes
+import errno
 import os
 import platform
 import socket
+import stat
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from p2pdist.model.errors import P2PDistError, Refused
@@ -36,6 +40,11 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _NO_CHANGE = ctypes.c_uint(-1)
 _UCRED = struct.Struct("=iII")
 _libc = ctypes.CDLL(None, use_errno=True)
+
+_ACL_VERSION, _NOBODY = 2, 0xFFFFFFFF
+_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+"""Entries of an access list (acl(5)), as Linux keeps them in an extended attribute."""
+
 Value = TypeVar("Value")
 
 
@@ -123,6 +132,43 @@ class Caller:
                 remedy="Let it have the capabilities CAP_SETUID and CAP_SETGID",
             )
         return function()
+
+
+def make_directory(path: Path, mode: int) -> None:
+    """Make a directory of this mode; one of this user that is there gets it, and what a link leads
+    to stays as it is. Raises OSError."""
+    path.mkdir(mode=mode, exist_ok=True)
+    if path.is_symlink():
+        return
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(directory)
+        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(directory, mode)
+    finally:
+        os.close(directory)
+
+
+def private_directory(parent: Path, uid: int) -> Path:
+    """A directory below `parent` that a user alone may enter, and that belongs to this process's
+    user, so that the other one cannot exchange what is in it. Where the file system has no access
+    lists its names alone keep others out: nobody can list them. Raises OSError."""
+    path = parent / str(uid)
+    if uid == os.geteuid():
+        make_directory(path, 0o700)
+        return path
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    entries = [(_USER_OBJ, 7, _NOBODY), (_USER, 5, uid), (_GROUP_OBJ, 0, _NOBODY)]
+    entries += [(_MASK, 5, _NOBODY), (_OTHER, 0, _NOBODY)]
+    acl = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", acl, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EPERM, errno.EINVAL):
+            raise
+        make_directory(path, 0o711)
+    return path
 
 
 def _option(connection: Numbered, name: int, size: int) -> bytes:

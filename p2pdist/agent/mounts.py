@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
-from p2pdist.agent.caller import Caller
+from p2pdist.agent.caller import Caller, make_directory, private_directory
 from p2pdist.agent.lazy.views import LazyViews, eager
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
@@ -256,6 +256,9 @@ class Mounts:
     """The mounted views of this agent. `work_dir` is created; it holds the records of mounts, and
     the views for which the request names no path.
 
+    A view without a path lies in a directory that lets its user alone in and belongs to the agent,
+    so that the user cannot lead the mount elsewhere.
+
     The constructor takes over the views of an earlier agent, and removes what a killed agent had
     not finished. Used from one event loop; one agent at a time may use a `work_dir`. `start` begins
     to watch the views that belong to a process.
@@ -264,8 +267,9 @@ class Mounts:
     def __init__(self, work_dir: Path) -> None:
         self.work = work_dir / "records"
         self._views = work_dir / "shown"
-        for directory in (self.work, self._views):
-            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        work_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_directory(self.work, 0o700)  # mount points of layers among them
+        make_directory(self._views, 0o711)
         self._entries: dict[str, _Entry] = {}
         """By path, or "images/<id>"."""
         self._reserved: set[str] = set()
@@ -351,7 +355,7 @@ class Mounts:
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         if request.path and not caller.trusted:
             return await self._finish(self._mount_for(caller, request.path, status, show, hold, roots))
-        target = self._target(request.path)
+        target = await asyncio.to_thread(self._target, request.path, caller.uid)
         self._reserve(target)
         return await self._finish(self._mount(str(target), status, show, hold, uid=caller.uid))
 
@@ -483,9 +487,9 @@ class Mounts:
         self._watch(key, entry)
         return entry.status
 
-    def _target(self, path: str) -> Path:
+    def _target(self, path: str, uid: int) -> Path:
         if not path:
-            return self._views.resolve() / secrets.token_hex(8)
+            return private_directory(self._views.resolve(), uid) / secrets.token_hex(8)
         return Path(os.path.realpath(_absolute(path)))
 
     async def _mount(

@@ -25,10 +25,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from p2pdist.agent.images.images import Images
 from p2pdist.agent.pull.packages import Packages
 from p2pdist.agent.pull.pulls import Pull, Pulls
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.model.image import is_image, parse_image
 from p2pdist.model.manifest import PACK_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
@@ -135,10 +137,11 @@ class Preseeds:
         store: BlobStore,
         pulls: Pulls,
         packages: Packages,
+        images: Images,
         send: Callable[[Kept | Spares], None],
         clock_ahead_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
+        self._store, self._pulls, self._packages, self._images, self._send = store, pulls, packages, images, send
         self._clock_ahead_s = clock_ahead_s
         self._redundant = RedundantPacks(store.trees.redundant_packs, send)
         self._preseeds: dict[str, _Preseed] = {}
@@ -228,8 +231,12 @@ class Preseeds:
         self._report(keep.id)
 
     async def _fetch(self, keep: Keep, preseed: _Preseed) -> None:
-        package = await self._packages.find(parse_reference(keep.package), lambda text: None)
-        preseed.blobs = _pinned(package.manifest)
+        if is_image(keep.package):
+            image = await self._images.find(parse_image(keep.package))
+            preseed.blobs = tuple(blob.digest for blob in image.blobs if blob.size)
+        else:
+            package = await self._packages.find(parse_reference(keep.package), lambda text: None)
+            preseed.blobs = _pinned(package.manifest)
         # Whether or not this is cancelled meanwhile, pins are set before a release, which waits
         # behind them for the lock, takes them away.
         await asyncio.shield(self._later(self._pin(keep.id, preseed.blobs)))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.stream_slots import Displace, Peer, StreamSlots
@@ -25,6 +26,7 @@ from p2pdist.core.uplink import (
     Event,
     Held,
     Limited,
+    Lost,
     Opened,
     Ready,
     Send,
@@ -37,6 +39,8 @@ from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.transfer.stream.server import Block
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 STREAMS_MAX = 256
@@ -201,6 +205,11 @@ class Uplink:
         """A piece of a held blob may be served from now on."""
         self.submit(Verified(blob, piece))
 
+    def lost(self, blob: Digest, pieces: Sequence[int]) -> None:
+        """Pieces of a held blob turned out to be wrong: they are served no more until they verify
+        again. A child that is being sent one finds out by itself."""
+        self.submit(Lost(blob, tuple(pieces)))
+
     def dropped(self, blob: Digest) -> None:
         """Stop serving a blob: its streams end, and its children receive from other hosts."""
         ended = [self._flows[number] for number, other in self._blobs.items() if other == blob]
@@ -252,6 +261,7 @@ class Uplink:
         match slots.room(peer, self._core.stuck_s(time.monotonic())):
             case Displace(number):
                 flow = self._flows[number]
+                logger.debug("flow %d is not read and ends: %s needs its slot", number, peer.address)
                 flow.fail(Unavailable("another peer needs the slot of a stream that is not read"))
                 flow.close()
                 if flow.cut is not None:
@@ -271,12 +281,12 @@ class Uplink:
             self._emptied = None
 
     @contextlib.asynccontextmanager
-    async def reading(self, blob: Digest, stripe: int) -> AsyncIterator[None]:
-        """Read a piece of a stripe from the origin within: begins once this host's children are not
-        far behind what it has and reads, or after LEAD_WAIT_S."""
+    async def reading(self, blob: Digest, stripe: int, lead_max: int = LEAD_MAX) -> AsyncIterator[None]:
+        """Read a piece of a stripe from the origin within: begins once this host's children are no
+        more than `lead_max` pieces behind what it has and reads, or after LEAD_WAIT_S."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEAD_WAIT_S
-        while (lead := self._core.lead(blob, stripe)) and lead + self._reading[blob, stripe] > LEAD_MAX:
+        while (lead := self._core.lead(blob, stripe)) and lead + self._reading[blob, stripe] > lead_max:
             if loop.time() >= deadline:
                 break
             if self._moved is None:

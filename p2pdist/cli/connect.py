@@ -25,6 +25,7 @@ from p2pdist.model.errors import (
     UsageError,
     from_problem,
 )
+from p2pdist.model.image import canonical_reference
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus, Priority, PullRequest, PullStatus
 from p2pdist.model.request_id import HEADER
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     import aiohttp
 
     from p2pdist.agent.api.client import LocalClient
+    from p2pdist.origin.contract import Origin
     from p2pdist.origin.layout import LocalLayout
-    from p2pdist.origin.origin import Origin
 
 ANSWER_BYTES_MAX = 256 << 20
 REQUEST_S_MAX = 60.0
@@ -81,7 +82,7 @@ def _own_socket(ctx: click.Context, param: click.Parameter, socket: Path) -> Pat
 def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
     """Pull a package and show the progress by source. A reference without a tag means `latest`.
     Raises the failure that the agent reports."""
-    name = str(parse_reference(reference))
+    name = canonical_reference(reference)
     noted = ""
 
     with output.Progress(quiet=quiet) as progress:
@@ -92,9 +93,14 @@ def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: P
                 output.line(f"{name}: {status.note}")
             noted = status.note
             progress(name, status.bytes_done, status.bytes_total)
-            for source, count in (("  from peers", status.bytes_peers), ("  from the origin", status.bytes_origin)):
+            sources = (
+                ("peers", status.bytes_peers),
+                ("the origin", status.bytes_origin),
+                ("its registry", status.bytes_upstream),
+            )
+            for source, count in sources:
                 if count:
-                    progress(source, count, status.bytes_total - status.bytes_cached)
+                    progress(f"  from {source}", count, status.bytes_total - status.bytes_cached)
 
         status = client.pull(PullRequest(package=name, priority=priority), show)
     if status.warning:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import gc
 import json
@@ -23,6 +24,7 @@ import re
 import resource
 import signal
 import ssl
+import stat
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -34,7 +36,7 @@ import uvloop
 from aiohttp import web
 
 from p2pdist.agent.discovery.links import DiscoverySettings
-from p2pdist.model.address import address_text, parse_address
+from p2pdist.model.address import address_text, on_this_machine, parse_address
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
 from p2pdist.transfer.connections import (
@@ -240,7 +242,7 @@ def discovery_settings(
     """How a service that listens on `address` discovers others; None on loopback, which no other
     host sees, unless interfaces are named."""
     host, _ = address
-    if not interfaces and (host in {"localhost", "::1"} or host.startswith("127.")):
+    if not interfaces and on_this_machine(host):
         logger.info("no discovery: %s is on this machine only", host)
         return None
     return DiscoverySettings(address, network_id, interfaces)
@@ -299,7 +301,7 @@ async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
         if path.is_socket():
             await _replace_stale(path)
         await web.UnixSite(runner, str(path)).start()
-        path.chmod(0o660)
+        _share_with_group(path)
     except OSError as error:
         await runner.cleanup()
         if isinstance(error, PermissionError):
@@ -312,6 +314,18 @@ async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
         await runner.cleanup()
         raise
     return runner
+
+
+def _share_with_group(path: Path) -> None:
+    """Let owner and group use a socket, and change nothing else: a link may have taken its
+    place."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBUSY, "another program has put something else in its place", str(path))
+        os.chmod(f"/proc/self/fd/{descriptor}", 0o660)
+    finally:
+        os.close(descriptor)
 
 
 async def _replace_stale(path: Path) -> None:

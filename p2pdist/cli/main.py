@@ -45,6 +45,7 @@ VERBS = {
     "preseed": "Have hosts hold a package by some time.",
     "rank": "Print which hosts lack the fewest bytes of packages.",
     "slurm": "Bring packages to the jobs of a Slurm cluster.",
+    "mirror": "Have container runtimes ask this host's agent before a registry.",
     "top": "Watch the swarms of a fleet.",
     "doctor": "Look for what would keep this host from working.",
     "drain": "Let the agent of this host hand over to others, and end.",

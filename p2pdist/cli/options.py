@@ -18,6 +18,7 @@ __all__ = ["parse_rate", "parse_ratio", "parse_share", "parse_time"]
 
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|)\Z")
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+) ?(%?)\Z")
+_HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?\Z")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -37,6 +38,26 @@ def discovery_options(command: Command) -> Command:
         show_default=True,
         metavar="NAME",
         help="Agents and trackers with another name on this network are ignored.",
+    )(command)
+
+
+def hostnames_option(command: Command) -> Command:
+    """--hostnames; the command takes `hostnames`, a tuple."""
+
+    def parsed(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in value.split(",") if name.strip())
+        if wrong := [name for name in names if not _HOSTNAME.match(name)]:
+            raise UsageError(
+                f"--hostnames: {wrong[0][:80]!r} is the name of no host", remedy="Write such as a.example.com"
+            )
+        return names
+
+    return click.option(
+        "--hostnames",
+        default="",
+        metavar="NAME[,NAME]",
+        callback=parsed,
+        help="Further names under which clients reach this server; without access control it refuses requests under others.",
     )(command)
 
 

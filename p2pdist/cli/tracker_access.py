@@ -94,6 +94,10 @@ class TrackerAccess:
             return f"Give a token of its fleet with --token-file or in {VARIABLE}: it names the tracker's authority"
         if url.startswith("http://") and self._token:
             return "Start it, or write https:// in --tracker: a token is sent over TLS alone"
+        if url.startswith("http://") and ("disconnected" in str(error).lower() or "reset" in str(error).lower()):
+            return f"If it runs with --access, write https:// in --tracker and give a token in {VARIABLE}"
+        if url.startswith("https://") and "wrong version number" in str(error).lower().replace("_", " "):
+            return "It speaks no TLS: write http:// in --tracker, or start it with --access"
         return "Start it, or name it with --tracker"
 
 

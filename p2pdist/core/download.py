@@ -37,6 +37,12 @@ A reader may wait for single pieces (`Wanted`). Streams of their own bring these
 of the stripe, which may bring them again. Nothing is complained of for them: the stripe's own
 stream finds out what is wrong with a source.
 
+Where the blob has a vouched piece list (vouched/whole.py) a piece may have to wait for its hash
+(`Awaiting`): its source is neither slow nor silent meanwhile. Pieces that turn out to be listed
+otherwise are lost and come again, and the download is complete only when its owner says that the
+whole matches (`WholeMatches`). Bytes from the origin that do not match the list are stated to the
+tracker, and say nothing of the origin.
+
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is
 avoided; no stream is opened for a complete stripe; exactly one of Completed and GaveUp is given,
 and nothing after it.
@@ -73,6 +79,11 @@ got at least so many pieces."""
 
 MOVING_BYTES_S = 4096.0
 """A stream that has given no piece yet is silent while bytes come more slowly than that."""
+
+STALE_S = 0.5
+STALE_MAX = 3
+"""A source that sent what was listed before is tried again after so long, up to so often: it has
+not heard yet."""
 
 DENIED_S = 1.0
 DENIALS_MAX = 10
@@ -166,7 +177,40 @@ class Paused:
     paused: bool
 
 
-Event = PieceStored | Planned | Wanted | StreamEnded | Quiet | TrackerChanged | Rejected | Paused | Tick
+@dataclass(frozen=True, slots=True)
+class Awaiting:
+    """A piece of this stream waits until its hash is listed. Valid until a piece of the stream is
+    stored."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Pieces that were stored are no more: they come again, in a plan that is to come."""
+
+    pieces: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeMatches:
+    """The whole of a vouched blob matches its digest."""
+
+
+Event = (
+    PieceStored
+    | Planned
+    | Wanted
+    | StreamEnded
+    | Quiet
+    | TrackerChanged
+    | Rejected
+    | Paused
+    | Tick
+    | Awaiting
+    | Lost
+    | WholeMatches
+)
 
 # -- commands
 
@@ -254,6 +298,8 @@ class Receiving:
     responded: bool = False
     received_bytes: int = 0
     """As of `moved_at`."""
+    awaiting: bool = False
+    """A piece has come and waits for its hash."""
 
     def silent_s(self, event: Quiet, *, now: float) -> float:
         """For how long the source has been silent, before its first piece."""
@@ -289,12 +335,44 @@ class _Stripe:
     """How long a piece takes, smoothed."""
     complaints: int = 0
     """How often its sources were complained of as stalled since a piece was stored."""
+    stale: int = 0
+    """How often sources sent what was listed before, since a piece was stored."""
     denials: int = 0
     """How often sources did not take this host's ticket since a piece was stored."""
     gained: int = 0
     """Pieces stored since the window began (`is_slow`)."""
     slow_windows: int = 0
     """Windows in a row in which the stripe was slow."""
+
+    def lost(self, *, planned: bool) -> None:
+        """A piece that was stored is no more. `planned`: a tracker will say where it comes from."""
+        self.missing += 1
+        if isinstance(self.state, Complete):
+            self.state = Waiting()
+            if planned:
+                self.candidates.planned(None, ())
+
+    def await_hash(self) -> None:
+        """A piece of its stream waits for its hash."""
+        if isinstance(self.state, Receiving):
+            self.state.awaiting = True
+
+    def wants_back(self, sources: Sources, *, now: float) -> bool:
+        """Whether it is time to leave its source for one that the tracker prefers."""
+        return isinstance(self.state, Receiving) and self.candidates.wants_back(self.state.source, sources, now=now)
+
+    @property
+    def awaits(self) -> Source | None:
+        """The source of a piece that waits for its hash."""
+        return self.state.source if isinstance(self.state, Receiving) and self.state.awaiting else None
+
+    def excuses(self, event: StreamEnded, receiving: Receiving) -> bool:
+        """Whether a list explains other bytes than are listed: the source has not heard of the
+        latest round, unless that happens again and again, or the origin differs from the list. An
+        error with it says what else is wrong with the origin, such as its length."""
+        self.stale += event.reason == "stale"
+        differs = event.reason == "corrupt" and receiving.source == ORIGIN and event.error is None
+        return differs or (event.reason == "stale" and self.stale <= STALE_MAX)
 
     def retry(self) -> None:
         """Let a waiting stripe try its sources at once."""
@@ -324,6 +402,8 @@ class _Stripe:
     def stalled(self, receiving: Receiving, *, alone_since: float | None, now: float) -> bool:
         """Whether it has stood still for so long that its source is complained of. `alone_since`:
         since when no tracker answers, None while one does."""
+        if receiving.awaiting:
+            return False
         stall_s = max(STALL_FIRST_S, STALL_PACES * self.pace_s)
         if alone_since is None:
             limit_s = min(STALL_MAX_S, stall_s * 2.0 ** min(self.complaints, 10))
@@ -336,6 +416,8 @@ class _Stripe:
         receiving = self.state
         if not isinstance(receiving, Receiving) or receiving.delivered or receiving.source.is_origin:
             return None
+        if receiving.awaiting:
+            return None
         limit_s = sources.silence_s(receiving.source, responded=event.responded)
         if receiving.silent_s(event, now=now) < limit_s:
             return None
@@ -346,7 +428,8 @@ class _Stripe:
         """Whether a complaint is due since it got far less than the `best` in the window that ends
         now: at the first such window, the second, the fourth ... in a row."""
         gained, self.gained = self.gained, 0
-        slow = isinstance(self.state, Receiving) and best >= SLOW_PIECES and gained < SLOW_SHARE * best
+        receives = isinstance(self.state, Receiving) and not self.state.awaiting
+        slow = receives and best >= SLOW_PIECES and gained < SLOW_SHARE * best
         self.slow_windows = self.slow_windows + 1 if slow else 0
         return self.slow_windows.bit_count() == 1
 
@@ -395,6 +478,23 @@ class _Demands:
 
 
 @dataclass(slots=True)
+class _Window:
+    """A window of SLOW_WINDOW_S, in which the stripes are compared."""
+
+    began_at: float = 0.0
+
+    def complaints(self, stripes: list[_Stripe], *, now: float) -> Iterator[Complain]:
+        """The stripes that turn out slow at the end of a window."""
+        if now - self.began_at < SLOW_WINDOW_S:
+            return
+        self.began_at = now
+        best = max(stripe.gained for stripe in stripes)
+        for stripe in stripes:
+            if stripe.is_slow(best) and isinstance(stripe.state, Receiving):
+                yield Complain(stripe.number, stripe.state.source, "slow")
+
+
+@dataclass(slots=True)
 class Download:
     """Receives one blob by streams, and counts its pieces whichever transport brings them."""
 
@@ -408,6 +508,9 @@ class Download:
     patience_s: float = 120.0
     """The pull is given up when no piece at all arrives for so long."""
     host: str = ""
+    """The name of this host."""
+    vouched: bool = False
+    """The whole must match (`WholeMatches`) before the download is complete. `handle`."""
     finished: bool = False
     """Completed or GaveUp was commanded."""
     counts: list[int] = field(default_factory=list)
@@ -424,6 +527,7 @@ class Download:
     _progressed_at: float = 0.0
     """When a piece was stored last."""
     _tracker: bool = True
+    """Whether a tracker answers."""
     _alone_since: float = 0.0
     """When `_tracker` changed last."""
     _paused: bool = False
@@ -433,11 +537,9 @@ class Download:
     """Whether the superpeers share the reading of the origin, by the last plan."""
     _origin_corrupt: int = 0
     """Wrong pieces that the origin sent."""
-    _window_from: float = 0.0
-    """When the present window of SLOW_WINDOW_S began."""
-    _last_failure: str = ""
+    _window: _Window = field(default_factory=_Window)
+    _failure: tuple[str, float] = ("", -1.0)
     """Why a source failed last, in words for the user; and when."""
-    _failed_at: float = -1.0
 
     def __post_init__(self) -> None:
         self.have = PieceSet(self.have.count, self.have.bits)
@@ -480,7 +582,13 @@ class Download:
                     self._close_all(out, after_piece=True)
             case Tick():
                 self._tick(now, out)
-        if not self.finished and self.have.complete:
+            case Awaiting(number) if waiting := self._streams.get(number):
+                waiting.await_hash()
+            case Lost(pieces):
+                self._lose(pieces)
+            case WholeMatches():
+                self.vouched = False
+        if not self.finished and self.have.complete and not self.vouched:
             self._close_all(out)
             self.finished = True
             out.append(Completed())
@@ -496,11 +604,15 @@ class Download:
         """Whether every stripe that lacks something has a source."""
         return not any(isinstance(stripe.state, Waiting) for stripe in self._stripes)
 
+    def awaiting(self) -> list[Source]:
+        """The sources of streams of which a piece waits for its hash."""
+        return [source for stripe in self._stripes if (source := stripe.awaits) is not None]
+
     def trouble(self, now: float) -> str:
         """Why nothing has come for TROUBLE_S, where a source failed meanwhile; empty while pieces
         come."""
-        stands_still = now - self._progressed_at >= TROUBLE_S and self._failed_at >= self._progressed_at
-        return self._last_failure if stands_still and not self.finished else ""
+        stands_still = now - self._progressed_at >= TROUBLE_S and self._failure[1] >= self._progressed_at
+        return self._failure[0] if stands_still and not self.finished else ""
 
     def readers(self) -> Readers:
         """Which hosts may bring which pieces from the origin into a swarm."""
@@ -518,10 +630,11 @@ class Download:
         stripe.gained += 1
         stripe.pace_s += 0.25 * (now - stripe.stored_at - stripe.pace_s)
         stripe.stored_at = now
-        stripe.complaints = stripe.denials = 0
+        stripe.complaints = stripe.denials = stripe.stale = 0
         state = stripe.state
         if isinstance(state, Receiving):
             state.quiet_since = now
+            state.awaiting = state.awaiting and number != state.stream
             if number == state.stream:
                 state.delivered += 1
                 stripe.candidates.fed(state.source, now=now)
@@ -529,6 +642,12 @@ class Download:
         if stripe.missing == 0:
             self._close(stripe, out, after_piece=True)
             stripe.state = Complete()
+
+    def _lose(self, pieces: tuple[int, ...]) -> None:
+        for piece in filter(self.have.__contains__, pieces):
+            self.have.discard(piece)
+            self.counts[piece % self.stripes] -= 1
+            self._stripes[piece % self.stripes].lost(planned=self._tracker)
 
     def _planned(self, plan: Plan, now: float, out: list[Command]) -> None:
         self._shared = plan.dealt
@@ -554,8 +673,7 @@ class Download:
         if parent is not None and reason is not None and not parent.is_origin:
             out.append(Complain(stripe.number, parent, reason))
         elif parent is not None and reason is None:
-            # A piece that does not come would keep the stream, and its place among expected pieces,
-            # for long.
+            # A piece that does not come would keep the stream, and its slot, for long.
             comes = now - stripe.stored_at < max(COMES_MIN_S, COMES_PACES * stripe.pace_s)
             self._close(stripe, out, after_piece=comes)
         self._open(stripe, now, out)
@@ -610,6 +728,8 @@ class Download:
             case "gave":
                 stripe.doubted = not receiving.delivered
                 stripe.state = Waiting(now + REOPEN_S)
+            case "failed" if self.vouched and stripe.excuses(event, receiving):
+                stripe.state = Waiting(now + STALE_S)
             case "failed" if event.reason == "denied" and stripe.denials < DENIALS_MAX:
                 stripe.denials += 1
                 stripe.state = Waiting(now + DENIED_S)
@@ -621,10 +741,8 @@ class Download:
 
     def _failed(self, stripe: _Stripe, source: Source, event: StreamEnded, now: float, out: list[Command]) -> None:
         """Complain of a source and turn to the next one, unless it is the origin and hopeless."""
-        meant = {"done": "short", "closed": "short", "failed": "unavailable", "denied": "refused"}
-        reason: Reason = meant.get(event.reason, event.reason)  # type: ignore[assignment]
-        self._last_failure = f"{source}: {event.error.what if event.error else reason}"
-        self._failed_at = now
+        reason = _complaint(event.reason)
+        self._failure = f"{source}: {event.error.what if event.error else reason}", now
         out.append(Complain(stripe.number, source, reason, event.piece))
         leased = source == ORIGIN and stripe.candidates.parent == ORIGIN
         if leased and event.error is not None and event.error.exit_code in (3, 4):
@@ -632,34 +750,26 @@ class Download:
             return
         stripe.candidates.failed(source)
         self.sources.failed(source, reason, now=now)
-        if reason == "corrupt" and source == ORIGIN:
-            self._origin_corrupt += 1
-            if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
-                self._give_up(_corrupt_at_origin(self.blob, event.error), out)
-                return
+        self._origin_corrupt += reason == "corrupt" and source == ORIGIN
+        if self._origin_corrupt >= ORIGIN_CORRUPT_MAX:
+            self._give_up((self.vouched and event.error) or _corrupt_at_origin(self.blob, event.error), out)
+            return
         self._open(stripe, now, out)
 
     def _tick(self, now: float, out: list[Command]) -> None:
-        if now - self._progressed_at > self.patience_s:
-            self._give_up(_starved(self.blob, self.patience_s, self._last_failure, tracker=self._tracker), out)
+        if now - self._progressed_at > self.patience_s and not self.have.complete:
+            self._give_up(_starved(self.blob, self.patience_s, self._failure[0], tracker=self._tracker), out)
             return
         for stripe in self._stripes:
             match stripe.state:
                 case Waiting():
                     self._open(stripe, now, out)
-                case Receiving(source=source) if not self._tracker and stripe.candidates.wants_back(
-                    source, self.sources, now=now
-                ):
+                case Receiving() if not self._tracker and stripe.wants_back(self.sources, now=now):
                     self._close(stripe, out, after_piece=True)
                     self._open(stripe, now, out)
                 case Receiving():
                     self._check_stall(stripe, stripe.state, now, out)
-        if now - self._window_from >= SLOW_WINDOW_S:
-            self._window_from = now
-            best = max(stripe.gained for stripe in self._stripes)
-            for stripe in self._stripes:
-                if stripe.is_slow(best) and isinstance(stripe.state, Receiving):
-                    out.append(Complain(stripe.number, stripe.state.source, "slow"))
+        out += self._window.complaints(self._stripes, now=now)
 
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
@@ -684,7 +794,7 @@ class Download:
             return
         self.sources.silent(source, now=now)
         out.append(Complain(stripe.number, source, "stalled"))
-        self._last_failure, self._failed_at = f"{source}: sends nothing", now
+        self._failure = f"{source}: sends nothing", now
         if stripe.candidates.others(source, self.sources, now=now):
             stripe.candidates.failed(source)
             self._close(stripe, out, after_piece=False)
@@ -694,6 +804,12 @@ class Download:
         self._close_all(out)
         self.finished = True
         out.append(GaveUp(error))
+
+
+def _complaint(reason: str) -> Reason:
+    """What is complained of where a stream ended for this reason."""
+    meant = {"done": "short", "closed": "short", "failed": "unavailable", "denied": "refused", "stale": "missing"}
+    return meant.get(reason, reason)  # type: ignore[return-value]
 
 
 def _stripe(number: int, missing: int, candidates: Candidates, now: float) -> _Stripe:

@@ -329,6 +329,13 @@ class Sources:
         if len(self._records) > SOURCES_MAX:
             del self._records[next(iter(self._records))]
 
+    def forgive(self, source: Source) -> None:
+        """Forget that `source` sent wrong bytes: the list that they were compared with was
+        wrong."""
+        record = self._records.get(source)
+        if record is not None and record.reason == "corrupt":
+            del self._records[source]
+
     def silent(self, source: Source, *, now: float) -> None:
         """Note that `source` did not respond in time, or sent nothing, though it did not say that
         it had nothing."""

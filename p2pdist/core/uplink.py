@@ -140,6 +140,19 @@ class ChildStream(Flow):
         self.block = min(served.block_size, self.length - self.offset)
         return True
 
+    def lose(self, piece: int, index: int) -> None:
+        """A verified piece, the one at this index of its stripe, is no more. What was sent already
+        is not sent again over this stream: the child asks anew for what it dropped."""
+        if index < self.cursor:
+            self.cursor -= 1
+            self.skip.add(piece)
+
+    def withdraw(self) -> None:
+        """Do not begin with the piece that was to come next."""
+        self.queue.waiting.remove(self)
+        self.skip.discard(self.piece)  # it is sent once it has verified anew
+        self.block, self.piece = 0, -1
+
     def take_off(self) -> None:
         """Note that the block has been sent."""
         self.offset += self.block
@@ -192,6 +205,14 @@ class Verified(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Pieces that had verified are no more, as their list has changed; they verify anew."""
+
+    blob: Digest
+    pieces: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """The host no longer holds the blob; its streams must have been closed."""
 
@@ -236,7 +257,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Verified | BlockSent | Ready | Opened | Closed | Held | Limited | Dropped | Tick
+Event = Verified | BlockSent | Ready | Opened | Closed | Held | Limited | Lost | Dropped | Tick
 
 
 # -- commands
@@ -311,6 +332,8 @@ class Uplink:
                 self._hold(blob, layout, stripes, have)
             case Limited(blob, limit):
                 self._limit(blob, limit)
+            case Lost(blob, pieces):
+                self._lose(blob, pieces, out)
             case Dropped(blob):
                 self._blobs.pop(blob, None)
             case Tick():
@@ -387,6 +410,21 @@ class Uplink:
             served.limit = limit
             for stream in chain(*served.streams):
                 stream.limit = limit
+
+    def _lose(self, blob: Digest, pieces: tuple[int, ...], out: list[Command]) -> None:
+        served = self._blobs.get(blob)
+        for piece in pieces if served is not None else ():
+            assert served is not None
+            if piece in served.verified:
+                served.verified.discard(piece)
+                stripe = piece % len(served.order)
+                index = served.order[stripe].index(piece)
+                del served.order[stripe][index]
+                for stream in served.streams[stripe]:
+                    stream.lose(piece, index)
+                    if stream.piece == piece and not stream.offset and not stream.in_flight:
+                        stream.withdraw()
+                        self._wait(stream, out)
 
     def _verified(self, blob: Digest, piece: int, out: list[Command]) -> None:
         served = self._blobs.get(blob)

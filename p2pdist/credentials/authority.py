@@ -28,7 +28,7 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -45,6 +45,17 @@ CSR_BYTES_MAX = 16384
 ADDRESSES_MAX = 64
 
 _DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\Z")
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What cryptography raises for PEM that it cannot read."""
+
 _OWN_DOMAIN = "p2pdist"
 """The names that this module makes end with it; no certificate has another name there."""
 
@@ -178,9 +189,10 @@ class Authority:
                 x509.load_pem_x509_certificate(certificate),
                 serialization.load_pem_private_key(key, password=None),
             )
-        except (ValueError, TypeError) as error:
+            fits = isinstance(private, ec.EllipticCurvePrivateKey) and private.public_key() == loaded.public_key()
+        except UNREADABLE as error:
             raise UsageError(f"the authority of {fleet} cannot be read: {error}") from error
-        if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != loaded.public_key():
+        if not isinstance(private, ec.EllipticCurvePrivateKey) or not fits:
             raise UsageError(f"the key of the authority of {fleet} is not that of its certificate")
         return cls(fleet, loaded, private)
 
@@ -265,20 +277,20 @@ def split_pem(certificates: bytes) -> Sequence[bytes]:
     """PEM certificates one by one. Raises Refused for anything else."""
     try:
         loaded = x509.load_pem_x509_certificates(certificates)
-    except ValueError as error:
+    except UNREADABLE as error:
         raise Refused(f"what should be certificates cannot be read: {error}") from error
     return [certificate.public_bytes(serialization.Encoding.PEM) for certificate in loaded]
 
 
 def expires_at(certificate: bytes) -> float:
-    """When a PEM certificate ends, in seconds since the epoch."""
-    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+    """When a PEM certificate ends, in seconds since the epoch. Raises ValueError."""
+    return _loaded(certificate).not_valid_after_utc.timestamp()
 
 
 def renews_at(certificate: bytes) -> float:
     """When the owner of a PEM certificate is to renew it: after half of its life, in seconds since
-    the epoch."""
-    loaded = x509.load_pem_x509_certificate(certificate)
+    the epoch. Raises ValueError."""
+    loaded = _loaded(certificate)
     began = loaded.not_valid_before_utc.timestamp() + BACKDATED_S
     return (began + loaded.not_valid_after_utc.timestamp()) / 2
 
@@ -286,10 +298,9 @@ def renews_at(certificate: bytes) -> float:
 def owner_of(certificate: bytes) -> tuple[str, str, str]:
     """Fleet, kind and name of the owner that a PEM certificate names, which is not verified. Raises
     ValueError for one that names none."""
-    loaded = x509.load_pem_x509_certificate(certificate)
     try:
-        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound as error:
+        names = _loaded(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, *UNREADABLE) as error:
         raise ValueError("the certificate names no owner") from error
     for uri in names.get_values_for_type(x509.UniformResourceIdentifier):
         parts = uri.removeprefix("spiffe://").split("/")
@@ -298,13 +309,21 @@ def owner_of(certificate: bytes) -> tuple[str, str, str]:
     raise ValueError("the certificate names no owner")
 
 
+def _loaded(certificate: bytes) -> x509.Certificate:
+    """A PEM certificate. Raises ValueError."""
+    try:
+        return x509.load_pem_x509_certificate(certificate)
+    except UNREADABLE as error:
+        raise ValueError(f"the certificate cannot be read: {error}") from error
+
+
 def _requested_key(request: bytes) -> ec.EllipticCurvePublicKey:
     if len(request) > CSR_BYTES_MAX:
         raise UsageError(f"a certificate signing request of {len(request)} bytes is over the limit")
     try:
         loaded = x509.load_pem_x509_csr(request)
         key, valid = loaded.public_key(), loaded.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature) as error:
+    except UNREADABLE as error:
         raise UsageError(f"the certificate signing request cannot be read: {error}") from error
     if not valid or not isinstance(key, ec.EllipticCurvePublicKey):
         raise UsageError("the certificate signing request is not signed by an elliptic curve key of its own")

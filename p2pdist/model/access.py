@@ -38,6 +38,7 @@ Right = Literal[
     "watch",
     "metrics",
     "ticket",
+    "image",
     "local",
     "local-admin",
 ]
@@ -46,8 +47,9 @@ Right = Literal[
 open: nothing. join: a join token. agent: a certificate of this fleet's agents. read: some packages,
 of which the route answers for those that the identity may read. rank: rank hosts. preseed: order
 preseeds and cancel one's own. cancel-any: cancel the preseeds of others. watch: see hosts, swarms
-and events. metrics: read metrics. ticket: a ticket for the blob (between agents). local: a process
-at the agent's Unix socket. local-admin: root, or the agent's own user, at that socket.
+and events. metrics: read metrics. ticket: a ticket for the blob (between agents). image: reading
+the image that is asked for, which the registry interface judges. local: a process at the agent's
+Unix socket. local-admin: root, or the agent's own user, at that socket.
 """
 
 GRANTABLE: tuple[Right, ...] = ("rank", "preseed", "cancel-any", "watch", "metrics")
@@ -65,7 +67,10 @@ TICKET_ALONE_S = 86400.0
 SKEW_S = 60.0
 """How far two clocks may differ."""
 
-_PATTERN = re.compile(r"(?:\*|[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*(?:/\*)?)\Z")
+_PATTERN = re.compile(
+    r"(?:\*|[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*(?:/\*)?)\Z"
+)
+"""An image's name begins with that of its registry, which may have a port."""
 
 Now = float
 """Seconds since the epoch: tickets and tokens are compared on several machines."""
@@ -87,7 +92,7 @@ class Patterns:
             if len(pattern) > PATTERN_CHARACTERS_MAX or not _PATTERN.match(pattern):
                 raise UsageError(
                     f"{where}: {pattern[:80]!r} is no pattern of package names",
-                    remedy='Write "team/trainer", "team/*" for all below it, or "*" for everything',
+                    remedy='Write "team/trainer", "team/*" for all below it, or "*" for everything; images are "docker.io/library/debian"',
                 )
         return cls(parsed)
 
@@ -230,23 +235,32 @@ class Role:
 
 # -- local users
 
+MIRROR_SUBJECT = "mirror"
+"""The subject of the rule for a mirror's port on loopback."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalRules:
-    """Which packages the processes at an agent's Unix socket may read, by user and group. Without
-    rules the socket's group is all that counts."""
+    """Which packages the processes of an agent's host may read: at its Unix socket by user and
+    group, where without rules the socket's group is all that counts, and at its mirror's port on
+    loopback, where nothing is known of them."""
 
     by_subject: Mapping[str, Patterns] = field(default_factory=dict)
-    """Patterns by `user:NAME` or `group:NAME`; NAME may be a number."""
+    """Patterns by `user:NAME` or `group:NAME`, NAME may be a number, and by MIRROR_SUBJECT."""
     mount_roots: tuple[str, ...] = ()
     """Directories below which views may be mounted; none: wherever the caller may write."""
 
     def patterns(self, subjects: Iterable[str]) -> Patterns:
         """What a process may read that goes by these subjects."""
-        if not self.by_subject:
+        if not self.by_subject.keys() - {MIRROR_SUBJECT}:
             return EVERYTHING
         found = (self.by_subject[subject] for subject in subjects if subject in self.by_subject)
         return Patterns(tuple(dict.fromkeys(pattern for patterns in found for pattern in patterns.patterns)))
+
+    @property
+    def mirror(self) -> Patterns:
+        """What any process may read at the mirror's port on loopback, besides public packages."""
+        return self.by_subject.get(MIRROR_SUBJECT, NOTHING)
 
 
 # -- tickets

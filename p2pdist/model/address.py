@@ -53,6 +53,12 @@ def by_name(address: str) -> bool:
     return bool(host) and ip_of(host) is None
 
 
+def on_this_machine(host: str) -> bool:
+    """Whether only processes of this machine reach a service that listens on `host`."""
+    ip = ip_of(host)
+    return host == "localhost" or (ip is not None and ip.is_loopback)
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host, if it is given in numbers, means the machine itself."""
     ip = ip_of(host)

@@ -38,6 +38,10 @@ def digest_of(data: bytes) -> Digest:
     return Digest("sha256:" + hashlib.sha256(data).hexdigest())
 
 
+EMPTY_DIGEST = digest_of(b"")
+"""Of the one blob without bytes."""
+
+
 def hex_of(digest: Digest) -> str:
     """The hexadecimal part of a digest, safe as a file name."""
     return digest[7:]

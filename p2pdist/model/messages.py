@@ -41,6 +41,11 @@ Priority = Literal["start", "preseed"]
 PreseedId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 KeptState = Literal["waiting", "pulling", "done", "failed"]
 TicketText = Annotated[str, Meta(max_length=TICKET_CHARACTERS_MAX)]
+LISTED_MAX = 4096
+"""Pieces of one message about a vouched list."""
+
+ListedPieces = Annotated[tuple[Count, ...], Meta(max_length=LISTED_MAX)]
+ListedHashes = Annotated[bytes, Meta(max_length=LISTED_MAX * 32)]
 REASON_CHARACTERS_MAX = 500
 DRAIN_S_MAX = 86400.0
 CHOSEN_BYTES_MAX = 8192
@@ -58,7 +63,8 @@ class Hello(Message, frozen=True):
     space. `upload_bytes_s` and `download_bytes_s` are the host's configured limits, 0 for none;
     `bt_port` is its BitTorrent port, 0 for none. `tls`: it speaks TLS with other agents. `instance`
     names the running agent, so that the tracker recognises it after its address has changed; it is
-    a secret between the two (`instance_proof`)."""
+    a secret between the two (`instance_proof`). `platform` is what images the host runs, such as
+    linux/amd64/v3."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -70,6 +76,7 @@ class Hello(Message, frozen=True):
     tls: bool = False
     instance: Annotated[str, Meta(max_length=64)] = ""
     download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
+    platform: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Selected(msgspec.Struct, frozen=True, array_like=True):
@@ -97,7 +104,9 @@ class Holding(Message, frozen=True):
     it receives by BitTorrent, and parents say little. Sent to join a swarm, when the priority rises
     or the transport changes and, after a new session opens, to rebuild the tracker's view. `ticket`
     is the last one that the host got for the blob: it shows a tracker that has just started that
-    the host may receive it. `selected` says, while access is on, which blob a selection is of."""
+    the host may receive it. `selected` says, while access is on, which blob a selection is of.
+    `vouched`: the host has no piece list but the vouched one (model/vouched.py); `matched`: the
+    SHA-256 of the whole has matched the digest here, so that the host needs no list any more."""
 
     blob: WireDigest
     size: Count
@@ -108,6 +117,8 @@ class Holding(Message, frozen=True):
     swarm: bool = False
     ticket: TicketText = ""
     selected: Selected | None = None
+    vouched: bool = False
+    matched: bool = False
 
 
 class Holdings(Message, frozen=True):
@@ -143,6 +154,33 @@ class Complaint(Message, frozen=True):
     reason: Reason
     piece: Count | None = None
     nameless: bool = False
+
+
+Basis = Literal["read", "whole", "told"]
+"""How a host knows the hashes of pieces: it has read the pieces from upstream itself; it has the
+whole blob, whose SHA-256 matched; it was told them by a tracker or a peer."""
+
+
+class Vouched(Message, frozen=True):
+    """The host states the hashes of these pieces: `hashes` is the BLAKE3 of each, 32 bytes a piece,
+    in the order of `pieces`. `round` is that of the list as the host knows it. Sent for what the
+    host has just read, after each welcome for what it has read of blobs that are not complete, and
+    to answer Recall. `basis` says how it knows; for what it was told, no host is to blame."""
+
+    blob: WireDigest
+    round: Count
+    pieces: ListedPieces
+    hashes: ListedHashes
+    basis: Basis = "read"
+
+
+class Judged(Message, frozen=True):
+    """The host has all pieces as the vouched list of this round has them, and the SHA-256 of the
+    whole `matches` the blob's digest, or not."""
+
+    blob: WireDigest
+    round: Count
+    matches: bool
 
 
 class Left(Message, frozen=True):
@@ -213,6 +251,33 @@ class Assign(Message, frozen=True):
     ticket: TicketText = ""
 
 
+class Listed(Message, frozen=True):
+    """More of a vouched piece list: `hashes` is the BLAKE3 of each of `pieces`, 32 bytes a piece. A
+    higher `round` than before begins a new round, perhaps without any pieces yet. Rounds are
+    counted by session: after a welcome they begin at 0 again, and the tracker sends the list as
+    far as it is."""
+
+    blob: WireDigest
+    round: Count
+    pieces: ListedPieces
+    hashes: ListedHashes
+
+
+class Reread(Message, frozen=True):
+    """The host is the arbiter of this round: it reads every piece of the blob from upstream again,
+    what it holds included, and vouches for each."""
+
+    blob: WireDigest
+    round: Count
+
+
+class Recall(Message, frozen=True):
+    """The tracker lacks hashes of the vouched list of this blob, as after a new start: the host
+    answers with all that it knows (`Vouched`)."""
+
+    blob: WireDigest
+
+
 class Access(Message, frozen=True):
     """What an agent needs to judge others while access is on. Sent after the welcome and when any
     of it changes; replaces what was sent before. `keys`: public halves of the keys that sign
@@ -221,7 +286,8 @@ class Access(Message, frozen=True):
     needed. `local`: patterns of packages by `user:NAME` or `group:NAME` of processes at the
     agent's Unix socket; empty: the socket's group may use all. `mount_roots`: directories below
     which views may be mounted; empty: no limit but the caller's own rights. `fleet`: the fleet's
-    name, which issues tokens. `roles`: the rights of each role that a token may have."""
+    name, which issues tokens. `roles`: the rights of each role that a token may have; `reads`: the
+    patterns of packages that its bearer may read."""
 
     keys: Annotated[dict[str, str], Meta(max_length=16)]
     authorities: Annotated[str, Meta(max_length=1 << 16)]
@@ -231,6 +297,7 @@ class Access(Message, frozen=True):
     mount_roots: Annotated[tuple[str, ...], Meta(max_length=100)] = ()
     fleet: Annotated[str, Meta(max_length=63)] = ""
     roles: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
+    reads: Annotated[dict[str, tuple[str, ...]], Meta(max_length=1000)] = {}
 
 
 class Keep(Message, frozen=True):
@@ -262,8 +329,8 @@ class Reject(Message, frozen=True):
     blob: WireDigest | None = None
 
 
-FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares
-FromTracker = Welcome | Pace | OriginShare | Assign | Access | Keep | Release | Reject
+FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares | Vouched | Judged
+FromTracker = Welcome | Pace | OriginShare | Assign | Access | Keep | Release | Reject | Listed | Reread | Recall
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
@@ -376,6 +443,20 @@ class BlobHolding(msgspec.Struct, frozen=True):
     settled: bool
 
 
+KNOWN_PIECES_BYTES_MAX = 256 << 10
+
+
+class KnownPieces(msgspec.Struct, frozen=True):
+    """Response to GET /v1/blobs/{digest}/pieces, as MessagePack of at most KNOWN_PIECES_BYTES_MAX:
+    the BLAKE3 of each of `pieces`, 32 bytes a piece, as far as the agent knows them from the piece
+    `first` of the query on, at most LISTED_MAX of them. `whole`: the agent has the blob, and the
+    SHA-256 of the whole matched."""
+
+    pieces: ListedPieces
+    hashes: ListedHashes
+    whole: bool = False
+
+
 STREAM_END = 0xFFFFFFFF
 """Piece number of the closing frame, whose length is 0."""
 
@@ -396,8 +477,8 @@ class PullRequest(msgspec.Struct, frozen=True):
 class PullStatus(msgspec.Struct, frozen=True):
     """Progress of a pull. Byte counts cover the layers, and each byte once: a byte that two sources
     sent counts for the first one (p2pdist_agent_received_bytes_total counts both); bytes_cached
-    were in the store before. `warning` says why the pull reads the origin, now or later, although
-    other hosts have the content."""
+    were in the store before. Of an image bytes_upstream takes the place of bytes_origin. `warning`
+    says why the pull reads the origin, now or later, although other hosts have the content."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -413,6 +494,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     output: str = ""
     error: dict[str, Any] | None = None
     warning: str = ""
+    bytes_upstream: int = 0
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")

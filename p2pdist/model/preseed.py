@@ -4,7 +4,8 @@ preseed.
 A preseed is an order: hosts shall hold a package by a deadline. The hosts are `hosts` by name, the
 ones that `selector` matches (tracker/core/preseeds/selectors.py), or `count` of either or of all,
 which the tracker picks; besides, `replicas` copies in each zone. `deadline` and `ttl` are seconds
-from when the order is given, so that the same order given again reads the same.
+from when the order is given, so that the same order given again reads the same. A package may be an
+image, `docker://...`: each host holds that of its own platform, or all that of `platform`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ COUNT_MAX = 200_000
 REPLICAS_MAX = 100
 SECONDS_MAX = 10 * 365 * 86400.0
 BODY_BYTES_MAX = 1 << 20
+ID_CHARACTERS_MAX = 128
+OWN_DIGITS = 16
+_OWN = "--"
 
 PackageName = Annotated[str, Meta(min_length=1, max_length=512)]
 Names = Annotated[tuple[Annotated[HostName, Meta(min_length=1)], ...], Meta(min_length=1, max_length=HOSTS_MAX)]
@@ -57,6 +61,7 @@ class PreseedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     priority: Priority = "preseed"
     deadline: Seconds | None = None
     ttl: Seconds | None = None
+    platform: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
 class Role(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,6 +149,19 @@ def canonical(request: PreseedRequest) -> str:
     hosts = tuple(sorted(set(request.hosts))) if request.hosts is not None else None
     plain = msgspec.structs.replace(request, id=None, hosts=hosts)
     return msgspec.json.encode(plain, order="deterministic").decode()
+
+
+def own_id(identifier: str, owner: str) -> str:
+    """The id under which a preseed of `owner` is kept when another's has the id that it was given;
+    the same again where that is too long to be made another of."""
+    kept = f"{identifier}{_OWN}{hashlib.sha256(f'{owner} {identifier}'.encode()).hexdigest()[:OWN_DIGITS]}"
+    return kept if len(kept) <= ID_CHARACTERS_MAX else identifier
+
+
+def given_id(kept: str, owner: str) -> str:
+    """The id that `owner` gave a preseed, by the id under which it is kept."""
+    given = kept[: -OWN_DIGITS - len(_OWN)]
+    return given if given and own_id(given, owner) == kept else kept
 
 
 def fingerprint(body: str) -> str:

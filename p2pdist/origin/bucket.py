@@ -27,8 +27,8 @@ from obstore.store import HTTPStore, from_url
 from p2pdist.model.errors import P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.url import redacted
 from p2pdist.origin.answer import Cloud, failure, missing_storage, read_answer
+from p2pdist.origin.contract import WEB_SCHEMES
 from p2pdist.origin.objects import Stored
-from p2pdist.origin.origin import WEB_SCHEMES
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion

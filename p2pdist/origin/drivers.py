@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.url import redacted
+from p2pdist.origin.contract import WEB_SCHEMES, Origin
 from p2pdist.origin.directory import Directory
 from p2pdist.origin.layout import LayoutOrigin
-from p2pdist.origin.origin import WEB_SCHEMES, Origin
 
 BUCKET_SCHEMES = ("s3", "gs", "az")
 _REMEDY = (

@@ -24,7 +24,7 @@ from p2pdist.model.manifest import LAYERS_MAX, Descriptor, Reference
 from p2pdist.package.image.reproducible import recompile
 from p2pdist.package.image.squashfs import LEVEL, check_apart
 from p2pdist.package.pack import Packed, Provenance, Settings, examples, pack
-from p2pdist.package.repository.repository import LocalRepository, OnProgress, Repository
+from p2pdist.package.repository.contract import LocalRepository, OnProgress, Repository
 from p2pdist.package.source.ignore import Ignore, matcher, read_patterns
 from p2pdist.package.source.links import FOLLOWED, Followed, followed_links, snapshot_blobs
 from p2pdist.package.source.project import Format, Project, ProjectFile

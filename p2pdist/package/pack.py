@@ -32,7 +32,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.package.image.preflight import preflight
 from p2pdist.package.image.squashfs import LEVEL, build_image, check_apart
-from p2pdist.package.repository.repository import (
+from p2pdist.package.repository.contract import (
     LocalRepository,
     OnProgress,
     Repository,

@@ -30,6 +30,9 @@ class Checks(Protocol):
     def commanded(self, host: Any, pull: Any, command: Command) -> None:
         """The core of the host's pull commands something."""
 
+    def vouching(self, host: Any, pull: Any, piece: int, right: bool) -> None:
+        """The host states the hash of a piece that it has read; `right`: of the blob's bytes."""
+
     def joining(self, host: Any, pull: Any) -> None:
         """A swarm is about to write into the host's blob."""
 
@@ -67,5 +70,7 @@ class Context:
     on_ended: Callable[[Any, Any], None]
     #: How blobs come to a host.
     transport_of: Callable[[str], Policy]
+    #: The vouched list of a blob at a host that runs, None when there is none.
+    listing_of: Callable[[str, Digest], Any]
     #: The BitTorrent swarms by blob; none where all blobs come by trees.
     meshes: Mapping[Digest, Swarm]

@@ -106,6 +106,49 @@ class OriginWrong:
 
 
 @dataclass(frozen=True, slots=True)
+class LyingVoucher:
+    """A host states wrong hashes for this share of the pieces that it reads (vouched lists only).
+    An empty name: the first host that reads stripe `reader`. `stores`: it passes on bytes that
+    match what it states; `judges`: it says that the whole matches."""
+
+    host: str = ""
+    share: float = 1.0
+    stores: bool = True
+    judges: bool = False
+    reader: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamChange:
+    """The origin holds wrong bytes for these pieces from a time on, for a while or for good (None),
+    and no list tells (vouched lists only)."""
+
+    pieces: frozenset[int]
+    at_s: float
+    for_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStall:
+    """The origin takes requests and sends nothing, for a while."""
+
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamBreak:
+    """The origin ends all responses in the middle of them."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamWhole:
+    """The origin knows no ranges: a reader gets all from the beginning of the blob."""
+
+
+@dataclass(frozen=True, slots=True)
 class Late:
     """A host starts only at this time."""
 
@@ -138,9 +181,17 @@ Fault = (
     | OriginWrong
     | Late
     | Busy
+    | LyingVoucher
+    | UpstreamChange
+    | UpstreamStall
+    | UpstreamBreak
+    | UpstreamWhole
 )
 
 KINDS = ("crash", "leave", "slow", "partition", "wrong", "silent", "tracker", "origin", "origin-wrong", "late", "busy")
+VOUCHED_KINDS = ("lie", "change", "stall", "break", "whole")
+"""What goes wrong where hosts vouch for a piece list: a reader lies, and upstream holds other bytes
+for a while, stalls, breaks off, and knows no ranges."""
 
 
 ORIGIN_ALLOWANCE = {
@@ -170,6 +221,8 @@ def failures(faults: Iterable[Fault]) -> tuple[type[P2PDistError], ...]:
     for fault in faults:
         match fault:
             case OriginWrong():
+                errors.append(Corrupt)
+            case UpstreamChange(_, _, None):
                 errors.append(Corrupt)
             case OriginOutage(_, None):
                 errors.append(Unavailable)
@@ -233,6 +286,18 @@ class _Draw:
                 return [OriginWrong(frozenset(pieces))]
             case "busy":
                 return [Busy(self.time(), self.span(0.5, 4.0), random.choice((0.0, 0.1, 0.3)))]
+            case "lie":
+                stores, judges = random.random() < 0.6, random.random() < 0.4
+                return [LyingVoucher("", random.choice((1.0, 0.2, 0.03)), stores, judges)]
+            case "change":
+                pieces = random.sample(range(self.pieces), random.choice((1, 3, self.pieces)))
+                return [UpstreamChange(frozenset(pieces), self.time() * 0.5, self.span(0.2, 2.0))]
+            case "stall":
+                return [UpstreamStall(self.time(), self.span(0.3, 10.0))]
+            case "break":
+                return [UpstreamBreak(self.time()) for _ in range(random.randint(1, 3))]
+            case "whole":
+                return [UpstreamWhole()]
             case "late":
                 return [
                     Late(name, self.span(0.0, 1.5 * self.duration_s)) for name in self.some(1, len(self.names) // 2)

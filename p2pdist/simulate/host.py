@@ -15,6 +15,7 @@ from p2pdist.core import uplink as ul
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.sources import Sources
 from p2pdist.core.transport import CutShort
+from p2pdist.core.vouched.whole import CheckWhole, Judge, VerifyPieces
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, from_problem
 from p2pdist.model.messages import (
@@ -26,8 +27,10 @@ from p2pdist.model.messages import (
     Holding,
     Leaving,
     Left,
-    Reject,
+    Listed,
+    Recall,
     Report,
+    Reread,
 )
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
@@ -36,7 +39,8 @@ from p2pdist.simulate.clock import Processor
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import Link, Network, Rack, Stream
 from p2pdist.simulate.origin import Blob, Origin
-from p2pdist.simulate.tracker import AgentSession
+from p2pdist.simulate.tracker import AgentSession, SwarmMessage
+from p2pdist.simulate.vouching.listing import GARBAGE, Listing
 
 DOWNLOAD_TICK_S = 0.25
 UPLINK_TICK_S = 0.1
@@ -59,6 +63,7 @@ class Pull:
         "have",
         "incoming",
         "joined_at",
+        "listing",
         "moves",
         "proof",
         "rejected",
@@ -75,6 +80,8 @@ class Pull:
         #: The cores of this life, None while the host fetches nothing of the blob.
         self.download: dl.Download | None = None
         self.core: pl.PullCore | None = None
+        #: Its vouched list, where there is no other.
+        self.listing: Listing | None = None
         #: Its part in a swarm, where the host may fetch by one.
         self.swarm: SwarmFetch | None = None
         #: Open streams by their number in the download core; StreamClient keeps them.
@@ -115,7 +122,18 @@ class Pull:
             read = self.swarm.reading
             parents = tuple("" if stripe in read else host for stripe, host in enumerate(parents))
         by_swarm = self.core.report_swarm() if self.core is not None else False
-        return Holding(blob.digest, layout.size, layout.piece_size, self.reported, parents, blob.priority, by_swarm)
+        listing = self.listing
+        return Holding(
+            blob.digest,
+            layout.size,
+            layout.piece_size,
+            self.reported,
+            parents,
+            blob.priority,
+            by_swarm,
+            vouched=listing is not None,
+            matched=listing is not None and listing.matched,
+        )
 
     def advance(self) -> Advance | None:
         """What is new since the last report, None when nothing is."""
@@ -219,6 +237,8 @@ class StreamClient:
         """Close a stream, with `after_piece` once the piece that is coming is complete."""
         if after_piece and stream.parent is not None:
             stream.finishing = self._network.under_way(stream)
+            if stream.pull.listing is not None and stream.pull.listing.waits(stream):
+                stream.finishing = -1  # it would keep the stream for as long as the list takes
         if stream.finishing < 0:
             self._close_now(stream)
 
@@ -241,6 +261,8 @@ class StreamClient:
 
     def _drop(self, stream: Stream) -> None:
         stream.child_open = False
+        if stream.pull.listing is not None:
+            stream.pull.bytes_again += stream.pull.listing.dropped(stream)
         stream.pull.incoming.pop(stream.number, None)
         if stream.parent is None:
             self._context.origin.closed(stream)
@@ -254,6 +276,9 @@ class StreamClient:
             return
         if stream.feed is not None:
             stream.feed.ended()
+            return
+        if reason == "done" and stream.pull.listing is not None and stream.pull.listing.waits(stream):
+            stream.pull.listing.end_after(stream)  # the last piece is still to be taken
             return
         self._drop(stream)
         if not stream.parent_open:
@@ -269,8 +294,11 @@ class StreamClient:
         if stream.feed is not None:
             stream.feed.arrived(piece, length, good)
             return
-        self._reader.arrived(stream, length)
         pull: Pull = stream.pull
+        if pull.listing is not None:
+            self._arrived_unlisted(pull.listing, stream, piece, length, good)
+            return
+        self._reader.arrived(stream, length)
         if not stream.child_open or (stream.finishing >= 0 and piece != stream.finishing):
             if self._server.running:
                 pull.bytes_again += length
@@ -289,6 +317,41 @@ class StreamClient:
         self._on_piece(pull, stream.number, piece)
         if stream.finishing == piece and stream.child_open:
             self._close_now(stream)
+
+    def _arrived_unlisted(self, listing: Listing, stream: Stream, piece: int, length: int, good: bool) -> None:
+        """A piece of a blob with a vouched list has come: it may have to wait for its hash."""
+        wanted = stream.parent is not None or piece % stream.pull.blob.stripes == stream.stripe
+        if not stream.child_open or not wanted or (stream.finishing >= 0 and piece != stream.finishing):
+            self._reader.arrived(stream, length)
+            stream.pull.bytes_again += length if self._server.running else 0
+            return
+        if stream.parent is None:
+            version = 0 if good else self._context.origin.wrong_version
+        else:
+            version = stream.versions.pop(piece, 0) if good else GARBAGE
+        listing.arrived(stream, piece, length, version)
+
+    def take(self, stream: Stream, piece: int, length: int) -> None:
+        """Store a piece that is as its list has it."""
+        self._reader.arrived(stream, length)
+        pull: Pull = stream.pull
+        if stream.parent is None:
+            pull.bytes_origin += length
+        else:
+            pull.bytes_peers += length
+        if pull.proof[piece]:
+            pull.duplicates += 1
+            pull.bytes_again += length
+        self._on_piece(pull, stream.number, piece)
+        if stream.finishing == piece and stream.child_open:
+            self._close_now(stream)
+
+    def refuse(self, stream: Stream, reason: str, piece: int) -> None:
+        """End a stream that brought other bytes than are listed."""
+        stream.pull.rejected += 1
+        self._drop(stream)
+        self._network.close(stream)
+        self._on_event(stream.pull, dl.StreamEnded(stream.number, reason, piece))
 
     def _reject(self, stream: Stream, piece: int) -> None:
         stream.pull.rejected += 1
@@ -449,6 +512,11 @@ class StreamServer:
         """Let a stream from the origin to this host wait until its children may have caught up."""
         self._waiting.append(stream)
 
+    def children_advanced(self) -> None:
+        """The host's readers may be further ahead than before, or its children have caught up."""
+        if self._waiting:
+            self._wait_less()
+
     def _wait_less(self) -> None:
         waiting, self._waiting = self._waiting, []
         self._context.origin.read_on(waiting)
@@ -465,6 +533,8 @@ class StreamServer:
                 pull = self._pulls[stream.pull.blob.digest]
                 piece, end = command.piece, command.offset + command.length
                 self._checks.sending(stream, pull, piece, command.offset)
+                if pull.listing is not None and (version := pull.listing.versions.get(piece, 0)):
+                    stream.versions[piece] = version
                 self._network.send(stream, piece, command.length, end == pull.blob.lengths[piece])
             else:
                 self._network.finish(stream)
@@ -511,6 +581,9 @@ class Host:
         self.name, self.link, self.rack, self.zone = name, link, rack, zone
         self.world, self.network, self._context = context.world, context.network, context
         self.pulls = {blob.digest: Pull(blob) for blob in blobs}
+        for pull in self.pulls.values():
+            if pull.blob.hashes:
+                pull.listing = Listing(self, pull, context)
         #: Whether the process was asked to end: it fetches nothing more, and serves on.
         self.leaving = False
         #: The sources core, which all pulls of a life share.
@@ -527,6 +600,7 @@ class Host:
             report=self._report,
             on_message=self._decided,
             on_change=self._tracker_changed,
+            on_held=self._held,
         )
         #: Counts starts and crashes, so that a tick of an earlier life does nothing.
         self._life = 0
@@ -576,6 +650,8 @@ class Host:
                 pull.swarm.stop()
             self.client.drop_all(pull)
             pull.download = None
+            if pull.listing is not None:
+                pull.listing.stopped()
 
     # -- the session
 
@@ -594,10 +670,23 @@ class Host:
         if present and self.leaving:
             self.session.send(Leaving())
         for pull in self.pulls.values():
+            if present and pull.listing is not None:
+                pull.listing.welcomed()
             if pull.download is not None:
                 self.submit(pull, dl.TrackerChanged(present))
 
-    def _decided(self, message: Assign | Reject) -> None:
+    def _held(self) -> None:
+        """The tracker has been told what the host holds."""
+        for pull in self.pulls.values():
+            if pull.listing is not None and not self.leaving and pull.error is None:
+                pull.listing.held()
+
+    def _decided(self, message: SwarmMessage) -> None:
+        if isinstance(message, Listed | Reread | Recall):
+            pull = self.pulls.get(message.blob)
+            if pull is not None and pull.listing is not None:
+                pull.listing.heard(message)
+            return
         if isinstance(message, Assign):
             pull = self.pulls.get(message.plan.blob)
             if pull is not None and pull.swarm is not None:
@@ -617,13 +706,13 @@ class Host:
             pull.joined_at = now
         if pull.error is not None:
             return
-        if not pull.have.complete:
+        if not pull.have.complete or (pull.listing is not None and not pull.listing.matched):
             download = dl.Download(
                 blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, context.patience_s, self.name
             )
             pull.download, pull.have = download, download.have
             policy = context.transport_of(self.name)
-            pull.core = pl.PullCore(download, policy, priority=blob.priority)
+            pull.core = pl.PullCore(download, policy, priority=blob.priority, vouched=pull.listing is not None)
             if policy != "trees":
                 pull.swarm = SwarmFetch(self, pull, context)
             self.submit(pull, dl.TrackerChanged(self.session.welcomed))
@@ -681,12 +770,16 @@ class Host:
                     pull.swarm.begin()
                 case pl.EndSwarm() if pull.swarm is not None:
                     pull.swarm.close()
+                case CheckWhole() | Judge() | VerifyPieces() | pl.AskList() if pull.listing is not None:
+                    pull.listing.obey(command)
 
     def _gave_up(self, pull: Pull, error: P2PDistError) -> None:
         pull.error = error
         if pull.swarm is not None:
             pull.swarm.end()
         self.client.drop_all(pull)
+        if pull.listing is not None:
+            pull.listing.stopped()
         self.session.send(Left(pull.blob.digest))
         self.server.drop(pull.blob)
         self._context.on_ended(self, pull)

@@ -20,7 +20,9 @@ from p2pdist.simulate.clock import World
 from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.network import TRACKER_NAME, Stream
 from p2pdist.simulate.tracker import Session
-from tracker.core.events import Command, Event, Received, Send
+from p2pdist.simulate.vouching.checks import ListChecks
+from tracker.core.events import Command as FleetCommand
+from tracker.core.events import Event, Received, Send
 from tracker.core.fleet import Fleet
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.superpeers import SUPERPEERS
@@ -44,6 +46,8 @@ class Invariants:
         self._ever_granted: dict[tuple[Digest, int, str], None] = {}
         #: Hosts that a plan has named as superpeers of a blob to themselves.
         self._named: dict[tuple[Digest, str], None] = {}
+        #: What must hold of vouched lists.
+        self.lists = ListChecks(self.require)
         #: The fleet that handled the last event.
         self._fleet: Fleet | None = None
         #: When the trees are next checked as a whole, in seconds.
@@ -66,10 +70,14 @@ class Invariants:
             self.broken(f"wrong bytes of piece {piece} were stored")
         pull.proof[piece] = 1
 
+    def vouching(self, host: Host, pull: Pull, piece: int, right: bool) -> None:
+        """A host states a hash."""
+        self.lists.stated(host.name, right)
+
     def sending(self, stream: Stream, pull: Pull, piece: int, offset: int) -> None:
         """A host sends a block: the piece has verified there, and it is the stream's only block in
         flight."""
-        if not pull.proof[piece]:
+        if not pull.proof[piece] and not (pull.listing is not None and offset):  # it was lost under way
             self.broken(f"{stream} forwards piece {piece} before it has verified")
         if stream.sending >= 0:
             self.broken(f"{stream} has two blocks in flight")
@@ -88,13 +96,17 @@ class Invariants:
                     self.broken(f"{host.name} opens a stream while a swarm writes into the blob")
                 if source.host == host.name:
                     self.broken(f"{host.name} opens a stream to itself")
+                if source.is_origin:
+                    self.lists.reading(host, stripe)
                 if source.is_origin and (pull.blob.digest, stripe, host.name) not in self._ever_granted:
                     self._reading_unasked(host, pull, stripe)
             case dl.Completed():
                 missing = pull.proof.count(0)
                 if missing or not pull.have.complete:
                     self.broken(f"{host.name} takes itself for complete and lacks {missing} pieces")
-            case dl.GaveUp() if not pull.proof.count(0):
+                if pull.listing is not None:
+                    self.lists.completed(host.name, pull.listing)
+            case dl.GaveUp() if not pull.proof.count(0) and pull.listing is None:
                 self.broken(f"{host.name} gives up though it has all pieces")
 
     def _reading_unasked(self, host: Host, pull: Pull, stripe: int) -> None:
@@ -146,7 +158,7 @@ class Invariants:
     # -- the tracker
 
     def fleet_handled(
-        self, fleet: Fleet, event: Event, commands: list[Command], sessions: Mapping[int, Session]
+        self, fleet: Fleet, event: Event, commands: list[FleetCommand], sessions: Mapping[int, Session]
     ) -> None:
         """A fleet core has handled an event: look at what may have changed."""
         if fleet is not self._fleet:
@@ -155,6 +167,7 @@ class Invariants:
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Assign):
                 self._assigned(fleet, command.message, sessions[command.session].host)
+            self.lists.commanded(command)
         if isinstance(event, Received) and isinstance(event.message, Holding | Holdings):
             message = event.message
             holdings = message.blobs if isinstance(message, Holdings) else (message,)
@@ -193,17 +206,26 @@ class Invariants:
 
     def _leases(self, fleet: Fleet) -> None:
         """At most one lease a stripe and zone, and no more than the cap in all, of the leases that
-        this fleet granted and that are out."""
+        this fleet granted and that are out; one a stripe besides for a host that was starved
+        (planner.py)."""
         granted: dict[tuple[Digest, int, str], int] = {}
+        rescued: dict[tuple[Digest, int], int] = {}
         for blob, stripe, name in list(self._granted):
             swarm = fleet.swarms.get(blob)
             if swarm is None or name not in swarm.edges.roots[stripe]:
                 del self._granted[blob, stripe, name]
                 continue
+            if stripe in swarm.members[name].rescued:
+                rescued[blob, stripe] = rescued.get((blob, stripe), 0) + 1
+                continue
             key = blob, stripe, fleet.hosts[name].zone
             granted[key] = granted.get(key, 0) + 1
         self.require(max(granted.values(), default=0) <= 1, "a stripe has two leases in one zone")
-        self.require(sum(granted.values()) <= self._origin_streams_max, "more leases than the cap are out")
+        self.require(max(rescued.values(), default=0) <= 1, "a stripe has two leases beyond the rule")
+        self.require(
+            sum(granted.values()) + sum(rescued.values()) <= self._origin_streams_max,
+            "more leases than the cap are out",
+        )
 
     def _paths(self, swarm: Swarm | None, name: str) -> None:
         if swarm is None or name not in swarm.members:

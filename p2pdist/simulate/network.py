@@ -225,6 +225,7 @@ class Stream:
         "stuck",
         "transit",
         "unread",
+        "versions",
         "window",
     )
 
@@ -259,6 +260,8 @@ class Stream:
         self.cut_since: float | None = None
         #: Blocks that were sent since then: piece, length, whether it ends the piece.
         self.stuck: list[tuple[int, int, bool]] = []
+        #: Versions of pieces on their way that are not the blob's bytes (vouching/listing.py).
+        self.versions: dict[int, int] = {}
 
     def __str__(self) -> str:
         return f"stripe {self.stripe} from {self.parent.name if self.parent else 'the origin'} to {self.child.name}"

@@ -27,10 +27,12 @@ class Blob:
     """One blob of a simulation: how it is cut, how urgent its pulls are, and what else is the same
     for it at every host."""
 
-    __slots__ = ("digest", "layout", "lengths", "priority", "stripes", "verified")
+    __slots__ = ("digest", "hashes", "layout", "lengths", "priority", "stripes", "verified")
 
     def __init__(self, digest: Digest, layout: PieceLayout, priority: Priority) -> None:
         self.digest, self.layout, self.priority = digest, layout, priority
+        #: By piece its hash, where hosts vouch for the list.
+        self.hashes: list[bytes] = []
         self.stripes = layout.stripes
         #: By piece: its length in bytes, and the event that an uplink core gets of it.
         self.lengths = [layout.length(piece) for piece in range(layout.count)]
@@ -47,6 +49,11 @@ class Origin:
         self.bytes_by_zone: dict[str, int] = {}
         #: Whether it answers; set_available() changes it.
         self.available = True
+        #: Whether it gives parts of a blob; else a reader gets all of it, from the beginning.
+        self.ranges = True
+        #: The version of its wrong bytes (vouching/listing.py); change() makes others.
+        self.wrong_version = 1
+        self._stalled = False
         self._wrong: dict[Digest, frozenset[int]] = {}
         self._world, self._network = world, network
         #: Requests that have arrived, and whether the uplink is sending a piece.
@@ -61,6 +68,23 @@ class Origin:
     def spoil(self, pieces: frozenset[int], blobs: list[Blob]) -> None:
         """Hold these pieces of these blobs with wrong bytes."""
         self._wrong = {blob.digest: pieces for blob in blobs}
+
+    def change(self, pieces: frozenset[int], blobs: list[Blob]) -> None:
+        """Hold other bytes from now on for these pieces, and the right ones for the others."""
+        self.wrong_version += 1
+        self.spoil(pieces, blobs)
+
+    def stall(self, stalled: bool) -> None:
+        """Send nothing more, though requests are taken; or go on."""
+        self._stalled = stalled
+        if not stalled and not self._serving:
+            self._serve()
+
+    def break_off(self) -> None:
+        """End every response in the middle of it."""
+        for stream in list(self._todo):
+            if stream.cut_since is None and stream.feed is None:
+                self._world.after(self._network.latency_s, stream.child.ended, stream, "short")
 
     def open(self, stream: Stream) -> None:
         """A lease holder begins to read a stripe, after a round trip."""
@@ -89,7 +113,8 @@ class Origin:
         elif not self.available:
             stream.child.ended(stream, "unavailable")
         else:
-            self._todo[stream] = deque(stream.pull.have.missing(stream.stripe, stream.pull.blob.stripes))
+            missing = stream.pull.have.missing(stream.stripe, stream.pull.blob.stripes)
+            self._todo[stream] = deque(missing if self.ranges else range(max(missing, default=-1) + 1))
             self._outstanding[stream] = 0
             for _ in range(REQUESTS_MAX):
                 self._request(stream)
@@ -98,7 +123,8 @@ class Origin:
         todo = self._todo.get(stream)
         blob: Blob = stream.pull.blob
         lead = stream.child.lead(blob.digest, todo[0] % blob.stripes) if todo else 0
-        if lead and lead + self._outstanding[stream] > LEAD_MAX:
+        lead_max = LEAD_MAX if stream.pull.listing is None else stream.pull.listing.lead_max(stream.stripe)
+        if lead and lead + self._outstanding[stream] > lead_max:
             stream.child.hold_back(stream)
         elif todo:
             self._outstanding[stream] += 1
@@ -106,12 +132,12 @@ class Origin:
 
     def _requested(self, stream: Stream, piece: int) -> None:
         self._queue.append((stream, piece))
-        if not self._serving:
+        if not self._serving and not self._stalled:
             self._serve()
 
     def _serve(self) -> None:
         self._serving = False
-        while self._queue:
+        while self._queue and not self._stalled:
             stream, piece = self._queue.popleft()
             if not stream.child_open or not self.available:
                 continue

@@ -138,6 +138,9 @@ class Report:
     fingerprint: str
     #: When each pull completed, from the start of the run, in order.
     completions: tuple[float, ...]
+    #: Of vouched piece lists, the rounds beyond the first, and the hosts that were blamed.
+    rounds: int = 0
+    blamed: tuple[str, ...] = ()
 
     def curve(self) -> list[float | None]:
         """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run;

@@ -181,6 +181,8 @@ class Scenario:
     #: How blobs come to hosts (core/transport.py), but to `tree_hosts`, where they come by trees.
     transport: Policy = "trees"
     tree_hosts: frozenset[str] = frozenset()
+    #: Nobody has made a piece list: hosts vouch for what they read (model/vouched.py).
+    vouched: bool = False
 
     def host_names(self) -> list[str]:
         return [f"h{number:05d}" for number in range(self.hosts)]

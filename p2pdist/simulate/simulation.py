@@ -4,6 +4,7 @@ scenario, and run until every pull has ended."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
@@ -16,6 +17,7 @@ from p2pdist.simulate.faults import (
     Fault,
     Late,
     Leave,
+    LyingVoucher,
     OriginOutage,
     OriginWrong,
     Partition,
@@ -23,6 +25,10 @@ from p2pdist.simulate.faults import (
     Slow,
     TrackerLoss,
     TrackerLosses,
+    UpstreamBreak,
+    UpstreamChange,
+    UpstreamStall,
+    UpstreamWhole,
     WrongBytes,
     failures,
     late_hosts,
@@ -34,6 +40,7 @@ from p2pdist.simulate.origin import Blob, Origin
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.tracker import Tracker
+from p2pdist.simulate.vouching.listing import Listing, hash_of
 from tracker.core.fleet import Fleet
 
 SLICE_EVENTS = 200_000
@@ -79,6 +86,10 @@ class Simulation:
         self.ended_at = 0.0
         #: How many pulls have not ended, of hosts that are not lost.
         self._pulls_open = 0
+        for blob in self.blobs if scenario.vouched else ():
+            self.invariants.lists.hashes[blob.digest] = blob.hashes = [
+                hash_of(blob, piece, 0) for piece in range(layout.count)
+            ]
         senders: dict[str, StreamServer] = {}
         context = Context(
             self.world,
@@ -91,6 +102,7 @@ class Simulation:
             senders,
             self._pull_ended,
             scenario.transport_of,
+            self._listing_of,
             self.meshes,
         )
         if scenario.transport != "trees":
@@ -126,7 +138,7 @@ class Simulation:
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
         self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
-        return Report.of(
+        report = Report.of(
             scenario,
             self.hosts,
             self.racks,
@@ -135,6 +147,7 @@ class Simulation:
             messages=self.tracker.messages,
             events=self.world.events,
         )
+        return replace(report, rounds=self.invariants.lists.rounds, blamed=tuple(self.invariants.lists.blamed))
 
     @property
     def ended(self) -> bool:
@@ -144,6 +157,10 @@ class Simulation:
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario
         return Fleet(now, origin_streams_max=scenario.origin_streams_max, report_interval_s=scenario.report_interval_s)
+
+    def _listing_of(self, name: str, blob: Digest) -> Listing | None:
+        host = self.hosts.get(name)
+        return host.pulls[blob].listing if host is not None and host.running and blob in host.pulls else None
 
     def _pull_ended(self, host: Host, pull: Pull) -> None:
         self.invariants.counted(pull)
@@ -210,11 +227,32 @@ class Simulation:
                     world.at(at_s + for_s, origin.set_available, True)
             case OriginWrong(pieces):
                 origin.spoil(pieces, self.blobs)
+            case UpstreamChange(pieces, at_s, for_s):
+                world.at(at_s, origin.change, pieces, self.blobs)
+                if for_s is not None:
+                    world.at(at_s + for_s, origin.change, frozenset(), self.blobs)
+            case UpstreamStall(at_s, for_s):
+                world.at(at_s, origin.stall, True)
+                world.at(at_s + for_s, origin.stall, False)
+            case UpstreamBreak(at_s):
+                world.at(at_s, origin.break_off)
+            case UpstreamWhole():
+                origin.ranges = False
+            case LyingVoucher():
+                self._let_lie(fault)
             case Late(name, at_s):
                 world.at(at_s, self.hosts[name].start)
             case Busy(at_s, for_s, share):
                 world.at(at_s, self._slow_processors, fault, share, at_s + for_s)
                 world.at(at_s + for_s, self._slow_processors, fault, 1.0, at_s + for_s)
+
+    def _let_lie(self, fault: LyingVoucher) -> None:
+        """A host lies; without a name the host that reads the first piece of a stripe."""
+        if not fault.host:
+            self.invariants.lists.first_readers[fault.reader] = fault
+        for name, host in self.hosts.items():
+            if name == fault.host:
+                self.invariants.lists.lies(host, fault)
 
     def _slow_processors(self, fault: Busy, share: float, until: float) -> None:
         processors = {name: host.processor for name, host in self.hosts.items()}

@@ -19,14 +19,28 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    Listed,
     Pace,
+    Recall,
     Reject,
     Report,
+    Reread,
     Welcome,
 )
 from p2pdist.simulate.clock import Processor, World
 from p2pdist.simulate.network import CONNECT_TIMEOUT_S, TRACKER_NAME, Network
-from tracker.core.events import Command, Drop, Due, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import (
+    Broadcast,
+    Command,
+    Drop,
+    Due,
+    Event,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    Tick,
+)
 from tracker.core.fleet import Fleet
 
 RETRY_FIRST_S = 0.2
@@ -39,11 +53,16 @@ SILENCE_S = 5.0
 """Both sides end a session when its path has been silent for so long (heartbeats)."""
 
 
+SwarmMessage = Assign | Reject | Listed | Reread | Recall
+"""What a tracker sends about a blob."""
+
+
 class AgentSession:
     """A host's side of its session with the tracker, over all lives of its process.
 
     `holdings` says what the host holds and wants, `report` what is new since the last report (None:
-    nothing), `on_message` hears Assign and Reject, `on_change` whether a tracker answers.
+    nothing), `on_message` hears what is said of blobs, `on_change` whether a tracker answers,
+    `on_held` that it was told what the host holds.
     """
 
     __slots__ = (
@@ -53,6 +72,7 @@ class AgentSession:
         "_life",
         "_network",
         "_on_change",
+        "_on_held",
         "_on_message",
         "_processor",
         "_report",
@@ -71,13 +91,14 @@ class AgentSession:
         *,
         holdings: Callable[[], tuple[Holding, ...]],
         report: Callable[[], Report | None],
-        on_message: Callable[[Assign | Reject], None],
+        on_message: Callable[[SwarmMessage], None],
         on_change: Callable[[bool], None],
+        on_held: Callable[[], None],
     ) -> None:
         self._hello, self._tracker, self._processor = hello, tracker, processor
         self._world, self._network = tracker.world, tracker.network
         self._holdings, self._report = holdings, report
-        self._on_message, self._on_change = on_message, on_change
+        self._on_message, self._on_change, self._on_held = on_message, on_change, on_held
         #: Whether a tracker answers; set by the welcome, cleared when the session ends.
         self.welcomed = False
         #: The session that is open or being opened.
@@ -142,10 +163,11 @@ class AgentSession:
                 holdings = self._holdings()
                 if holdings:
                     self.send(Holdings(holdings))
+                    self._on_held()
                 self._report_every(session, interval_s)
             case Pace(interval_s):
                 self._report_every(session, interval_s)
-            case Assign() | Reject():
+            case Assign() | Reject() | Listed() | Reread() | Recall():
                 self._on_message(message)
 
     def _connect(self, life: int, pause_s: float) -> None:
@@ -334,12 +356,12 @@ class Tracker:
             self.world.at(self._due_at, self._due, self._life)
         self._watcher(self.fleet, event, commands, self._sessions)
         for command in commands:
-            session = self._sessions.get(command.session)
-            if session is None:
-                continue
             match command:
-                case Send(_, message):
+                case Send(number, message) if (session := self._sessions.get(number)) is not None:
                     session.to_host(message)
-                case Drop():
+                case Broadcast(numbers, message):
+                    for session in filter(None, map(self._sessions.get, numbers)):
+                        session.to_host(message)
+                case Drop(number) if (session := self._sessions.get(number)) is not None:
                     session.close_from_tracker()
-                    del self._sessions[session.number]
+                    del self._sessions[number]

@@ -45,6 +45,12 @@ CREATE TABLE IF NOT EXISTS trees (
     contents BLOB NOT NULL, pages BLOB NOT NULL DEFAULT x''
 );
 CREATE TABLE IF NOT EXISTS tree_pages (name BLOB PRIMARY KEY, contents BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS wholes (digest TEXT NOT NULL, pieces_digest TEXT NOT NULL, PRIMARY KEY (digest, pieces_digest))
+WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS images (
+    name TEXT NOT NULL, target TEXT NOT NULL, digest TEXT NOT NULL, media_type TEXT NOT NULL, last_used REAL NOT NULL,
+    PRIMARY KEY (name, target)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -74,6 +80,19 @@ class PackageRecord:
     reference: str
     manifest_digest: Digest
     last_used: float
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """What a tag or digest of an image was found to name."""
+
+    name: str
+    """Upstream and repository."""
+    target: str
+    digest: Digest
+    media_type: str
+    last_used: float
+    """In seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +185,21 @@ class Index:
         """Note that complete blobs have reached the disk."""
         self._run_all("UPDATE blobs SET durable=1 WHERE digest=? AND complete=1", [(digest,) for digest in digests])
 
+    def set_pieces(self, digest: Digest, pieces_digest: Digest) -> None:
+        """Give a blob that had no piece list its own, which is whole."""
+        with self._transaction():
+            self._database.execute("UPDATE blobs SET pieces_digest=? WHERE digest=?", (pieces_digest, digest))
+            self._database.execute("INSERT OR IGNORE INTO wholes VALUES (?,?)", (digest, pieces_digest))
+
+    def wholes(self) -> set[tuple[Digest, Digest]]:
+        """Blobs, each with a piece list that is whole: the SHA-256 of the content that the list
+        describes is the digest of the blob."""
+        return {(row[0], row[1]) for row in self._query("SELECT digest, pieces_digest FROM wholes")}
+
+    def add_whole(self, digest: Digest, pieces_digest: Digest) -> None:
+        """Note that the piece list of a blob is whole."""
+        self._run("INSERT OR IGNORE INTO wholes VALUES (?,?)", (digest, pieces_digest))
+
     def distrust(self, digest: Digest) -> None:
         """Mark a blob for verification at the next opening."""
         self._run("UPDATE blobs SET durable=0, boot='' WHERE digest=?", (digest,))
@@ -175,7 +209,9 @@ class Index:
         self._run_all("UPDATE blobs SET last_used=? WHERE digest=?", used)
 
     def delete(self, digest: Digest) -> None:
-        self._run("DELETE FROM blobs WHERE digest=?", (digest,))
+        with self._transaction():
+            self._database.execute("DELETE FROM blobs WHERE digest=?", (digest,))
+            self._database.execute("DELETE FROM wholes WHERE digest=?", (digest,))
 
     # -- pins and packages
 
@@ -199,6 +235,16 @@ class Index:
 
     def forget_package(self, reference: str) -> None:
         self._run("DELETE FROM packages WHERE reference=?", (reference,))
+
+    def images(self) -> list[ImageRecord]:
+        return [ImageRecord(*row) for row in self._query("SELECT * FROM images ORDER BY last_used")]
+
+    def record_images(self, records: Sequence[ImageRecord]) -> None:
+        rows = [(each.name, each.target, each.digest, each.media_type, each.last_used) for each in records]
+        self._run_all("INSERT OR REPLACE INTO images VALUES (?,?,?,?,?)", rows)
+
+    def forget_images(self, keys: Sequence[tuple[str, str]]) -> None:
+        self._run_all("DELETE FROM images WHERE name=? AND target=?", keys)
 
     # -- documents
 

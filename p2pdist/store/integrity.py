@@ -223,7 +223,7 @@ class Integrity:
         """Look at a complete blob, and read it where it may have been written to. False when it
         lost pieces. The caller holds `_looking`."""
         with self._lock:
-            written = blob.digest in self._written
+            written = blob.digest in self._written or blob.files.unsettled
             self._written.discard(blob.digest)  # a change from now on counts anew
         found = _looked_at(blob.path)
         same = found is not None and stat.S_ISREG(found.st_mode) and found.st_size == blob.size

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from p2pdist.model.digest import Digest, hex_of, parse_digest
@@ -75,6 +76,10 @@ class Paths:
         """Which pieces of a partial blob are verified."""
         return self.partial / f"{hex_of(parse_digest(digest))}.have"
 
+    def hashes(self, digest: Digest) -> Path:
+        """The hashes of the pieces of a partial blob that has no piece list."""
+        return self.partial / f"{hex_of(parse_digest(digest))}.hashes"
+
     def document(self, digest: Digest) -> Path:
         """A manifest, config or piece list that is no row of the index."""
         return self.documents / hex_of(parse_digest(digest))
@@ -103,14 +108,19 @@ class Paths:
 
 def _tighten(path: Path, mode: int) -> None:
     """Take from a file or directory the rights that are not in `mode`, and give it to this
-    process's group. What belongs to another user stays as it is, and what is missing, missing."""
+    process's group. What belongs to another user stays as it is, what is missing, missing, and what
+    a link leads to, as it is: the link may be another's."""
     try:
-        found = path.stat()
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    if found.st_uid != os.geteuid():
-        return
-    if found.st_gid != os.getegid():
-        os.chown(path, -1, os.getegid())
-    if found.st_mode & 0o7777 & ~mode:
-        path.chmod(found.st_mode & mode)
+    try:
+        found, itself = os.fstat(descriptor), f"/proc/self/fd/{descriptor}"
+        if found.st_uid != os.geteuid() or stat.S_ISLNK(found.st_mode):
+            return
+        if found.st_gid != os.getegid():
+            os.chown(itself, -1, os.getegid())
+        if found.st_mode & 0o7777 & ~mode:
+            os.chmod(itself, found.st_mode & mode)
+    finally:
+        os.close(descriptor)

@@ -4,6 +4,7 @@
     index.sqlite                blobs, pins, packages, most documents
     blobs/sha256/<hex>          complete blobs, read-only
     partial/<hex>.data, .have   partial blobs and which of their pieces are verified
+    partial/<hex>.hashes        the hashes of the pieces of one that has no piece list
     small/sha256/<hex>          larger manifests, configs, piece lists
     objects/<2 hex>/<62 hex>    contents of trees (objects/files.py)
     images/<hex>                metadata images of trees (trees/images.py)
@@ -32,8 +33,9 @@ from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
 from p2pdist.model.manifest import decode_manifest
-from p2pdist.model.pieces import PieceList, PieceSet, encoded_size
-from p2pdist.store.blobs.blob import Blob, content_digest
+from p2pdist.model.pieces import PieceList
+from p2pdist.store.blobs.admission import Admission
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.documents import Documents
 from p2pdist.store.blobs.files import BlobContext
 from p2pdist.store.blobs.recovery import recover
@@ -47,11 +49,11 @@ from p2pdist.store.disk import (
     sync_filesystem,
     usable_bytes,
 )
-from p2pdist.store.index import Entry, Index
+from p2pdist.store.index import Index
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.pins import PackageRecords, Pins
+from p2pdist.store.pins import ImageRecords, PackageRecords, Pins
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.inventory import TreeContext, Trees
 from p2pdist.store.verify import Checked, verify
@@ -262,11 +264,13 @@ class BlobStore:
                 boot_id(),
                 partial(_load_pieces, self.root, self._documents),
                 self._sync.add,
+                partial(_keep_pieces, self._lock, self._documents),
                 in_memory(self._lock_fd),
             )
             self._blobs = recover(self._blob_context)
             self.note, self.set_note = self._index.note, self._index.set_note
             self.packages = PackageRecords(self._index, self._lock)
+            self.images = ImageRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
             self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
@@ -282,6 +286,15 @@ class BlobStore:
                 self._discard,
             )
             self._room = Room(self._stock, choose)
+            self._admission = Admission(
+                self._blob_context,
+                self._lock,
+                self._blobs,
+                self._documents,
+                room=self._room.make,
+                discard=self._discard,
+                begun=self._save_use_now_and_then,
+            )
             self.integrity = Integrity(self._paths, self._index, self._blobs, self.objects, self.trees)
         except BaseException:
             self._sync.close()
@@ -332,64 +345,18 @@ class BlobStore:
         return list(self._blobs.values())
 
     def begin(self, digest: Digest, pieces: PieceList) -> Blob:
-        """The blob, a new partial one if there was none; not yet held. What an earlier process left
-        of it is read again first.
-
-        A blob that came by another piece list stays if it is complete and its SHA-256 is its name
-        (this reads it all); otherwise it is begun anew, or Conflict when it is in use. Raises
-        DiskFull when neither the disk nor the capacity has room after eviction.
-        """
-        parse_digest(digest)
-        while True:
-            found = self._blobs.get(digest)
-            if found is not None and (
-                found.pieces_digest == pieces.digest or (found.complete and content_digest(found) == digest)
-            ):
-                if bad := found.recheck():
-                    logger.warning(
-                        "%s: %d of its pieces are not as they were verified and are dropped", digest, len(bad)
-                    )
-                return found
-            with self._lock:
-                if self._blobs.get(digest) is not found:
-                    continue  # another thread was faster
-                if found is not None:
-                    logger.warning("%s was stored by another piece list and is begun anew", digest)
-                    self._discard(found)
-                return self._create(digest, pieces)
+        """The blob, a new partial one if there was none; not yet held (Admission.begin)."""
+        return self._admission.begin(digest, pieces)
 
     def begin_held(self, digest: Digest, pieces: PieceList) -> Blob:
         """The blob that begin() gives, held for the caller to release. One that is not held gives
         way to the next blob that is begun."""
-        try:
-            blob = self.begin(digest, pieces)
-            blob.hold()
-        except NotFound:
-            # Under the lock nothing else can be begun. Only a complete blob of another piece list
-            # that came in between is read within it.
-            with self._lock:
-                blob = self.begin(digest, pieces)
-                blob.hold()
-        return blob
+        return self._admission.held(lambda: self.begin(digest, pieces))
 
-    def _create(self, digest: Digest, pieces: PieceList) -> Blob:
-        layout = pieces.layout
-        self._room.make(layout.size + encoded_size(layout))
-        now = time.time()
-        pieces_digest = self._documents.put([pieces.encode()])[0]
-        entry = Entry(digest, layout.size, layout.piece_size, pieces_digest, False, False, "", now, now)
-        blob = Blob(self._blob_context, entry, PieceSet(layout.count), complete=False, pieces=pieces)
-        try:
-            self._index.add(entry)
-            with failures(self._paths.partial, needed=layout.size):
-                blob.files.create(blob.have)
-        except BaseException:
-            self._discard(blob)
-            raise
-        self._blobs[digest] = blob
-        if now - self._use_saved_at >= USE_SAVED_S:
-            self._save_use()
-        return blob
+    def begin_vouched(self, digest: Digest, size: int) -> Blob:
+        """The blob of `size` bytes, of which nobody has made a piece list, held for the caller to
+        release (Admission.begin_vouched)."""
+        return self._admission.held(lambda: self._admission.begin_vouched(digest, size))
 
     def remove(self, digest: Digest) -> None:
         """Remove a blob; raises NotFound, and Conflict when it is pinned, in use, or the root or a
@@ -422,7 +389,8 @@ class BlobStore:
         digest = blob.digest
         # Files before the index: on a full disk the index can be written only after they are gone.
         with failures(self._paths.root):
-            for path in (self._paths.complete(digest), self._paths.data(digest), self._paths.bitmap(digest)):
+            paths = self._paths
+            for path in (paths.complete(digest), paths.data(digest), paths.bitmap(digest), paths.hashes(digest)):
                 path.unlink(missing_ok=True)
         self._index.delete(digest)
         self._blobs.pop(digest, None)
@@ -447,7 +415,7 @@ class BlobStore:
         return self._documents.read(parse_digest(digest))
 
     def _named_documents(self) -> set[Digest]:
-        wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests()
+        wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests() | self.images.digests()
         for record in self.packages.list():
             wanted.add(record.manifest_digest)
             data = self._documents.read(record.manifest_digest)
@@ -490,11 +458,21 @@ class BlobStore:
         """Read everything and drop what is wrong (see verify.verify); iterate in a thread."""
         return verify(self.blobs(), self.objects, self.trees, bytes_s=bytes_s)
 
+    def _save_use_now_and_then(self) -> None:
+        if time.time() - self._use_saved_at >= USE_SAVED_S:
+            self._save_use()
+
     def _save_use(self) -> None:
         """Write to the index when blobs were used since the last call."""
         since, self._use_saved_at = self._use_saved_at, time.time()
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
         self.trees.records.save_use(since)
+
+
+def _keep_pieces(lock: threading.RLock, documents: Documents, pieces: PieceList) -> Digest:
+    """Store the piece list of a blob; room was made for it when the blob was begun."""
+    with lock:
+        return documents.put([pieces.encode()])[0]
 
 
 def _load_pieces(root: Path, documents: Documents, digest: Digest) -> PieceList:

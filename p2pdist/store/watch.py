@@ -30,6 +30,12 @@ _OVERFLOW, _IGNORED, _ONLYDIR = 0x4000, 0x8000, 0x0100_0000
 _INIT_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _HEAD = struct.Struct("=iIII")
 _OF_OBJECTS = _MODIFY | _DELETE | _MOVED_FROM | _MOVED_TO
+_OF_IMAGES = _MODIFY | _CREATE | _MOVED_FROM | _MOVED_TO
+_DRAFT = ".partial"
+"""The agent writes an image in its directory under a name that ends so, and renames it when it is
+whole."""
+
+MOVES_MAX = 64
 _BLOBS, _IMAGES, _OBJECTS = "blobs", "images", "objects"
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,6 +62,8 @@ class Watch:
         self._directories: dict[int, str] = {}
         """By watch descriptor: _BLOBS, _IMAGES, _OBJECTS, or the two digits of a directory of
         objects."""
+        self._moves: dict[int, str] = {}
+        """By the number of a renaming: the name that an image had before it."""
         self.works = False
         """Whether the kernel tells of changes; else every call of `changes` says `unknown`."""
         self._fd = _libc.inotify_init1(_INIT_FLAGS)
@@ -64,7 +72,7 @@ class Watch:
             return
         try:
             self._add(blobs, _MODIFY, _BLOBS)
-            self._add(images, _MODIFY, _IMAGES)
+            self._add(images, _OF_IMAGES, _IMAGES)
             self._add(objects, _CREATE | _MOVED_TO, _OBJECTS)
             for prefix in filter(_is_prefix, os.listdir(objects)):
                 self._add(objects / prefix, _OF_OBJECTS, prefix)
@@ -81,8 +89,8 @@ class Watch:
                 data = os.read(self._fd, READ_BYTES)
             except BlockingIOError:
                 break
-            for watch, mask, name in _events(data):
-                self._note(found, watch, mask, name)
+            for watch, mask, number, name in _events(data):
+                self._note(found, watch, mask, number, name)
         return found
 
     def add(self, prefix: str) -> None:
@@ -97,7 +105,7 @@ class Watch:
             os.close(self._fd)
             self._fd = -1
 
-    def _note(self, found: Changes, watch: int, mask: int, name: str) -> None:
+    def _note(self, found: Changes, watch: int, mask: int, number: int, name: str) -> None:
         directory = self._directories.get(watch, "")
         if mask & _OVERFLOW:
             found.unknown = True
@@ -110,13 +118,25 @@ class Watch:
             if name not in self._directories.values():  # the store says of those that it makes
                 found.unknown = True
                 self._add_objects(name)
-        elif directory in (_BLOBS, _IMAGES):
-            digest = f"sha256:{name}"
-            if is_digest(digest):
-                (found.blobs if directory == _BLOBS else found.images).add(Digest(digest))
+        elif directory == _IMAGES:
+            self._note_image(found, mask, number, name)
+        elif directory == _BLOBS:
+            if is_digest(digest := f"sha256:{name}"):
+                found.blobs.add(Digest(digest))
         elif len(name) == 2 * HASH_SIZE - 2:
             with suppress(ValueError):  # no object's name
                 found.contents.add(bytes.fromhex(directory + name))
+
+    def _note_image(self, found: Changes, mask: int, number: int, name: str) -> None:
+        """An image that comes to its name in another way than the agent's own was changed."""
+        if mask & _MOVED_FROM:
+            self._moves[number] = name
+            if len(self._moves) > MOVES_MAX:
+                del self._moves[next(iter(self._moves))]
+            return
+        made_here = mask & _MOVED_TO and self._moves.pop(number, "").endswith(_DRAFT)
+        if not made_here and is_digest(digest := f"sha256:{name}"):
+            found.images.add(Digest(digest))
 
     def _add_objects(self, prefix: str) -> None:
         """Watch a directory of objects, if it is one and is there."""
@@ -149,10 +169,10 @@ def _is_prefix(name: str) -> bool:
     return len(name) == 2 and not set(name) - set("0123456789abcdef")
 
 
-def _events(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Watch descriptor, mask and name of each event."""
+def _events(data: bytes) -> Iterator[tuple[int, int, int, str]]:
+    """Watch descriptor, mask, number of the renaming and name of each event."""
     at = 0
     while at < len(data):
-        watch, mask, _, length = _HEAD.unpack_from(data, at)
+        watch, mask, number, length = _HEAD.unpack_from(data, at)
         at += _HEAD.size + length
-        yield watch, mask, os.fsdecode(data[at - length : at].rstrip(b"\0"))
+        yield watch, mask, number, os.fsdecode(data[at - length : at].rstrip(b"\0"))

@@ -7,11 +7,19 @@ given no function that finds identities, and every request may do everything.
 A page of another site, open in a browser on a machine that reaches this server, must not act with
 what the machine may do: requests that change something, and sessions, are refused when their Origin
 (RFC 6454) is not this server. That holds with access off as well.
+
+Such a page could also let the name of its site lead to this server (DNS rebinding); then nothing in
+its requests but the name tells it from this server's own clients. So while access is off, requests
+for a name that is not this server's are refused: `OwnNames`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -22,8 +30,14 @@ from p2pdist.model.errors import NotFound, Refused
 from p2pdist.transfer.openapi import route_of
 
 SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
-CHECKED_BY_HANDLER: frozenset[Right] = frozenset(["join", "ticket"])
+CHECKED_BY_HANDLER: frozenset[Right] = frozenset(["join", "ticket", "image"])
 """Rights that something in the request gives, which its handler reads."""
+
+LEARNT_MAX = 64
+
+PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
+"""Domains that the public DNS does not have (RFC 6761, RFC 6762, RFC 8375, ICANN's .internal; .svc
+is that of Kubernetes' Services)."""
 
 _KEY: Any = getattr(web, "RequestKey", lambda name, kind: name)("p2pdist.identity", Identity)
 """A key with a type where aiohttp has these, since 3.14."""
@@ -48,9 +62,82 @@ def peer_of(request: web.Request) -> dict[str, Any] | None:
     return peer or None
 
 
-def guard(identify: Identify | None, refused: Refusal = lambda request, right, error: None) -> Middleware:
+class OwnNames:
+    """The names of a server: under which its clients may reach it while access is off. Addresses
+    and names of the machine are; `given` are others; and so is any name that no site of the public
+    DNS can have: without a dot, as in compose files, or in one of PRIVATE_DOMAINS.
+
+    A name is learnt as well from a request that no page can make: one that asks for a WebSocket and
+    has no Origin, which browsers always send with it (RFC 6455, 4.1). So a tracker that agents
+    reach under a name need not be told the name. At most LEARNT_MAX are kept.
+    """
+
+    def __init__(self, given: Iterable[str] = ()) -> None:
+        machine = socket.gethostname().lower()
+        domains = _search_domains()
+        self._names = {machine, *(f"{machine}.{domain}" for domain in domains), *map(_plain, given)}
+        self._learnt: OrderedDict[str, None] = OrderedDict()
+
+    def check(self, request: web.Request) -> None:
+        """Raises Refused for a request under a name that is not this server's. On a Unix socket
+        each name is as good as another."""
+        name = _plain(request.host)
+        if (
+            not name
+            or not request.remote
+            or name in self._names
+            or name in self._learnt
+            or "." not in name
+            or name.endswith(PRIVATE_DOMAINS)
+            or _is_ip(name)
+        ):
+            return
+        if request.headers.get("Upgrade", "").lower() == "websocket" and "Origin" not in request.headers:
+            self._learnt[name] = None
+            if len(self._learnt) > LEARNT_MAX:
+                self._learnt.popitem(last=False)
+            return
+        raise Refused(
+            f"{name[:100]} is not known as a name of this server",
+            remedy="Use its address, or start it with --hostnames and that name",
+        )
+
+
+def _plain(host: str) -> str:
+    """The host in a Host field, without its port."""
+    text = host.strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return (text.rpartition(":")[0] if text.count(":") == 1 else text).rstrip(".")
+
+
+def _is_ip(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _search_domains() -> list[str]:
+    """The domains in which this machine looks for short names (resolv.conf(5))."""
+    try:
+        lines = Path("/etc/resolv.conf").read_text(errors="replace").lower().splitlines()
+    except OSError:
+        return []
+    fields = (line.split() for line in lines)
+    return [domain.strip(".") for field in fields if field[:1] in (["search"], ["domain"]) for domain in field[1:]]
+
+
+def guard(
+    identify: Identify | None,
+    refused: Refusal = lambda request, right, error: None,
+    *,
+    names: OwnNames | None = None,
+) -> Middleware:
     """Middleware that checks the right of the request's route; `identify` is None while access is
-    off."""
+    off. `names` are those of a server that others than this machine's processes reach. What is in
+    no table of routes is served to nobody while access is on."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -61,9 +148,16 @@ def guard(identify: Identify | None, refused: Refusal = lambda request, right, e
         try:
             if request.method not in SAFE_METHODS or request.headers.get("Upgrade"):
                 refuse_other_sites(request)
-            if identify is not None and route is not None:
-                identity = request[_KEY] = await identify(request)
-                if right is None:
+            if request.match_info.http_exception is not None:
+                return await handler(request)  # it says that nothing is there
+            identity = OPEN if identify is None else await identify(request)
+            request[_KEY] = identity
+            # An image may be for any process of this machine while access is on, too.
+            nameless = identity.kind == "open" or (identity.kind == "anonymous" and right == "image")
+            if names is not None and right != "open" and nameless:
+                names.check(request)
+            if identity.kind != "open":
+                if right is None or route is None:
                     raise NotFound(f"{request.method} {request.path[:200]}: it is not served")
                 if right not in CHECKED_BY_HANDLER:
                     identity.require(right, route.also)

@@ -27,7 +27,7 @@ PeerName = Callable[[str, str], str]
 
 HostIn = Callable[[Mapping[str, Any] | None], str]
 """The host that a verified certificate names, as ssl.SSLSocket.getpeercert returns it; "" for
-none."""
+none. Raises Refused for a host that is revoked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from ports import free_port
 
 from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.api.server import make_apps
@@ -68,11 +68,6 @@ from p2pdist.transfer.tls import Tls, TlsFiles
 FLEET = "test"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 class AccessTracker:
     """Gives certificates for its join token, tickets with plans, and what `access` says. `ticket`
     makes the ticket of an Assign; a test may replace it. A host receives from the first that has
@@ -97,6 +92,7 @@ class AccessTracker:
         self.local: dict[str, tuple[str, ...]] = {}
         self.mount_roots: tuple[str, ...] = ()
         self.roles: dict[str, tuple[str, ...]] = {}
+        self.reads: dict[str, tuple[str, ...]] = {}
         self.others = ""
         """Further authorities of agents' certificates, PEM."""
         self.ticket: Callable[[Digest, str, Priority], str] = self.sign
@@ -115,7 +111,15 @@ class AccessTracker:
         keys = {key.name: key.public for key in self.signing}
         pems = "".join(authority.pem.decode() for authority in self.authorities) + self.others
         return Access(
-            keys, pems, self.revoked, self.public, self.local, self.mount_roots, fleet=FLEET, roles=self.roles
+            keys,
+            pems,
+            self.revoked,
+            self.public,
+            self.local,
+            self.mount_roots,
+            fleet=FLEET,
+            roles=self.roles,
+            reads=self.reads,
         )
 
     async def push_access(self) -> None:

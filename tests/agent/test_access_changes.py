@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, TCPConnector
+from aiohttp import ClientError, ClientSession, TCPConnector
 from joined_rig import FLEET, AccessSite, Running, access_site, certificate_of, until
 
 from p2pdist.agent.access import tickets as tickets_module
 from p2pdist.agent.access.tickets import ASK_S, REFUSED_ASK_S, RENEW_AFTER_S, Tickets
-from p2pdist.credentials.authority import Authority, agent_dns
+from p2pdist.credentials.authority import Authority, agent_dns, encode_key, make_key, make_request
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.model.access import SKEW_S, TICKET_ALONE_S, TICKET_HEADER
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Refused
 from p2pdist.model.messages import Complaint
-from p2pdist.model.plan import Plan, StripePlan
+from p2pdist.model.plan import Plan, Source, StripePlan
+from p2pdist.transfer.stream.connect import Unreachable, secure
+from p2pdist.transfer.tls import Tls, TlsFiles
 
 DATA = os.urandom(4 << 20)
 SLOW_BYTES_S = 200_000.0
@@ -69,6 +72,31 @@ async def test_streams_of_a_revoked_host_end_and_it_fetches_nothing_more(site: A
     await site.tracker.push_access()
     await until(lambda: not child.agent.access.peers.revoked_here)
     child.agent.access.peers.require_here()
+
+
+@pytest.mark.parametrize("what", ["host:h0", "join:default"])
+async def test_what_comes_from_a_revoked_host_ends_as_well(site: AccessSite, what: str) -> None:
+    """Its parent may go on to serve it: the tracker may not reach that one."""
+    seed, child, digest, pull = await streaming(site)
+    site.tracker.planning = False
+    received = child.agent.resources.received_bytes
+    child.agent.access.peers._join = "another"  # else the child is revoked with its parent
+    site.tracker.revoked = (what,)
+    assert seed.agent.uplink.streams
+    await site.tracker._sockets["h1"].send_bytes(_encoded(site))
+    await until(lambda: not seed.agent.uplink.streams, "the stream's end")
+    complaint = [said for said in site.tracker.said if isinstance(said, Complaint)]
+    assert {(said.source, said.reason) for said in complaint} <= {("h0", "refused")}
+    before = received["peer"]
+    stripes = child.agent.store.get(digest).layout.stripes  # type: ignore[union-attr]
+    plan = Plan(digest, tuple(StripePlan(number, seed.source) for number in range(stripes)))
+    await site.tracker.assign("h1", plan, site.tracker.sign(digest, "h1", "start"))
+    await until(lambda: [said for said in site.tracker.said if isinstance(said, Complaint)][len(complaint) :])
+    assert not seed.agent.uplink.streams and received["peer"] == before
+    site.tracker.revoked = ()
+    await site.tracker.push_access()
+    await until(lambda: not child.agent.access.peers.is_revoked_source("h0"))
+    pull.cancel()
 
 
 def _encoded(site: AccessSite) -> bytes:
@@ -226,3 +254,44 @@ async def test_all_hosts_of_a_revoked_join_token_are_revoked(site: AccessSite) -
     await until(lambda: not seed.agent.uplink.streams, "the stream's end")
     assert seed.agent.access.peers.revoked_here and child.agent.access.peers.revoked_here
     assert (await pull).state == "failed"  # type: ignore[attr-defined]
+
+
+async def test_a_certificate_that_has_ended_opens_no_connection(site: AccessSite, tmp_path: Path) -> None:
+    """Neither of a host that asks, nor of one that is asked."""
+    digest, seed = await site.publish(b"data" * 1000), await site.agent("h0")
+    assert (await site.pull(seed, digest)).state == "done"
+    authority, key = site.tracker.authorities[-1], make_key()
+    ended = time.time() - 90_000
+    file, trusted = tmp_path / "ended.pem", tmp_path / "trusted.pem"
+    file.write_bytes(encode_key(key) + authority.issue(make_request(key), "agent", "h9", now=ended))
+    trusted.write_bytes(authority.pem)
+    tls = Tls(TlsFiles(file, file, trusted))
+    async with ClientSession(connector=TCPConnector(ssl=tls.client)) as http:
+        with pytest.raises((OSError, ClientError)):
+            url = f"https://{seed.settings.address}/healthz"
+            async with http.get(url, server_hostname=agent_dns("h0")) as answer:
+                await answer.read()
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=tls.server)
+    port = server.sockets[0].getsockname()[1]
+    connection, source = socket.create_connection(("127.0.0.1", port)), Source("h9", f"127.0.0.1:{port}")
+    own = seed.agent.tls
+    assert own is not None
+    with pytest.raises(Unreachable, match="expired"):
+        await asyncio.to_thread(secure, connection, source, own, lambda opened: None, timeout_s=5.0)
+    connection.close()
+    server.close()
+
+
+@pytest.mark.parametrize(("ahead_s", "counts"), [(0.0, True), (50.0, True), (-3600.0, True), (70.0, False)])
+async def test_a_clock_that_is_wrong_costs_what_it_is_ahead(site: AccessSite, ahead_s: float, counts: bool) -> None:
+    """A ticket that has just ended, at a sender whose clock differs from the tracker's by so much
+    and that has not heard by how much."""
+    digest, seed = await site.publish(b"data"), await site.agent("h0")
+    await until(lambda: seed.agent.access.peers.access)
+    seed.agent.access.peers._clock = lambda: time.time() + ahead_s
+    ticket = site.tracker.sign(digest, "h1", "start", until=time.time())
+    if counts:
+        assert seed.agent.access.admit(digest, ticket, "h1", "start") == "start"
+    else:
+        with pytest.raises(Refused, match="expired"):
+            seed.agent.access.admit(digest, ticket, "h1", "start")

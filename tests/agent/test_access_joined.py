@@ -13,19 +13,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, TCPConnector
+from aiohttp import ClientSession, TCPConnector, web
 from joined_rig import FLEET, AccessSite, AccessTracker, Running, access_site, certificate_of, free_port, until
 
+from p2pdist.agent.access import exchange
 from p2pdist.agent.access import service as service_module
 from p2pdist.agent.access.identity import read_join_file
-from p2pdist.agent.agent import AgentSettings, membership_of
+from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.bittorrent.service import SwarmSettings
 from p2pdist.credentials.authority import Authority, agent_dns, expires_at
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import create_token
 from p2pdist.model.access import SKEW_S, TICKET_HEADER, TICKET_S, Ticket, encode_ticket, joined_with
-from p2pdist.model.errors import Refused, UsageError
+from p2pdist.model.errors import Refused, Unavailable, UsageError
 from p2pdist.model.messages import Access
 from p2pdist.transfer.tls import Tls, TlsFiles
 
@@ -245,23 +246,25 @@ async def test_over_tcp_what_is_not_public_looks_as_if_it_were_not_here(site: Ac
             await answer.read()
             return answer.status
 
-    blob, holding, absent = f"/v1/blobs/{digest}", f"/v1/blobs/{digest}/holding", f"/v1/blobs/sha256:{'ab' * 32}"
+    blob, holding, pieces = f"/v1/blobs/{digest}", f"/v1/blobs/{digest}/holding", f"/v1/blobs/{digest}/pieces"
+    absent = f"/v1/blobs/sha256:{'ab' * 32}"
     async with ClientSession(connector=TCPConnector(ssl=anonymous)) as http:
-        assert [await get(http, path) for path in (blob, holding, absent)] == [404, 404, 404]
+        assert [await get(http, path) for path in (blob, holding, pieces, absent)] == [404, 404, 404, 404]
         assert await get(http, blob, **{TICKET_HEADER: ticket}) == 404, "a ticket alone is of no use"
         assert await get(http, "/healthz") == 200 and await get(http, "/metrics") == 401
         async with http.post(base + "/v1/streams", server_hostname=name, data=b"{}") as answer:
             assert answer.status == 401
     async with client(tls) as http:
-        assert [await get(http, path) for path in (blob, holding, absent)] == [404, 404, 404]
+        assert [await get(http, path) for path in (blob, holding, pieces, absent)] == [404, 404, 404, 404]
         assert await get(http, blob, **{TICKET_HEADER: ticket}) == 200
+        assert await get(http, pieces, **{TICKET_HEADER: ticket}) == 200
         assert await get(http, holding, **{TICKET_HEADER: ticket}) == 200
         assert await get(http, "/metrics") == 403
     site.tracker.public = ("blob",)
     await site.tracker.push_access()
     await until(lambda: seed.agent.access.is_public(digest))
     async with ClientSession(connector=TCPConnector(ssl=anonymous)) as http:
-        assert [await get(http, path) for path in (blob, holding)] == [200, 200]
+        assert [await get(http, path) for path in (blob, holding, pieces)] == [200, 200, 200]
 
 
 @pytest.mark.parametrize("join", ["default", "a", "elsewhere"])
@@ -494,3 +497,29 @@ async def test_hosts_with_certificates_of_another_authority_feed_those_that_join
     await until(lambda: [said for said in tracker.said if type(said).__name__ == "Complaint"])
     assert first.agent.uplink.sent_bytes_total == len(DATA), "h0 is not h7"
     pull.cancel()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_an_agent_without_a_join_file_says_what_a_tracker_with_access_wants(
+    site: AccessSite, tmp_path: Path, scheme: str
+) -> None:
+    url = site.tracker.url.replace("https", scheme)
+    agent = Agent(AgentSettings((url,), "h7", "127.0.0.1:9", tmp_path / "h7", tracker_wait_s=5))
+    await agent.start()
+    try:
+        await until(lambda: agent.session.problem)
+        assert "--join-file" in agent.session.problem, agent.session.problem
+        assert ("https://" in agent.session.problem) == (scheme == "http")
+    finally:
+        await agent.stop()
+
+
+async def test_an_agent_with_a_join_file_says_that_a_tracker_speaks_no_tls() -> None:
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        with pytest.raises(Unavailable, match="no TLS: start the tracker with --access"):
+            await exchange.authorities(f"https://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()

@@ -37,7 +37,7 @@ def samples(agent: Agent) -> dict[str, dict[str, float]]:
 
 async def test_every_metric_of_the_interface_is_there_from_the_start(agent: Agent) -> None:
     found = samples(agent)
-    assert found["p2pdist_agent_received_bytes_total"] == {"origin": 0, "peer": 0, "bittorrent": 0}
+    assert found["p2pdist_agent_received_bytes_total"] == {"origin": 0, "upstream": 0, "peer": 0, "bittorrent": 0}
     assert "trees" in found["p2pdist_agent_sent_bytes_total"]
     assert found["p2pdist_agent_pieces_rejected_total"] == {"corrupt": 0}
     assert found["p2pdist_agent_pull_seconds_count"] == {"": 0}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,10 +101,54 @@ async def test_without_a_path_the_agent_chooses_one(tmp_path: Path, images: list
     for status in found:
         await mounts.unmount(status.path)
     assert claims.count == 0
-    assert not list((tmp_path / "mounts" / "shown").iterdir())
+    assert not list((tmp_path / "mounts" / "shown").glob("*/*"))
     await mounts.close()
     with pytest.raises(Conflict, match="stopping"):
         await shown(mounts, images, claims)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+async def test_a_view_without_a_path_is_for_its_user_alone(images: list[Path], claims: Claims) -> None:
+    place = Path(tempfile.mkdtemp(prefix="p2pdist-views-"))  # other users enter no directory of pytest
+    try:
+        place.chmod(0o755)
+        mounts = Mounts(place / "mounts")
+        owner, stranger = 65533, 65534
+        for uid in (owner, 0):
+            layers, request = [SquashfsLayer(image) for image in images], MountRequest("app:v1", how="unpack")
+            status = await mounts.mount("app:v1", DIGEST, layers, CONFIG, request, claims.hold, Caller(uid, uid))
+            view = Path(status.path)
+            assert sorted(path.name for path in view.iterdir()) == ["app", "base"]
+            assert readable(view / "app", uid)
+            for other in {owner, stranger} - {uid}:
+                assert not readable(view / "app", other)
+                assert (
+                    not readable(view, other)
+                    and not readable(view.parent, other)
+                    and not readable(view.parent.parent, other)
+                )
+            # Its user could otherwise lead a mount elsewhere by a link.
+            assert view.parent.stat().st_uid == 0 and not writable(view.parent, owner)
+        assert not readable(place / "mounts" / "records", owner)
+        for status in mounts.list():
+            await mounts.unmount(status.path)
+        await mounts.close()
+    finally:
+        shutil.rmtree(place)
+
+
+def as_user(uid: int, code: str, path: Path) -> bool:
+    """Whether a process of another user can do something with a path."""
+    program = f"import os, sys; os.setgroups([]); os.setgid({uid}); os.setuid({uid}); {code}"
+    return subprocess.run([sys.executable, "-c", program, path], capture_output=True, check=False).returncode == 0
+
+
+def readable(path: Path, uid: int) -> bool:
+    return as_user(uid, "os.listdir(sys.argv[1]) if os.path.isdir(sys.argv[1]) else open(sys.argv[1]).read()", path)
+
+
+def writable(path: Path, uid: int) -> bool:
+    return as_user(uid, "os.mkdir(sys.argv[1] + '/x')", path)
 
 
 async def test_a_failure_holds_nothing(tmp_path: Path, images: list[Path], claims: Claims) -> None:

@@ -39,7 +39,9 @@ class Rig:
         settings = AgentSettings((), "h1", "127.0.0.1:7071", self.directory / "store", origin=self.layout.url)
         self.agent = Agent(settings)
         agent = self.agent
-        self.preseeds = Preseeds(agent.store, agent.pulls, agent.packages, self.said.append, lambda: self.clock_ahead_s)
+        self.preseeds = Preseeds(
+            agent.store, agent.pulls, agent.packages, agent.images, self.said.append, lambda: self.clock_ahead_s
+        )
 
     async def close(self) -> None:
         await self.preseeds.stop()

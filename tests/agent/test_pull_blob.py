@@ -82,6 +82,9 @@ class Around:
     def send_to_tracker(self, message: object) -> None:
         pass
 
+    def is_revoked(self, host: str) -> bool:
+        return False
+
     def count_received(self, source: str, length: int) -> None:
         self.received[source] += length
 

@@ -296,7 +296,7 @@ async def test_an_agent_that_listens_on_all_addresses_gives_the_one_of_its_sessi
     assert port == "7999" and ipaddress.ip_address(name) and host.session.address == address
 
 
-@pytest.mark.parametrize(("status", "told"), [(403, "revoked"), (401, "revoked"), (502, "502")])
+@pytest.mark.parametrize(("status", "told"), [(403, "revoked"), (401, "--join-file"), (502, "502")])
 async def test_a_tracker_that_opens_no_session_is_told_in_words(status: int, told: str) -> None:
     """Not as the library shows its objects."""
 

@@ -4,7 +4,9 @@ goes on after a restart where it was. Virtual time: `wait` says how long it woul
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +17,7 @@ from test_many_blobs import push
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.scrub import NOTE, StoreScrub
+from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import PullRequest
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.store.store import BlobStore
@@ -210,3 +213,48 @@ async def test_the_agent_runs_it_and_ends_it(tmp_path: Path, origin: LocalLayout
         assert path.read_bytes() == before
     finally:
         await agent.stop()
+
+
+@pytest.mark.root
+async def test_a_disk_that_became_read_only_hides_nothing(tmp_path: Path, origin: LocalLayout) -> None:
+    """As ext4 does after an error: what is wrong stays wrong until the disk can be written to, and
+    is not taken for right because it was read."""
+    image, root = tmp_path / "image", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    root.mkdir()
+    subprocess.run(["mount", "-o", "loop,errors=remount-ro", image, root], check=True)
+    try:
+        device = Path(os.path.realpath(subprocess.check_output(["findmnt", "-no", "SOURCE", root], text=True).strip()))
+        trigger = Path("/sys/fs/ext4") / device.name / "trigger_fs_error"
+        if not trigger.exists():
+            pytest.skip("this kernel makes no error of ext4 on request")
+        settings = AgentSettings((), "h1", "127.0.0.1:1", root / "store", origin=origin.url, scrub_s=0.0)
+        await push(origin, TAG, [os.urandom(5 * PIECE)])
+        agent = Agent(settings)
+        await agent.start()
+        try:
+            package = (await pulled(agent, package=str(TAG))).package
+            assert package is not None
+            layer = package.manifest.layers[0].digest
+            path = agent.store.get(layer).path  # type: ignore[union-attr]
+            turn_at_rest(path)
+            forget(agent.store)
+            trigger.write_text("test")
+            with pytest.raises(OSError):
+                (root / "x").touch()
+            scrub = scrub_of(agent, Clock())
+            for _ in range(20):
+                try:
+                    await asyncio.to_thread(scrub.step)
+                except P2PDistError:
+                    continue
+            for _ in range(2):
+                with pytest.raises(P2PDistError, match="read-only"):  # rather than wrong bytes
+                    agent.store.integrity.look([layer])
+        finally:
+            with contextlib.suppress(P2PDistError):  # the index can no longer be written to
+                await agent.stop()
+    finally:
+        subprocess.run(["umount", "-l", root], check=False)

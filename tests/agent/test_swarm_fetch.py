@@ -112,6 +112,9 @@ class Context:
     def ask_ticket(self, blob: Digest, holding: object, *, refused: bool = False) -> None:
         pass
 
+    def is_revoked(self, host: str) -> bool:
+        return False
+
     def send_to_tracker(self, message: object) -> None:
         if isinstance(message, Holding):
             self.holdings.append(message.swarm)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "transfer"))
 from authority import Authority
@@ -23,11 +24,6 @@ from authority import Authority
 from p2pdist.transfer.tls import Tls
 
 PROGRAM = [sys.executable, "-m", "p2pdist.cli.main", "agent"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def ask(connection: socket.socket) -> bytes:

@@ -26,6 +26,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from ports import free_port
 
 from p2pdist.cli.daemon import FORMATS, HIDDEN, _Lines, _note_request, without_secrets
 from p2pdist.model.errors import NotFound
@@ -357,11 +358,3 @@ def test_a_flag_wins_at_sighup_as_well(place: Path) -> None:
         for count in (1, 2):
             os.kill(process.pid, signal.SIGHUP)
             until(lambda wanted=count: log.read_text().count("SIGHUP") == wanted, log)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import random
 import socket
@@ -22,6 +23,7 @@ from typing import Any
 from urllib.parse import quote_from_bytes
 from uuid import UUID
 
+import access_decoders
 import msgspec
 
 from p2pdist.model import bencode, manifest, messages, policy, torrent, tree
@@ -33,9 +35,12 @@ from p2pdist.model.errors import (
     UNDECODABLE,
     Corrupt,
     P2PDistError,
+    Refused,
     UsageError,
     from_problem,
 )
+from p2pdist.model.image import parse_image
+from p2pdist.model.image_manifest import decode_image
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
@@ -46,6 +51,7 @@ from p2pdist.mount import executable, squashfs
 from p2pdist.mount.erofs.patch import patch_image
 from p2pdist.mount.erofs.writer import is_image, write_image
 from p2pdist.store.blobs.bitmap import BitmapFile, read_bitmap
+from p2pdist.store.blobs.hashes import HashesFile, StoredHash, read_hashes
 from p2pdist.store.trees.reader import KnownPage
 from p2pdist.transfer.connections import address_key
 from p2pdist.transfer.stream.frames import FRAME, CutShort, FrameReader
@@ -55,6 +61,13 @@ from tracker.core.policy.table import read_table
 from tracker.core.preseeds.selectors import parse_selector
 from tracker.http.bittorrent import announce_of, parse_query
 
+_PART = b'{"mediaType":"a/b","digest":"sha256:%s","size":5,"platform":{"os":"linux","architecture":"arm"}}' % (
+    b"0" * 64
+)
+IMAGE_MANIFESTS = (
+    b'{"schemaVersion":2,"config":%s,"layers":[%s]}' % (_PART, _PART),
+    b'{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[%s,%s]}' % (_PART, _PART),
+)
 SECONDS_MAX = 2.0
 MEMORY_A_BYTE, MEMORY_SPARE = 600, 48 << 20
 """Most memory that an input may take while it is decoded."""
@@ -289,6 +302,16 @@ def _bitmap() -> bytes:
         return path.read_bytes()
 
 
+def _hashes() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "h"
+        file = HashesFile.create(path, 40)
+        for piece in range(0, 40, 3):
+            file.store(piece, StoredHash(bytes([piece]) * 32, own=piece % 2 == 0))
+        file.close()
+        return path.read_bytes()
+
+
 def _image() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "image"
@@ -320,6 +343,13 @@ def decoders() -> tuple[Decoder, ...]:
     return (
         Decoder("manifest", manifest.decode_manifest, (Corrupt,), (MANIFEST,)),
         Decoder("config", decode_program, PLAIN, (CONFIG,)),
+        Decoder("manifest of an image", decode_image, (Corrupt, Refused), IMAGE_MANIFESTS),
+        Decoder(
+            "name of an image",
+            lambda data: parse_image(data.decode("utf-8", "surrogateescape")),
+            (UsageError,),
+            (b"docker://registry.example:5000/team/app:v1", b"docker://debian@sha256:" + b"0" * 64),
+        ),
         Decoder(
             "bundle",
             manifest.decode_bundle,
@@ -398,11 +428,13 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("duration", as_text(parse_duration), PLAIN, (b"3d", b"1.5h")),
         Decoder("platform", as_text(parse_platform), PLAIN, (b"linux/arm64/v8",)),
         Decoder("bitmap", in_file(lambda path: read_bitmap(path, 40)), (), (_bitmap(),)),
+        Decoder("hashes", in_file(lambda path: read_hashes(path, 40)), (), (_hashes(),)),
         Decoder("squashfs", in_file(squashfs.inspect), (Corrupt,), (SQUASHFS,)),
         Decoder("EROFS superblock", in_file(is_image), (), (image,)),
         Decoder("EROFS image", in_file(patch), (), (image,)),
         Decoder("ELF", in_file(lambda path: executable._loader(str(path))), (), (ELF,)),
         Decoder("script", in_file(search), PLAIN, (b"#!/bin/sh -e\n", b"#!/usr/bin/env -S sh 'b c'\n", b"#!tool\n")),
+        *(Decoder(*call) for call in access_decoders.calls()),
     )
 
 
@@ -418,6 +450,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="the name of one decoder")
     chosen = parser.parse_args()
+    logging.disable(logging.WARNING)  # damaged files of one's own are logged
     for decoder in decoders():
         if chosen.only not in ("", decoder.name):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pdist.model.address import address_text, by_name, host_part, ip_of, is_loopback, parse_address
+from p2pdist.model.address import address_text, by_name, host_part, ip_of, is_loopback, on_this_machine, parse_address
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,11 @@ def test_numbers_are_an_ip_address_and_names_are_none(host: str, ip: str | None)
 )
 def test_what_means_the_machine_itself(host: str, expected: bool) -> None:
     assert is_loopback(host) == expected
+
+
+def test_a_service_on_loopback_is_for_this_machine() -> None:
+    hosts = ("localhost", "127.0.0.1", "127.3.4.5", "::1", "0.0.0.0", "::", "10.0.0.1", "node1")
+    assert [on_this_machine(host) for host in hosts] == [True] * 4 + [False] * 4
 
 
 def test_a_name_has_to_be_looked_up() -> None:

@@ -25,7 +25,7 @@ from p2pdist.model.manifest import (
     parse_reference,
 )
 from p2pdist.origin.layout import NOTES, LayoutOrigin, LocalLayout, blob_key
-from p2pdist.package.repository.repository import read_content
+from p2pdist.package.repository.contract import read_content
 
 CHILD = Path(__file__).with_name("collect_child.py")
 

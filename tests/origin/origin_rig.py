@@ -14,6 +14,7 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from ports import free_port
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import (
@@ -29,7 +30,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LayoutOrigin, blob_key
-from p2pdist.package.repository.repository import read_content
+from p2pdist.package.repository.contract import read_content
 
 BUCKET = "packages"
 
@@ -47,12 +48,6 @@ class Web:
         while time.monotonic() < deadline and not self.log.read_text():
             time.sleep(0.01)
         return [line.split(" ") for line in self.log.read_text().splitlines()]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.origin import bucket
+from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout, blob_key
-from p2pdist.origin.origin import Origin
 
 StartWeb = Callable[..., Web]
 V1 = parse_reference("app:v1")

@@ -20,9 +20,9 @@ from registry_rig import PASSWORD, USER, Realm, Registry, needs_registry, runnin
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
 from p2pdist.model.manifest import Reference, parse_reference
+from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.origin.origin import Origin
 from p2pdist.origin.registry.names import RepositoryNames
 from p2pdist.package.repository.push import push
 

@@ -23,8 +23,8 @@ from p2pdist.model.manifest import (
 from p2pdist.model.pieces import PieceList
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, Settings, pack
+from p2pdist.package.repository.contract import read_content
 from p2pdist.package.repository.push import compare, push, push_blob
-from p2pdist.package.repository.repository import read_content
 
 BASE, V1, V2 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2"))
 

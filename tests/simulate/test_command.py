@@ -119,3 +119,20 @@ def test_bad_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     done = simulate(*arguments)
     assert done.returncode == 2
     assert done.stdout == "" and "p2pdist: " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_vouched_list_and_a_liar() -> None:
+    """The table and the document say how many rounds the list took and which host lied; what cannot
+    be vouched for is refused, and so is a lie where hosts have a list."""
+    arguments = ["--hosts", "8", "--size", "2MiB", "--nic", "40Mbit/s", "--vouched"]
+    done = simulate(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    body = json.loads(done.stdout)
+    assert (body["complete"], body["origin_ratio"], body["rounds"], body["blamed"]) == (8, 1.0, 0, [])
+    body = json.loads(simulate(*arguments, "--faults", "lie", "--json").stdout)
+    assert body["complete"] == 8
+    assert body["rounds"] == len(body["blamed"]) == 1
+    assert "\nvouched list    2 rounds; blamed: h" in simulate(*arguments, "--faults", "lie").stdout
+    assert simulate(*arguments[:-1], "--faults", "lie").returncode == 2
+    assert simulate(*arguments, "--piece-size", "1MiB").returncode == 2
+    assert simulate(*arguments, "--transport", "swarm").returncode == 2

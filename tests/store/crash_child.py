@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from store_rig import PIECE, fill, flip, sample
 
+from p2pdist.store.blobs.blob import check_whole, require_vouched, unmark, vouch
+from p2pdist.store.blobs.vouched import Listing
 from p2pdist.store.store import BlobStore
 
 CHANGES = {"open", "os.rename", "os.remove", "os.chmod", "os.truncate", "os.mkdir", "sqlite3.connect"}
@@ -29,7 +31,8 @@ FIRST = sample(60, 3 * PIECE + 1)
 SECOND = sample(61, 2 * PIECE)
 EMPTY = sample(62, 0)
 SINGLE = sample(64, PIECE - 7)
-LIFE = (FIRST, SECOND, EMPTY, SINGLE)
+VOUCHED = sample(66, 3 * PIECE + 9)
+LIFE = (FIRST, SECOND, EMPTY, SINGLE, VOUCHED)
 
 
 def write(root: Path, size: int, threads: int) -> None:
@@ -73,6 +76,15 @@ def live(root: Path) -> None:
     single.write(0, SINGLE.piece(0))
     single.finish()
     store.remove(FIRST.digest)
+    listed = store.begin_vouched(VOUCHED.digest, len(VOUCHED.data))
+    vouch(listed, 2, VOUCHED.piece(2))
+    vouch(listed, 0, VOUCHED.piece(1))
+    unmark(listed, require_vouched(listed).put(Listing(1, (0,), VOUCHED.pieces.hashes[:32])))
+    for piece in (0, 1, 3):
+        vouch(listed, piece, VOUCHED.piece(piece))
+    assert check_whole(listed).matches
+    listed.finish()
+    listed.release()
     store.close()
 
 

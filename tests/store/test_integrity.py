@@ -188,6 +188,33 @@ def test_an_image_of_metadata_that_was_written_to_is_removed(
     assert not image.exists() and store.integrity.damaged["image"] == (way == "open")
 
 
+@pytest.mark.parametrize("how", ["moved", "linked"])
+def test_an_image_that_another_file_took_the_place_of_is_removed(
+    tmp_path: Path, open_store: OpenStore, how: str
+) -> None:
+    """It may be a right image, of another tree."""
+    packed = Publisher().pack(FILES)
+    store = open_store(tmp_path / "store")
+    pull(store, packed)
+    image = store.trees.images.path(packed.root)
+    for _ in range(2):
+        draft = image.with_name(f"{image.name}.partial")
+        draft.write_bytes(noise(1, 9000))
+        draft.rename(image)
+        store.integrity.look([packed.root])
+        assert image.exists(), "the agent has made it"
+        other = tmp_path / "other"
+        other.write_bytes(noise(2, 9000))
+        if how == "moved":
+            other.rename(image)
+        else:
+            image.unlink()
+            os.link(other, image)
+        store.integrity.look([packed.root])
+        assert not image.exists()
+    assert store.integrity.damaged["image"] == 2
+
+
 def test_directories_of_objects_that_come_and_go_are_watched(tmp_path: Path, open_store: OpenStore) -> None:
     """A directory that was moved away and back, or made by another process, hides nothing."""
     packed = Publisher().pack(FILES)

@@ -69,6 +69,22 @@ def test_a_store_of_an_earlier_release_is_tightened(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+def test_what_a_link_leads_to_keeps_its_mode(tmp_path: Path) -> None:
+    """The directory may come from a variable of another user's environment."""
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others").chmod(0o777)
+    (tmp_path / "store").symlink_to(tmp_path / "others")
+    filled(tmp_path / "store").close()
+    assert mode(tmp_path / "others") == 0o777 and readable_by_others(tmp_path / "others" / "blobs") == []
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o666)
+    index = tmp_path / "others" / "index.sqlite-wal"
+    index.unlink(missing_ok=True)
+    index.symlink_to(tmp_path / "file")
+    Paths(tmp_path / "others").make()
+    assert mode(tmp_path / "file") == 0o666
+
+
 def test_another_user_is_refused_by_the_kernel(tmp_path: Path) -> None:
     """Who passes the root, to a view, reads neither the index nor a blob."""
     root = tmp_path / "store"

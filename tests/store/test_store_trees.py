@@ -546,8 +546,9 @@ def test_images_belong_to_trees(tmp_path: Path, open_store: OpenStore, monkeypat
     image = store.trees.images.path(packed.root)
     assert image.parent == tmp_path / "images"
     half = image.with_name(".draft")
-    half.write_bytes(b"image")
-    half.rename(image)
+    made = image.with_name(f"{image.name}.partial")  # as agents make them
+    made.write_bytes(b"image")
+    made.rename(image)
     stray = image.with_name("0" * 64)
     stray.write_bytes(b"stray")
     half.write_bytes(b"half")

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -21,31 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from ports import free_pair, free_port
 
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.messages import PullRequest, PullStatus
 
 P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
-
-
-def free_port() -> int:
-    """None of those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.randrange(10000, 20000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def free_pair() -> int:
-    """A port that is free together with the next one, where an agent's BitTorrent peers connect;
-    none of those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 1))
-            return port
 
 
 class WebOrigin:

@@ -28,7 +28,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.tree import DEPTH_MAX, WHOLE_MAX, Directory, Entry, File, Symlink, content_hash
 from p2pdist.mount import kernel
-from p2pdist.package.repository.repository import read_content
+from p2pdist.package.repository.contract import read_content
 
 pytestmark = pytest.mark.root
 

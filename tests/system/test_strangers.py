@@ -12,15 +12,31 @@ import struct
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
-from site_rig import Agent, Site, until
+from aiohttp import web
+from site_rig import Agent, Site, free_port, running_site, until
 
-from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, StreamRequest
+from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
+    Assign,
+    Hello,
+    Holding,
+    Holdings,
+    StreamRequest,
+    Welcome,
+    decode_from_agent,
+    decode_from_tracker,
+    encode,
+)
 from p2pdist.model.pieces import PieceLayout, PieceSet, piece_size_for
+from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+
+pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 HALF = b"GET /healthz HTTP/1.1\r\nHost: agent\r\nX-Half: "
@@ -84,11 +100,15 @@ class BadSeeds:
 
     def join(self, url: str, holding: Holding) -> None:
         """Have all sessions claim the blob."""
+        self.listen()
         asyncio.run_coroutine_threadsafe(self._join(url, holding), self._loop).result(30)
 
-    async def _join(self, url: str, holding: Holding) -> None:
+    def listen(self) -> None:
+        """Answer at the address."""
         self._listening.setblocking(False)
-        self._tasks.append(asyncio.create_task(self._serve()))
+        self._loop.call_soon_threadsafe(lambda: self._tasks.append(self._loop.create_task(self._serve())))
+
+    async def _join(self, url: str, holding: Holding) -> None:
         joined = [asyncio.Event() for _ in range(SILENT_SEEDS)]
         for number, event in enumerate(joined):
             self._tasks.append(asyncio.create_task(self._claim(url, f"bad{number}", holding, event)))
@@ -97,8 +117,8 @@ class BadSeeds:
     async def _claim(self, url: str, name: str, holding: Holding, joined: asyncio.Event) -> None:
         async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v1/session") as socket:
             for message in (Hello(PROTOCOL_VERSION, name, self.address), holding):
-                await socket.send_bytes(msgspec.json.encode(message))
-            await socket.receive()
+                await socket.send_str(msgspec.json.encode(message).decode())
+            assert isinstance(decode_from_tracker(await socket.receive_str()), Welcome)
             joined.set()
             async for _ in socket:
                 pass
@@ -134,36 +154,117 @@ class BadSeeds:
         self._listening.close()
 
 
+class Planner:
+    """A tracker that goes by what the test says: `plan` gives the plan of a host that lacks pieces.
+    It moves no host away from a source that gives nothing, as a tracker does."""
+
+    def __init__(self, plan: Callable[[str, Holding], Plan]) -> None:
+        self._plan = plan
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._runner = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(30)
+
+    async def _start(self) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/v1/session", self._session)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        return runner
+
+    async def _session(self, request: web.Request) -> web.WebSocketResponse:
+        peer = web.WebSocketResponse()
+        await peer.prepare(request)
+        hello = decode_from_agent(await peer.receive_str())
+        assert isinstance(hello, Hello)
+        await peer.send_str(encode(Welcome(PROTOCOL_VERSION, 0.1)).decode())
+        async for frame in peer:
+            message = decode_from_agent(frame.data)
+            for holding in message.blobs if isinstance(message, Holdings) else (message,):
+                if isinstance(holding, Holding):
+                    await peer.send_str(encode(Assign(self._plan(hello.host, holding))).decode())
+        return peer
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def local_origin(tmp_path: Path) -> Iterator[Site]:
+    with running_site(tmp_path, tracker=False) as site:
+        yield site
+
+
 @pytest.mark.parametrize("how", ["silent", "head", "half a piece", "drips"])
-def test_silent_seeds_do_not_hold_up_a_pull(site: Site, how: str) -> None:
-    """Twenty hosts at one address claim the blob and give nothing. The pull ends by trees, and the
+def test_silent_seeds_do_not_hold_up_a_pull(local_origin: Site, how: str) -> None:
+    """The plan names twenty hosts at one address that give nothing, and one more that gives: the
     address is asked a few times, not once for each of its names."""
-    size = 8 * MIB
+    site, size = local_origin, 8 * MIB
     digest = site.publish(size)
     layout = PieceLayout(size, piece_size_for(size))
     frame = struct.pack(">II", 0, layout.piece_size)
     words = {"silent": b"", "head": RESPONSE, "half a piece": RESPONSE + frame + bytes(1000), "drips": RESPONSE + frame}
-    (puller,) = site.agents(1, transport="trees")
     bad = BadSeeds(words[how], drips=how == "drips")
+    bad.listen()
+    silent = [Source(f"bad{number}", bad.address) for number in range(SILENT_SEEDS)]
+
+    def plan(host: str, holding: Holding) -> Plan:
+        parent, *alternates = [ORIGIN] if host == "h0" else [*silent, Source("h0", f"127.0.0.1:{seed.port}")]
+        return Plan(digest, tuple(StripePlan(each, parent, tuple(alternates)) for each in range(layout.stripes)))
+
+    planner = Planner(plan)
+    try:
+        origin = f"file://{site.layout}"
+        options = {"tracker": planner.url, "origin": origin, "transport": "trees"}
+        seed, puller = (Agent(site, name, **options).start() for name in ("h0", "h1"))
+        seed.pull(blob=digest, wait=True)
+        status = puller.start_pull(blob=digest, wait=True).result()
+        assert (status.state, status.bytes_peers) == ("done", size)
+        assert layout.stripes <= bad.asked < SILENT_SEEDS
+    finally:
+        planner.close()
+        bad.close()
+
+
+def test_a_fleet_gets_on_beside_seeds_that_give_nothing(site: Site) -> None:
+    """Twenty hosts claim a blob, and the tracker believes them at first."""
+    size = 8 * MIB
+    digest = site.publish(size)
+    layout = PieceLayout(size, piece_size_for(size))
+    (puller,) = site.agents(1, transport="trees")
+    bad = BadSeeds(b"")
     try:
         counts = tuple(PieceSet.full(layout.count).stripe_counts(layout.stripes))
         bad.join(site.tracker_url, Holding(digest, size, layout.piece_size, counts))  # type: ignore[arg-type]
         status = puller.start_pull(blob=digest, wait=True).result()
-        assert status.state == "done"
-        assert puller.received() == size
-        assert bad.asked <= 3 * layout.stripes, "each stripe tries an address that was silent again and again"
+        assert status.state == "done" and puller.received() == size
+        assert bad.asked, "the tracker named one of them"
     finally:
         bad.close()
 
 
-def test_unread_streams_leave_slots_for_children(site: Site) -> None:
+def test_unread_streams_leave_slots_for_children(local_origin: Site) -> None:
     """One address opens 256 streams and reads none. A child of another one is served by the seed,
-    and so is one of the same address, once its streams are stuck."""
-    size = 8 * MIB
+    and so is one of the same address, once its streams are stuck: the plan names no other
+    source."""
+    site, size = local_origin, 8 * MIB
     digest = site.publish(size)
-    seed, child = site.agents(2, transport="trees")
-    seed.pull(blob=digest, wait=True)
     layout = PieceLayout(size, piece_size_for(size))
+
+    def plan(host: str, holding: Holding) -> Plan:
+        parent = ORIGIN if host == "h0" else Source("h0", f"127.0.0.1:{seed.port}")
+        return Plan(digest, tuple(StripePlan(stripe, parent) for stripe in range(layout.stripes)))
+
+    planner = Planner(plan)
+    options = {"tracker": planner.url, "origin": f"file://{site.layout}", "transport": "trees"}
+    seed, child = (Agent(site, name, log_level="debug", **options).start() for name in ("h0", "h1"))
+    seed.pull(blob=digest, wait=True)
     body = msgspec.json.encode(
         StreamRequest(digest, 0, layout.stripes, PieceSet(layout.count).to_bytes(), "x", "start")
     )
@@ -174,9 +275,11 @@ def test_unread_streams_leave_slots_for_children(site: Site) -> None:
         with other:
             other.sendall(head.encode() + body)
             assert other.recv(15) == b"HTTP/1.1 200 OK"
-        child.pull(blob=digest, wait=True)
-        assert child.received() == size
+        status = child.start_pull(blob=digest, wait=True).result()
+        assert (status.state, status.bytes_peers) == ("done", size)
+        assert "is not read and ends" in seed.log.read_text(), "the kernel gives them up after 30 s, too"
         assert opened
+    planner.close()
 
 
 def test_reading_evicts_nothing_that_was_pulled(site: Site) -> None:
@@ -195,6 +298,8 @@ def test_reading_evicts_nothing_that_was_pulled(site: Site) -> None:
         urllib.request.urlopen(f"{agent.url}/v1/blobs/{too_large}", timeout=60)
     assert refused.value.code == 503 and b"no room" in refused.value.read()
     assert agent.pull(blob=kept, wait=True).bytes_cached == 12 * MIB
+    with urllib.request.urlopen(f"{agent.url}/v1/blobs/{others[-1]}", timeout=60) as answer:
+        answer.read()  # later than the user's own was used
     own = site.publish(20 * MIB)
     agent.pull(blob=own, wait=True)
     assert agent.pull(blob=kept, wait=True).bytes_cached == 12 * MIB, "what came for readers goes first"

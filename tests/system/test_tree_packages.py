@@ -167,7 +167,7 @@ def test_a_catalog_that_lies_shows_nothing(site: Site, source: Source) -> None:
     from p2pdist.model.catalog import Catalog, decode_catalog, encode_catalog
     from p2pdist.model.digest import digest_of
     from p2pdist.model.manifest import CATALOG_TYPE, decode_manifest, encode_manifest
-    from p2pdist.package.repository.repository import read_content
+    from p2pdist.package.repository.contract import read_content
 
     source.publish("app:v1")
     code, found, _ = site.command(

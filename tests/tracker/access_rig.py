@@ -34,6 +34,7 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
+from p2pdist.model.upstream import UpstreamSettings
 from p2pdist.origin.drivers import open_origin
 from tracker.access.control import AccessControl
 from tracker.content import Content
@@ -43,6 +44,7 @@ from tracker.preseed_service import PreseedService
 from tracker.service import Service
 from tracker.state.documents import Documents
 from tracker.state.preseeds import PreseedDatabase
+from tracker.upstreams.upstreams import Upstreams
 
 ACCESS = """
 fleet = "prod"
@@ -210,7 +212,12 @@ async def ask(http: aiohttp.ClientSession, method: str, path: str | URL, body: A
 
 @asynccontextmanager
 async def access_site(
-    directory: Path, access: str = ACCESS, *, state: Path | None = None, control: AccessControl | None = None
+    directory: Path,
+    access: str = ACCESS,
+    *,
+    state: Path | None = None,
+    control: AccessControl | None = None,
+    upstreams: Sequence[UpstreamSettings] = (),
 ) -> AsyncIterator[AccessSite]:
     """A tracker at an access file, over the layout below `directory`."""
     path = directory / "access" / "access.toml"
@@ -222,8 +229,12 @@ async def access_site(
     documents = Documents(state) if state is not None else None
     origin_path = directory / "origin"
     (origin_path / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    registries = Upstreams(upstreams, documents)
     service = Service(
-        Fleet(started_at=time.monotonic()), Content(open_origin(origin_path.as_uri()), documents), access=control
+        Fleet(started_at=time.monotonic()),
+        Content(open_origin(origin_path.as_uri()), documents),
+        access=control,
+        upstreams=registries,
     )
     preseeds = service.listener = PreseedService(service, PreseedDatabase(str(state) if state is not None else ""))
     await preseeds.load()
@@ -243,6 +254,7 @@ async def access_site(
         await asyncio.gather(*tasks, return_exceptions=True)
         await runner.cleanup()
         await preseeds.stop()
+        await registries.close()
         if documents is not None:
             documents.close()
 

@@ -59,7 +59,8 @@ def path_of(site: AccessSite, route: Route, name: str) -> str:
     """A request of a route that is about the package `name` and the host h1, where it names one."""
     blob = site.layers[name]
     path = route.described_path.replace("{digest}", blob).replace("{name}", "h1").replace("{id}", "order")
-    path = path.replace("{reference}", name)
+    path = path.replace("{reference}", name).replace("{upstream}", "registry.test").replace("{target}", "v1")
+    path = path.replace("{repository}", name.partition(":")[0])
     if any(query.name == "reference" for query in route.query):
         path += f"?reference={name}"
     return path
@@ -341,6 +342,82 @@ async def test_preseeds_have_owners(site: AccessSite) -> None:
         await ask(scraper, "DELETE", "/v1/preseeds/job-1")
     assert msgspec.json.decode(await ask(ops, "DELETE", "/v1/preseeds/job-1"))["state"] == "cancelled"
     await ask(mine, "DELETE", "/v1/preseeds/job-1")
+
+
+async def test_the_id_of_anothers_preseed_is_free_to_those_who_do_not_see_it(site: AccessSite) -> None:
+    """A conflict would tell that it exists; and an id could be taken from its job beforehand."""
+    mine, theirs = await site.stranger(site.token("slurm", name="slurm")), await site.stranger(site.token("other"))
+    ops = await site.stranger(site.token("ops"))
+    await ask(theirs, "PUT", "/v1/preseeds/job-1", {"package": "team-b/y:v1", "count": 1})
+    order = {"package": "team-a/x:v1", "count": 1}
+    for method, path, body in (
+        ("PUT", "/v1/preseeds/job-1", order),
+        ("POST", "/v1/preseeds", {"id": "job-1", **order}),
+    ):
+        made = msgspec.json.decode(await ask(mine, method, path, body))
+        assert (made["id"], made["owner"]) == ("job-1", "token:slurm") and made["package"].startswith("team-a/x@")
+    for path in ("/v1/preseeds/job-1", "/v1/preseeds/job-1?brief=1"):
+        found = msgspec.json.decode(await ask(mine, "GET", path))
+        assert found["id"] == "job-1" and found["package"].startswith("team-a/x@")
+    assert [each["id"] for each in msgspec.json.decode(await ask(mine, "GET", "/v1/preseeds"))] == ["job-1"]
+    listed = {each["id"]: each["owner"] for each in msgspec.json.decode(await ask(ops, "GET", "/v1/preseeds"))}
+    assert sorted(listed.values())[1] == "token:slurm" and len(listed) == 2 and "job-1" in listed
+    with pytest.raises(Conflict):  # its own it may not order otherwise
+        await ask(mine, "PUT", "/v1/preseeds/job-1", {"package": "team-a/x:v1", "count": 2})
+    ended = msgspec.json.decode(await ask(mine, "DELETE", "/v1/preseeds/job-1"))
+    assert (ended["id"], ended["state"]) == ("job-1", "cancelled")
+    assert msgspec.json.decode(await ask(theirs, "GET", "/v1/preseeds/job-1"))["state"] != "cancelled"
+
+
+async def test_an_identity_asks_in_its_own_zones_alone(site: AccessSite) -> None:
+    agent, ops = await site.join("h1", "a"), await site.stranger(site.token("ops"))
+    for path in ("/v1/packages", "/v1/policies"):
+        for zone, allowed in (("z1", True), ("z2", True), ("", True), ("z3", False), ("z1 ", False)):
+            url = URL(path).with_query(reference="team-a/x:v1", zone=zone)
+            if allowed:
+                await ask(agent.http, "GET", url)
+            else:
+                with pytest.raises(Refused):
+                    await ask(agent.http, "GET", url)
+        await ask(ops, "GET", f"{path}?reference=team-a/x:v1&zone=z3")
+
+
+async def test_a_policy_is_told_of_a_digest_that_is_one_of_the_names_packages(site: AccessSite) -> None:
+    """Policies go by tags, so what holds for a digest tells under which tags others have it."""
+    agent, ops = await site.join("h1", "a"), await site.stranger(site.token("ops"))
+    await ask(ops, "GET", "/v1/packages?reference=team-b/y:v1")
+    theirs, mine = site.manifests["team-b/y:v1"], site.manifests["team-a/x:v1"]
+    with pytest.raises(NotFound):
+        await ask(agent.http, "GET", f"/v1/policies?reference=team-a/x@{theirs}")
+    with pytest.raises(NotFound):
+        await ask(agent.http, "GET", f"/v1/policies?reference=team-a/x@{digest_of(b'nothing')}")
+    await ask(agent.http, "GET", "/v1/packages?reference=team-a/x:v1")
+    await ask(agent.http, "GET", f"/v1/policies?reference=team-a/x@{mine}")
+
+
+async def test_a_watcher_sees_the_swarms_of_what_it_may_read(tmp_path: Path) -> None:
+    roles = ACCESS + '\n[role.watcher]\nmay = ["watch"]\nread = ["team-a/*"]\n'
+    async with access_site(tmp_path, roles) as site:
+        agent = await site.join("h1")
+        for name in ("team-a/x:v1", "team-b/y:v1"):
+            await ask(agent.http, "GET", f"/v1/packages?reference={name}")
+        mine, theirs = site.layers["team-a/x:v1"], site.layers["team-b/y:v1"]
+        session = await session_of(agent)
+        await session.say(Holdings((holding(mine), holding(theirs))))
+        plans = [await session.hear(Assign) for _ in range(2)]
+        assert {plan.plan.blob for plan in plans} == {mine, theirs}
+        watcher, ops = await site.stranger(site.token("watcher")), await site.stranger(site.token("ops"))
+        for http, seen in ((watcher, {mine}), (ops, {mine, theirs})):
+            listed = msgspec.json.decode(await ask(http, "GET", "/v1/swarms"))
+            assert {row["digest"] for row in listed} == seen
+            assert set(msgspec.json.decode(await ask(http, "GET", "/v1/hosts/h1"))["swarms"]) == seen
+            async with http.get("/v1/events", server_hostname=TRACKER_DNS) as events:
+                text = await events.content.readuntil(b"\n\n")
+            assert (theirs.encode() in text) == (theirs in seen) and mine.encode() in text
+        for path in (f"/v1/swarms/{theirs}", f"/v1/swarms/{theirs}/story", f"/v1/events?swarm={theirs}"):
+            with pytest.raises(NotFound):
+                await ask(watcher, "GET", path)
+        await ask(watcher, "GET", f"/v1/swarms/{mine}/story")
 
 
 async def test_a_preseed_lets_its_hosts_have_the_package_by_digest_after_a_restart(tmp_path: Path) -> None:

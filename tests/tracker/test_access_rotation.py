@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import socket
 import ssl
 import stat
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from access_rig import AccessSite, access_site, ask
+from ports import free_port
 
 from p2pdist.credentials.authority import TRACKER_DNS, make_key, make_request, pinned, split_pem
 from p2pdist.credentials.tokens import TokenRecord
@@ -253,12 +253,6 @@ async def test_the_audit_tells_joins_changes_and_refusals_without_secrets(tmp_pa
     assert secret not in text and token[70:] not in text
     assert 'p2pdist_tracker_refused_total{right="watch"} 30.0' in metrics
     assert stat.S_IMODE((tmp_path / "audit").stat().st_mode) == 0o600
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def command(*words: str, check: bool = True) -> str:

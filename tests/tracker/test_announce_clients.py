@@ -4,13 +4,13 @@ agent as their web seed."""
 from __future__ import annotations
 
 import shutil
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from torrent_rig import TorrentSite, content, running, torrent_site, until
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
@@ -138,9 +138,3 @@ async def test_aria2_downloads_from_an_agent_as_a_web_seed(site: TorrentSite, tm
 def seeds(site: TorrentSite, digest: Digest) -> int:
     swarm = site.service.fleet.swarms.get(digest)
     return sum(member.seed for member in swarm.members.values()) if swarm is not None else 0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -474,14 +474,14 @@ def test_agents_at_one_address_that_stand_apart_say_nothing(site: Site) -> None:
 
 def test_web_seeds_are_whole_and_near(site: Site) -> None:
     site.agent("h1", (1,), zone="b")
-    site.agent("h2", (1,), zone="a", rack="r2")
+    site.agent("h2", (1,), zone="a", rack="r2", tls=True)
     site.agent("h3", (1,), zone="a", rack="r1")
     site.agent("h4", (0,), zone="a", rack="r1")
     gone = site.agent("h5", (1,), zone="a", rack="r1")
     site.fleet.handle(SessionClosed(gone), now=site.now)
     asker = packed_ip("10.0.0.4:0") or b""
     found = site.announces.web_seeds(BLOB, asker, now=site.now + 10, chance=7)
-    assert found == ["10.0.0.3:7071", "10.0.0.2:7071", "10.0.0.1:7071"]
+    assert found == ["http://10.0.0.3:7071", "https://10.0.0.2:7071", "http://10.0.0.1:7071"]
     assert site.announces.web_seeds(SECOND, asker, now=0.0, chance=7) == []
     for number in range(10, 40):
         site.agent(f"h{number}", (1,))

@@ -8,6 +8,7 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Report
 from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.member import STARVED_BY
 from tracker.core.monitor.presence import GRACE_S
 from tracker.core.planning.schedule import SMALL_BATCH_S
 from tracker.core.repair.claims import DISBELIEF_S, DOUBT_S, FIRST_PIECE_S
@@ -182,3 +183,68 @@ def test_a_large_piece_has_the_time_that_a_slow_uplink_takes() -> None:
     control.run(2 * piece / (2 << 20))  # two first pieces at 2 MiB/s
     swarm = control.fleet.swarms[BLOB]
     assert swarm.members["h1"].parents == ["s0", "s0"] and not swarm.members["s0"].doubted_until
+
+
+def strangers(count: int) -> Control:
+    """Hosts that say how they get on, vouch for each other, and give nothing; one has the lease."""
+    control = Control()
+    for number in range(count):
+        control.join(f"s{number}")
+    control.run(0.5)
+    for done in range(1, ALL - 1):
+        for number in range(count):
+            control.report(f"s{number}", done)
+        control.run(0.25)
+    return control
+
+
+def starve(control: Control, host: str, times: int) -> list[str | None]:
+    """A host complains of each parent that it gets, as one that gives nothing; returns these."""
+    parents = []
+    for _ in range(times):
+        control.run(0.3)
+        parents.append(control.parent(host))
+        if not parents[-1]:
+            break
+        control.complain(host, parents[-1], "stalled")
+    return parents
+
+
+@pytest.mark.parametrize("count", [5, 20, 120])
+def test_a_host_that_strangers_starve_reads_the_origin_besides_their_root(count: int) -> None:
+    control = strangers(count)
+    swarm = control.fleet.swarms[BLOB]
+    control.join("h1")
+    parents = starve(control, "h1", 12)
+    assert parents[-1] == "" and len(set(parents)) == STARVED_BY + 1
+    assert len(swarm.edges.roots[0]) == 2, "the root that was there keeps its lease"
+    # Another one gets it from that host: one reads beyond the rule.
+    control.join("h2")
+    assert starve(control, "h2", 12)[-1] == "h1" or control.parent("h2") == "h1"
+    assert len(swarm.edges.roots[0]) == 2
+    # Strangers that say that they have everything do not take the lease away.
+    for number in range(count):
+        control.report(f"s{number}", ALL)
+    control.run(0.5)
+    control.report("h1", 3)
+    control.run(0.5)
+    assert control.parent("h1") == "" and set(swarm.edges.roots[0]) == {"h1"}
+    control.report("h1", ALL)
+    control.run(0.5)
+    assert not swarm.edges.roots[0] and not swarm.starved
+
+
+def test_a_host_that_has_a_piece_or_complains_of_whom_it_was_not_told_is_not_starved() -> None:
+    control = strangers(20)
+    swarm = control.fleet.swarms[BLOB]
+    control.join("h1")
+    control.run(0.3)
+    member = swarm.members["h1"]
+    untold = [name for name in swarm.members if name != "h1" and not member.was_told(name)]
+    for name in untold:
+        control.complain("h1", name, "reset")
+    assert len(untold) > STARVED_BY and not member.failed_by
+    control.join("h2")
+    control.run(0.3)
+    control.report("h2", 1)
+    assert "" not in starve(control, "h2", 6) and "h2" not in swarm.starved

@@ -13,11 +13,12 @@ import pytest
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.manifest import Descriptor, Reference, blob_reference, parse_reference
+from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
-from p2pdist.origin.origin import Origin
 from p2pdist.package.repository.push import push_blob
 from tracker import content as module
+from tracker import reads
 from tracker.content import Content
 from tracker.state.documents import FILE_NAME, Documents
 
@@ -141,7 +142,7 @@ async def test_a_layer_that_is_known_is_no_question_to_an_origin_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer that was never pushed alone: an agent that hears NotFound asks for it as a layer."""
-    monkeypatch.setattr(module, "ABSENT_S", 0.0)
+    monkeypatch.setattr(reads, "ABSENT_S", 0.0)
     layout, tag, _ = await pushed(tmp_path)
     content = Content(serving(layout))
     layer = Descriptor("layer", digest_of(b"layer"), 5)
@@ -178,7 +179,7 @@ async def test_an_origin_that_hangs_keeps_nobody_waiting_for_a_tag_that_is_known
     monkeypatch.setattr(module, "TAG_WAIT_S", 0.02)
     assert await content.resolve(tag) == described
     assert await content.resolve(tag) == described and origin.asked == 2
-    for task in content._reads.values():
+    for task in content._reads._reads.values():
         task.cancel()
     await layout.close()
 
@@ -204,14 +205,14 @@ async def test_what_the_origin_does_not_have_is_not_asked_again_at_once(
 ) -> None:
     origin = Counted(opened(layout))
     content = Content(origin)  # type: ignore[arg-type]
-    monkeypatch.setattr(module, "ABSENT_S", 3600.0)
+    monkeypatch.setattr(reads, "ABSENT_S", 3600.0)
     for _ in range(5):
         with pytest.raises(NotFound):
             await content.read(digest_of(b"missing"))
         with pytest.raises(NotFound):
             await content.resolve(parse_reference("missing:v1"))
     assert origin.asked == 2
-    monkeypatch.setattr(module, "ABSENT_S", 0.0)
+    monkeypatch.setattr(reads, "ABSENT_S", 0.0)
     with pytest.raises(NotFound):
         await content.read(digest_of(b"late"))
     put(layout, b"late")
@@ -220,13 +221,13 @@ async def test_what_the_origin_does_not_have_is_not_asked_again_at_once(
 
 async def test_one_address_causes_a_bounded_number_of_misses(layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs a request at central storage; what it has may still be asked for by others."""
-    monkeypatch.setattr(module, "MISSES_BURST", 5)
-    monkeypatch.setattr(module, "MISSES_PER_S", 0.001)
+    monkeypatch.setattr(reads, "MISSES_BURST", 5)
+    monkeypatch.setattr(reads, "MISSES_PER_S", 0.001)
     origin = Counted(opened(layout))
     content = Content(origin)  # type: ignore[arg-type]
 
     async def ask(address: str, number: int) -> type[BaseException] | None:
-        module.ASKER.set(address)
+        reads.ASKER.set(address)
         try:
             await content.read(digest_of(b"%d" % number))
         except (NotFound, Unavailable) as error:

@@ -27,7 +27,7 @@ from tracker.core.fleet import RETRY_S, Fleet
 from tracker.core.host import PENALTY_S, VOUCHERS_MAX
 from tracker.core.monitor.presence import ABSENCE_S, GRACE_S
 from tracker.core.planning.schedule import JOIN_BATCH_S, SMALL_BATCH_S
-from tracker.core.repair.repair import AVOID_S, STUCK_COMPLAINTS
+from tracker.core.repair.remedies import AVOID_S, STUCK_COMPLAINTS
 from tracker.core.swarm import LEASE_MOVE_S
 
 BLOB = digest_of(b"blob")

@@ -13,7 +13,7 @@ from tracker.core.events import Command, Described, Received, Send, SessionOpene
 from tracker.core.fleet import Fleet
 from tracker.core.planning.schedule import JOIN_BATCH_S
 from tracker.core.repair.lease_turnover import DEADLINE_MAX_S, PATIENCE
-from tracker.core.repair.repair import AVOID_S
+from tracker.core.repair.remedies import AVOID_S
 
 PIECE, LEASES = 65536, 8
 SIZE = 8 * PIECE

@@ -17,6 +17,7 @@ class Control:
     def __init__(self, limit_bytes_s: float) -> None:
         self.fleet, self.now = Fleet(-100.0, origin_bytes_s=limit_bytes_s), 0.0
         self.shares: dict[int, float] = {}
+        self.told = 0
 
     def do(self, event: object) -> None:
         self.take(self.fleet.handle(event, now=self.now))  # type: ignore[arg-type]
@@ -25,11 +26,16 @@ class Control:
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, OriginShare):
                 self.shares[command.session] = command.message.bytes_s
+                self.told += 1
 
     def joins(self, session: int, blob: Digest) -> None:
-        self.do(SessionOpened(session, Hello(PROTOCOL_VERSION, f"h{session}", f"h{session}:1")))
-        self.do(Received(session, Holding(blob, PIECES * PIECE, PIECE, (0, 0), (None, None))))
+        self.comes(session, blob, (None, None))
         self.go()
+
+    def comes(self, session: int, blob: Digest, reads: tuple[str | None, str | None]) -> None:
+        """A host opens its session; "" for each stripe that it reads from the origin already."""
+        self.do(SessionOpened(session, Hello(PROTOCOL_VERSION, f"h{session}", f"h{session}:1")))
+        self.do(Received(session, Holding(blob, PIECES * PIECE, PIECE, (0, 0), reads)))
 
     def go(self) -> None:
         for _ in range(8):
@@ -45,6 +51,23 @@ def test_each_lease_is_an_equal_part() -> None:
     assert control.shares == {1: LIMIT_BYTES_S}
     control.joins(2, digest_of(b"two"))
     assert control.shares == {1: LIMIT_BYTES_S / 2, 2: LIMIT_BYTES_S / 2}
+
+
+def test_a_host_with_more_leases_reads_more() -> None:
+    control = Control(LIMIT_BYTES_S)
+    control.joins(1, digest_of(b"one"))
+    control.comes(2, digest_of(b"two"), ("", None))
+    control.comes(3, digest_of(b"two"), (None, ""))
+    control.go()
+    assert control.shares == {1: LIMIT_BYTES_S / 2, 2: LIMIT_BYTES_S / 4, 3: LIMIT_BYTES_S / 4}
+
+
+def test_a_host_is_told_once() -> None:
+    control = Control(LIMIT_BYTES_S)
+    control.joins(1, digest_of(b"one"))
+    assert control.told == 1
+    control.joins(2, digest_of(b"one"))
+    assert control.shares == {1: LIMIT_BYTES_S} and control.told == 1
 
 
 def test_what_is_free_again_goes_to_the_others() -> None:

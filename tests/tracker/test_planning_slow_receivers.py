@@ -9,7 +9,7 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.member import Member
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.slow_receivers import STAY_MAX_S, STAY_S, reclassify, relocate
-from tracker.core.repair.repair import demote
+from tracker.core.repair.remedies import demote
 from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")

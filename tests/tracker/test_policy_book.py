@@ -164,3 +164,17 @@ def test_who_keeps_to_a_rate_is_not_called_slow() -> None:
     assert fleet("app:* upload = '1MB/s'").fleet.policies.limits_rate(FIRST)
     assert not fleet("app:* upload = '1MB/s'").fleet.policies.limits_rate(THIRD)
     assert not fleet("app:* cache = 'pin'").fleet.policies.limits_rate(FIRST)
+
+
+def test_a_blob_is_called_by_the_tag_that_was_asked_for_last() -> None:
+    policies = book()
+    assert policies.title(FIRST) == ""
+    policies.note(parse_reference(f"team/app@{MANIFEST}"), MANIFEST, [FIRST, SECOND])
+    assert policies.title(FIRST) == "team/app", "by its digest alone"
+    policies.note(parse_reference("team/app:v1"), MANIFEST, ())
+    policies.note(parse_reference("team/app:latest"), MANIFEST, ())
+    assert policies.title(FIRST) == policies.title(SECOND) == "team/app:latest"
+    policies.note(parse_reference("other/app:v1"), OTHER, [FIRST])
+    assert (policies.title(FIRST), policies.title(SECOND)) == ("other/app:v1", "team/app:latest")
+    policies.note(parse_reference("third/app:v1"), MANIFEST, ())
+    assert policies.title(SECOND) == "team/app:latest", "a tag of another name"

@@ -9,6 +9,7 @@ import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Refused, UsageError
+from p2pdist.model.image import parse_image
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.policy import NO_POLICY, PackagePolicy, decode_policy, encode_policy
 from tracker.core.policy.parse import MISTAKES_MAX, Mistake
@@ -84,6 +85,17 @@ def test_a_reference_by_digest_matches_the_patterns_of_all_tags() -> None:
     assert table('[[policy]]\nmatch = "a/b:*"\n').find(by_digest) is not None
     assert table('[[policy]]\nmatch = "a/b:v*"\n').find(by_digest) is None
     assert table(f'[[policy]]\nmatch = "a/b@{digest}"\n').find(by_digest) is not None
+
+
+def test_images_are_packages_of_their_registry_and_repository() -> None:
+    for text in ("docker.io/library/debian:12", "127.0.0.1:5000/team/app:v1", "registry.example:5000/team/*"):
+        assert parse_pattern(text) == text
+    image = parse_image("docker://127.0.0.1:5000/team/app:v1").package
+    assert table('[[policy]]\nmatch = "127.0.0.1:5000/team/app:v1"\n').find(names_of(image)) is not None
+    assert table('[[policy]]\nmatch = "127.0.0.1:5000/team/app:v2"\n').find(names_of(image)) is None
+    for wrong in ("127.0.0.1:5000/team/app", "127.0.0.1:5000/Team/app:v1", "127.0.0.1:port/team/app:v1"):
+        with pytest.raises(UsageError):
+            parse_pattern(wrong)
 
 
 @pytest.mark.parametrize("text", ["trainer", "a b:*", "", "Trainer:v1", "trainer:", "ä:*", "x" * 256 + "*"])

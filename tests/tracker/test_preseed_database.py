@@ -3,6 +3,7 @@ and databases that are away."""
 
 from __future__ import annotations
 
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,8 @@ from postgresql import binaries, running_server
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.preseed import PreseedRecord
+from tracker.state.documents import Documents
+from tracker.state.joins import JoinRecords
 from tracker.state.preseeds import ENDED_KEPT_S, STALE_BEATS, PreseedDatabase
 
 RECORD = PreseedRecord(
@@ -42,7 +45,7 @@ def server() -> Iterator[str]:
 def postgresql(server: str) -> str:
     """An empty database."""
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute("DROP TABLE IF EXISTS preseeds, trackers, preseed_hosts")
+        connection.execute("DROP TABLE IF EXISTS preseeds, trackers, preseed_hosts, joins")
     return server
 
 
@@ -183,3 +186,38 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot keep its state"):
         PreseedDatabase(str(tmp_path / "file" / "state"))
+
+
+def test_the_state_is_for_the_trackers_user_alone(tmp_path: Path) -> None:
+    """Also what an earlier release made; a directory that others use, and what a link leads to,
+    stay as they are."""
+    own, shared, linked = tmp_path / "own", tmp_path / "shared", tmp_path / "linked"
+    for directory in (own, shared, linked):
+        directory.mkdir()
+        directory.chmod(0o755)
+    (own / "preseeds.sqlite").touch()
+    (own / "preseeds.sqlite").chmod(0o644)
+    (shared / "another").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o644)
+    (linked / "preseeds.sqlite").symlink_to(tmp_path / "file")
+    for directory in (own, shared, linked, tmp_path / "new"):
+        PreseedDatabase(str(directory)).close()
+        Documents(directory).close()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (own, shared, tmp_path / "new")}
+    assert modes == {"own": 0o700, "shared": 0o755, "new": 0o700}
+    for path in (*own.iterdir(), *(tmp_path / "new").iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+
+
+def test_trackers_that_share_a_database_share_the_record_of_joins(where: str) -> None:
+    if not where:
+        pytest.skip("each has a memory of its own")
+    first, second = JoinRecords(where), JoinRecords(where)
+    assert first.take("h1", "a", 100.0, now=0.0, holds=bool) == "a"
+    assert second.take("h1", "b", 100.0, now=50.0, holds=bool) == "a"
+    assert second.take("h1", "b", 200.0, now=150.0, holds=bool) == "b"
+    assert first.take("h1", "a", 300.0, now=160.0, holds=bool) == "b"
+    first.close()
+    second.close()

@@ -15,7 +15,7 @@ from tracker.core.monitor.progress import FAIR_REPORTS, note_rates, slow_host
 from tracker.core.planning.planner import Planner
 from tracker.core.rebalance.overload import spread_overload
 from tracker.core.rebalance.tail import hand_over
-from tracker.core.repair.repair import SLOW_RECEIVER_COMPLAINTS, demote
+from tracker.core.repair.remedies import SLOW_RECEIVER_COMPLAINTS, demote
 from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"blob")

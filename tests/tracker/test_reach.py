@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from ports import free_port
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
@@ -35,12 +36,6 @@ from authority import Authority
 @pytest.fixture
 def service() -> Service:
     return Service(Fleet(0.0), Content(None))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

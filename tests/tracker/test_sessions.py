@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from p2pdist.model.digest import digest_of
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     MESSAGE_BYTES_MAX,
@@ -37,6 +37,7 @@ from tracker.content import Content
 from tracker.core import report_rate
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate, report_interval_s
+from tracker.founding import ADDRESS_SHARE, FOUNDED_BURST
 from tracker.http import sessions
 from tracker.http.app import make_app
 from tracker.service import OUTBOX_MAX, Outbox, Service
@@ -368,3 +369,19 @@ async def test_an_agent_whose_address_changed_takes_over_its_session(site: Site)
     new = await site.connect(say(Hello(PROTOCOL_VERSION, "h1", "10.0.0.2:7071", instance="a")))
     assert isinstance(await heard(new), Welcome)
     assert site.service.fleet.hosts["h1"].address == "10.0.0.2:7071"
+
+
+async def test_sessions_of_one_address_found_swarms_together(site: Site) -> None:
+    """More sessions give an address no more of them; and to end one is no new beginning."""
+    service, waits = site.service, list[float]()
+    for number in range(3 * ADDRESS_SHARE):
+        session, _ = service.open_session(Hello(PROTOCOL_VERSION, f"h{number}", "10.0.0.1:7071"), source="10.9.9.9")
+        for start in range(0, FOUNDED_BURST, 1000):
+            names = (f"{number:032x}{start + each:032x}" for each in range(1000))
+            founded = tuple(Holding(Digest(f"sha256:{name}"), 1, 1, (1,)) for name in names)
+            waits.append(service.held_back_s(session, Holdings(founded)))
+        service.close_session(session)
+    few = ADDRESS_SHARE * FOUNDED_BURST // 1000
+    assert max(waits[:few]) == 0.0 < min(waits[few + 1 :])
+    session, _ = service.open_session(Hello(PROTOCOL_VERSION, "other", "10.0.0.2:7071"), source="10.9.9.8")
+    assert service.held_back_s(session, Holding(Digest("sha256:" + "ab" * 32), 1, 1, (1,))) == 0.0

@@ -36,8 +36,8 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.torrent import TORRENT_TYPE, torrent_reference
+from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
-from p2pdist.origin.origin import Origin
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats_rig import torrent_info
+from ports import free_port
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
@@ -192,11 +193,6 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
             raise EOFError
         data += part
     return data
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Aria:

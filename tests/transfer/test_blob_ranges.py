@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from stream_rig import PIECE, SampleBlob
 
-from p2pdist.model.errors import P2PDistError, Unavailable
+from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.transfer.stream.ranges import Unsatisfiable, parse_range, serve_range
+from p2pdist.transfer.stream.ranges import RangeOptions, Unsatisfiable, parse_range, parse_ranges, serve_range
 
 
 @dataclass
@@ -88,7 +88,19 @@ async def test_the_whole_blob(holder: Holder, blob: SampleBlob, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "wanted", ["0-0", "0-65535", "65535-65536", "1000-200000", "2622000-", "-1", "-100000", "-99999999", "5-99999999"]
+    "wanted",
+    [
+        "0-0",
+        "0-65535",
+        "65535-65536",
+        "1000-200000",
+        "2622000-",
+        "-1",
+        "-100000",
+        "-99999999",
+        "5-99999999",
+        "5-18446744073709551615",
+    ],
 )
 async def test_a_range(holder: Holder, blob: SampleBlob, tmp_path: Path, wanted: str) -> None:
     first, _, last = wanted.partition("-")
@@ -268,3 +280,141 @@ def test_ranges_of_headers() -> None:
             parse_range(text, 100)
     with pytest.raises(Unsatisfiable):
         parse_range("bytes=-5", 0)
+
+
+@dataclass
+class LateHolder(Holder):
+    """A holder whose route asks for a first byte in time, and takes several ranges."""
+
+    begin_s: float = 0.3
+    unproven: asyncio.Event | None = None
+    sent: int = 0
+
+    async def prove(self) -> None:
+        if self.unproven is not None:
+            await self.unproven.wait()
+
+    def count(self, length: int) -> None:
+        self.sent += length
+
+    async def handler(self, request: web.Request) -> web.StreamResponse:
+        by = asyncio.get_running_loop().time() + self.begin_s
+        with self.blob.path.open("rb") as file:
+            options = RangeOptions({"X-Kind": "a"}, 3, by, self.count)
+            digest, layout, have = self.blob.digest, self.blob.layout, self.have
+            return await serve_range(
+                request,
+                digest,
+                file,
+                layout,
+                have=have,
+                wait_for=self.wait_for,
+                proven=self.prove if have is not None else None,
+                options=options,
+            )
+
+    def give(self, piece: int) -> None:
+        assert self.have is not None
+        self.have.add(piece)
+        self.news.set()
+
+
+@pytest.fixture
+async def late(blob: SampleBlob, start_app) -> LateHolder:
+    holder = LateHolder(blob)
+    holder.port = await start_app("*", "/v1/blobs/{digest}", holder.handler)
+    return holder
+
+
+async def test_several_ranges_are_parts_in_the_order_asked_for(
+    late: LateHolder, blob: SampleBlob, tmp_path: Path
+) -> None:
+    answer = await curl(tmp_path, "-H", "Range: bytes=500000-700000,0-9,-5", late.url)
+    assert (answer.code, answer.status) == (0, 206)
+    boundary = answer.headers["content-type"].partition("boundary=")[2]
+    size, parts = len(blob.data), (b"\r\n" + answer.body).split(f"\r\n--{boundary}".encode())
+    ranges = [(500000, 700001), (0, 10), (size - 5, size)]
+    head = "\r\nContent-Type: application/octet-stream\r\nContent-Range: bytes {}-{}/{}\r\n\r\n"
+    expected = [head.format(start, end - 1, size).encode() + blob.data[start:end] for start, end in ranges]
+    assert parts == [b"", *expected, b"--\r\n"]
+    assert late.sent == len(answer.body) == int(answer.headers["content-length"])
+    assert answer.headers["x-kind"] == "a"
+
+
+async def test_without_a_byte_in_time_the_answer_is_503(late: LateHolder, blob: SampleBlob, tmp_path: Path) -> None:
+    late.have = PieceSet(blob.layout.count)
+    late.give(3)
+    answer = await curl(tmp_path, late.url)
+    assert (answer.status, json.loads(answer.body)["status"]) == (503, 503)
+
+
+async def test_a_range_whose_only_piece_is_not_proven_in_time_is_503(
+    late: LateHolder, blob: SampleBlob, tmp_path: Path
+) -> None:
+    late.have, late.unproven = PieceSet(blob.layout.count), asyncio.Event()
+    for piece in range(blob.layout.count):
+        late.give(piece)
+    answer = await curl(tmp_path, "-r", "0-99", late.url)
+    assert answer.status == 503
+
+
+async def test_while_pieces_come_the_head_goes_out(late: LateHolder, blob: SampleBlob, tmp_path: Path) -> None:
+    late.have, late.begin_s = PieceSet(blob.layout.count), 1.0
+
+    async def feed() -> None:
+        for piece in (5, 6, 7):
+            await asyncio.sleep(0.2)
+            late.give(piece)
+        await asyncio.sleep(1.2)
+        late.give(0)
+
+    feeding = asyncio.create_task(feed())
+    answer = await curl(tmp_path, "-r", "0-99", late.url)
+    assert (answer.code, answer.status, answer.body) == (0, 206, blob.data[:100])
+    await feeding
+
+
+@pytest.mark.parametrize("wanted", ["0-99", "0-99,70000-70010", ""])
+async def test_nothing_is_sent_whole_that_is_not_proven(
+    late: LateHolder, blob: SampleBlob, tmp_path: Path, wanted: str
+) -> None:
+    """Every byte is here, and the end of no part goes out before the whole has matched."""
+    late.have, late.unproven = PieceSet(blob.layout.count), asyncio.Event()
+    for piece in range(blob.layout.count):
+        late.give(piece)
+    request = f"GET /v1/blobs/{blob.digest} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", late.port)
+    late.begin_s = 60.0
+    writer.write((request + (f"Range: bytes={wanted}\r\n" if wanted else "") + "\r\n").encode())
+    got = b""
+    with pytest.raises(TimeoutError):
+        while True:
+            got += await asyncio.wait_for(reader.read(1 << 16), 0.3)
+    assert blob.data[-50:] not in got and (not wanted or blob.data[:100] not in got)
+    late.unproven.set()
+    got += await asyncio.wait_for(reader.read(), 5)
+    assert blob.data[:100] in got and (wanted or got.endswith(blob.data[-50:]))
+    writer.close()
+
+
+def test_several_ranges_of_headers() -> None:
+    """Over 100 bytes, up to four at once."""
+    forms = {
+        "bytes=0-1,5-": [(0, 2), (5, 100)],
+        "bytes= 0-1 ,\t-5": [(0, 2), (95, 100)],
+        "bytes=0-1,,5-6,": [(0, 2), (5, 7)],
+        "bytes=,0-1": [(0, 2)],
+        "bytes=100-,0-1,200-300": [(0, 2)],
+        "bytes=0-9,5-14": [(0, 10), (5, 15)],
+        "bytes=0-9,10-19,0-19": [(0, 10), (10, 20), (0, 20)],
+        "bytes=90-300": [(90, 100)],
+    }
+    for text, expected in forms.items():
+        assert parse_ranges(text, 100, ranges_max=4) == expected
+    for text in ("bytes=0-1,x", "bytes=0-1,5-4", "bytes=,", "bytes=0-1;5-6", "items=0-1,5-6"):
+        assert parse_ranges(text, 100, ranges_max=4) is None
+    for text in ("bytes=100-,200-", "bytes=0-,0-,0-", "bytes=0-9,9-10,8-9", "bytes=-0,-0"):
+        with pytest.raises(Unsatisfiable):
+            parse_ranges(text, 100, ranges_max=4)
+    with pytest.raises(UsageError):
+        parse_ranges("bytes=0-0,1-1,2-2,3-3,4-4", 100, ranges_max=4)

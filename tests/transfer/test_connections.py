@@ -163,9 +163,10 @@ async def ended(connections: Connections, count: int) -> None:
 
     waiting = {asyncio.create_task(end(reader)) for reader, _ in connections}
     done: set[asyncio.Task[None]] = set()
-    while len(done) < count:
-        now, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        done |= now
+    async with asyncio.timeout(60):
+        while len(done) < count:
+            now, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done |= now
     for task in waiting:
         task.cancel()
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.plan import Source, by_name
+from p2pdist.model.address import by_name
+from p2pdist.model.plan import Source
 from p2pdist.transfer.names import NAMES, Names, Resolver, Unresolved
 from p2pdist.transfer.stream.connect import Unreachable, connect
 

@@ -23,6 +23,7 @@ from stream_rig import PIECE, RawPeer, Receiver, SampleBlob
 
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unauthenticated, Unavailable
 from p2pdist.model.messages import STREAM_END
+from p2pdist.model.pieces import PieceSet
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.p2pdist.stream\r\nConnection: close\r\n\r\n"
 END = struct.pack(">II", STREAM_END, 0)
@@ -152,6 +153,30 @@ async def test_frames_that_were_not_asked_for_break_the_protocol_in_bounded_memo
     assert (reason, received) == ("protocol", [0]), detail
     assert receiver.copy.path.stat().st_size == PIECE
     assert peak < 2 << 20
+
+
+@pytest.mark.parametrize(("named", "expected"), [(1, 1), (3, 3), (0, None), (5, None), (1 << 30, None)])
+async def test_a_piece_that_was_not_asked_for_is_none_under_way(
+    receiver: Receiver, raw_peer: StartPeer, named: int, expected: int | None
+) -> None:
+    """Other sources are not asked for what is under way, so a source could keep any piece from this
+    host by naming it: one of another stripe (0), one that is here (5)."""
+    over = threading.Event()
+
+    def behave(connection: socket.socket) -> None:
+        connection.sendall(HEAD + struct.pack(">II", named, PIECE) + b"x")
+        over.wait(30)
+
+    have = PieceSet(receiver.blob.layout.count)
+    have.add(5)
+    stream = receiver.open(raw_peer(behave).port, stripe=1, stripes=2, have=have.to_bytes())
+    try:
+        while stream.received_bytes < len(HEAD) + 9 or not stream.responded:
+            await asyncio.sleep(0.01)
+        assert stream.receiving == expected
+    finally:
+        over.set()
+        await receiver.closed(stream)
 
 
 async def test_a_peer_that_acknowledges_nothing_any_more_is_told_as_such(

@@ -4,9 +4,14 @@ all."""
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import shutil
 import socket
 import ssl
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +21,8 @@ from stream_rig import PIECE, Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.errors import UsageError
 from p2pdist.transfer.stream.events import StreamClosed
-from p2pdist.transfer.stream.ranges import serve_range
+from p2pdist.transfer.stream.frames import FRAME, CutShort, TlsFrameReader
+from p2pdist.transfer.stream.ranges import RangeOptions, serve_range
 from p2pdist.transfer.tls import Tls, TlsFiles
 
 
@@ -156,13 +162,18 @@ async def test_a_file_that_is_too_short_is_truncated_over_tls_too(
 async def test_ranges_over_tls(blob: SampleBlob, start_app: StartApp, tls: Tls) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         with blob.path.open("rb") as file:
-            return await serve_range(request, blob.digest, file, blob.layout)
+            options = RangeOptions({}, ranges_max=2)
+            return await serve_range(request, blob.digest, file, blob.layout, options=options)
 
     port = await start_app("GET", "/blob", handler, tls.server)
     async with ClientSession(connector=TCPConnector(ssl=tls.client)) as session:
         url = f"https://127.0.0.1:{port}/blob"
         async with session.get(url, headers={"Range": f"bytes=5-{3 * PIECE}"}) as answer:
             assert (answer.status, await answer.read()) == (206, blob.data[5 : 3 * PIECE + 1])
+        async with session.get(url, headers={"Range": f"bytes=5-{3 * PIECE},0-9"}) as answer:
+            body = await answer.read()
+            assert len(body) == answer.content_length and body.count(b"Content-Range: ") == 2
+            assert blob.data[5 : 3 * PIECE + 1] + b"\r\n--" in body and b"\r\n\r\n" + blob.data[:10] in body
         async with session.get(url) as answer:
             assert await answer.read() == blob.data
 
@@ -190,3 +201,65 @@ def test_files_that_do_not_fit_are_told(authority: Authority) -> None:
         Tls(TlsFiles(one.certificate, two.key, authority.path))
     with pytest.raises(UsageError, match="absent"):
         Tls(TlsFiles(one.certificate, one.key, authority.directory / "absent"))
+
+
+class Slow:
+    """A peer over TLS that sends frames in small records, one at a time, and then hangs up."""
+
+    def __init__(self, tls: Tls, sizes: Sequence[int], record: int, pause_s: float) -> None:
+        self.frames = [FRAME.pack(number, size) + os.urandom(size) for number, size in enumerate(sizes)]
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve, args=(tls, record, pause_s), daemon=True)
+        self._thread.start()
+        self.connection = tls.peers.wrap_socket(socket.create_connection(self._listening.getsockname()))
+
+    def _serve(self, tls: Tls, record: int, pause_s: float) -> None:
+        accepted, _ = self._listening.accept()
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with tls.server.wrap_socket(accepted, server_side=True) as sending:
+            data = b"".join(self.frames)
+            for start in range(0, len(data), record):
+                sending.sendall(data[start : start + record])
+                time.sleep(pause_s)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._thread.join()
+        self._listening.close()
+
+
+@pytest.mark.parametrize("record", [7, 100, 4096, 70_000])
+def test_frames_over_tls_are_read_whatever_their_records(tls: Tls, record: int) -> None:
+    """No frame waits for bytes that come only after it."""
+    sizes = [0, 1, 300, 5000, 65536, 17, 40_000] if record > 7 else [0, 1, 300, 700]
+    peer = Slow(tls, sizes, record, 0.001)
+    reader = TlsFrameReader(peer.connection, max(sizes))
+    for number, size in enumerate(sizes):
+        assert reader.head(0 if number else sizes[0]) == (number, size)
+        assert FRAME.pack(number, size) + bytes(reader.data(size)) == peer.frames[number]
+        reader.done()
+    with pytest.raises(CutShort):
+        reader.head(0)
+    peer.close()
+
+
+def test_a_slow_frame_over_tls_wakes_its_thread_seldom(tls: Tls) -> None:
+    """A record is a hundredth of the frame; the thread sleeps until much more is there."""
+    sizes, record = [200_000, 200_000], 2000
+    peer = Slow(tls, sizes, record, 0.002)
+    reader = TlsFrameReader(peer.connection, max(sizes))
+    switches = []
+
+    def read() -> None:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        for number, size in enumerate(sizes):
+            assert reader.head(size) == (number, size)
+            assert bytes(reader.data(size)) == peer.frames[number][FRAME.size :]
+            reader.done()
+        switches.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join(60)
+    peer.close()
+    assert switches and switches[0] < sum(sizes) / record / 4

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
+import os
 import queue
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
 
 from p2pdist.model.access import Identity
@@ -115,6 +117,15 @@ class Audit:
         )
 
 
+class _PrivateFile(logging.handlers.WatchedFileHandler):
+    """Makes the file, also again after it was renamed, for its owner alone."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding)
+
+
 class _Batches(logging.handlers.QueueListener):
     """Lets lines of BATCH_S come together, so that its thread is not woken for each."""
 
@@ -146,8 +157,7 @@ def audit_to(path: Path) -> logging.Handler:
     logging.shutdown does, writes what waits. A thread writes, so that no disk holds up the tracker;
     the file may be renamed, as logrotate(8) does. Raises P2PDistError."""
     try:
-        file = logging.handlers.WatchedFileHandler(path, encoding="utf-8")
-        path.chmod(0o600)
+        file = _PrivateFile(path, encoding="utf-8")
     except OSError as error:
         raise foreseen(error, str(path)) or error from error
     file.setFormatter(logging.Formatter("%(message)s"))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from p2pdist.model.address import ip_of
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Access
 from tracker.access.audit import Audit
@@ -21,6 +22,8 @@ from tracker.access.identities import Identities
 from tracker.access.joins import Joins
 from tracker.access.tickets import Tickets
 from tracker.access.tls import TrackerTls
+from tracker.networks import Network
+from tracker.state.joins import JoinRecords
 
 POLL_S = 1.0
 LOOK_AGAIN_S = 600.0
@@ -30,9 +33,20 @@ logger = logging.getLogger(__name__)
 
 
 class AccessControl:
-    """Access of one fleet, in force. `addresses`: where clients reach this tracker."""
+    """Access of one fleet, in force. `addresses`: where clients reach this tracker. `networks`:
+    where agents may be reached, none for anywhere. `state`: where the record of joins is kept, ""
+    for as long as the object."""
 
-    def __init__(self, path: Path, addresses: Iterable[str] = (), *, audit: Audit | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        addresses: Iterable[str] = (),
+        *,
+        audit: Audit | None = None,
+        networks: Sequence[Network] = (),
+        state: str = "",
+    ) -> None:
+        addresses = tuple(addresses)
         self.directory = AccessDirectory(path)
         self.audit = audit or Audit()
         self.changed: list[Callable[[], None]] = []
@@ -43,7 +57,8 @@ class AccessControl:
         self.state = self.directory.load(now=time.time())
         self.identities = Identities(self.state)
         self.tickets = Tickets(self.state)
-        self.joins = Joins(self.state, self.audit)
+        names = [address for address in addresses if ip_of(address) is None]
+        self.joins = Joins(self.state, self.audit, JoinRecords(state), names=names, networks=networks)
         self.tls = TrackerTls(addresses)
         self.tls.use(self.state, now=time.time())
         self.message = _message(self.state)
@@ -120,4 +135,5 @@ def _message(state: AccessState) -> Access:
         mount_roots=rules.local.mount_roots,
         fleet=rules.fleet,
         roles={name: tuple(sorted(role.rights)) for name, role in rules.roles.items()},
+        reads={name: role.read.patterns for name, role in rules.roles.items() if role.read.patterns},
     )

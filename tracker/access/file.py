@@ -16,7 +16,7 @@ import msgspec
 
 from p2pdist.credentials.authority import check_fleet
 from p2pdist.credentials.tokens import check_name
-from p2pdist.model.access import EVERYTHING, NOTHING, LocalRules, Patterns, Role, RoleDocument
+from p2pdist.model.access import EVERYTHING, MIRROR_SUBJECT, NOTHING, LocalRules, Patterns, Role, RoleDocument
 from p2pdist.model.errors import UsageError
 from tracker.networks import NETWORKS_MAX, Network
 
@@ -68,6 +68,7 @@ read = ["*"]
 # [local]
 # "group:team-a" = ["team-a/*"]
 # "group:p2pdist" = ["*"]
+# "mirror" = ["docker.io/*"]  # whatever process asks the agent's mirror on loopback
 # mount-roots = ["/run/p2pdist", "/srv"]
 
 # Agents with certificates of another authority, such as those of cert-manager or SPIRE.
@@ -228,8 +229,10 @@ def _local(document: Mapping[str, tuple[str, ...]]) -> LocalRules:
     for subject, patterns in document.items():
         if subject == _MOUNT_ROOTS:
             continue
-        if not _SUBJECT.match(subject):
-            raise UsageError(f"local: {subject[:80]!r} is no local user", remedy="Write user:NAME or group:NAME")
+        if subject != MIRROR_SUBJECT and not _SUBJECT.match(subject):
+            raise UsageError(
+                f"local: {subject[:80]!r} is no local user", remedy="Write user:NAME, group:NAME or mirror"
+            )
         by_subject[subject] = Patterns.parse(patterns, f"local {subject}")
     return LocalRules(by_subject, roots)
 

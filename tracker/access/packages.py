@@ -1,7 +1,11 @@
-"""Access to packages: which manifest an identity may read under which name.
+"""Access to packages and images: which manifest an identity may read under which name.
 
 Any manifest could be asked for by its digest under any name. So a digest counts as one of a name
 only when a tag of that name led to it, or a preseed was ordered of it, which outlives the tracker.
+
+An image is a package named `upstream/repository`. Its registry says what is in a repository: a
+manifest, and each blob that the manifest names, counts as one of that name when the registry has it
+there. A manifest alone would not do, as its author may name blobs of others in it.
 """
 
 from __future__ import annotations
@@ -11,11 +15,14 @@ from collections.abc import Callable, Iterable
 from p2pdist.model.access import Identity
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import NotFound
+from p2pdist.model.image import ImageName
+from p2pdist.model.image_manifest import ImageDocument, ImageManifest, decode_image
 from p2pdist.model.manifest import Descriptor, Reference, blob_reference
 from tracker.access.control import AccessControl
 from tracker.content import Content
 from tracker.core.policy.book import PolicyBook
 from tracker.policies import bind_package
+from tracker.upstreams.upstreams import Upstreams
 
 
 class PackageAccess:
@@ -62,6 +69,36 @@ class PackageAccess:
         if digest is None or reference.name in self._book.readers_of(digest):
             return True
         return self.ordered(str(reference)) or await self._content.vouched(reference)
+
+
+class ImageAccess:
+    """Access to the images of one tracker's upstreams."""
+
+    def __init__(self, book: PolicyBook, upstreams: Upstreams) -> None:
+        self._book, self._upstreams = book, upstreams
+
+    def require(self, identity: Identity, name: ImageName) -> None:
+        """Raises NotFound, as for what does not exist, where an identity may not read images of
+        this name. Upstream is asked for nothing before."""
+        identity.require_read([str(name)], str(name))
+
+    async def bind(self, name: ImageName, found: ImageDocument) -> None:
+        """The registry served a document under this name: note that identities which may read the
+        name may read it, and the blobs that it names. Raises Refused, Unavailable."""
+        if str(name) in self._book.readers_of(found.digest):
+            return
+        document = decode_image(found.data, found.media_type)
+        parts: set[Digest] = set()
+        if isinstance(document, ImageManifest):
+            named = (*document.blobs, *document.foreign)
+            parts = await self._upstreams.confirmed(name, [blob.digest for blob in named], found.digest)
+        self._book.bind(str(name), found.digest, sorted(parts))
+
+    async def bind_blob(self, name: ImageName, digest: Digest) -> None:
+        """The registry has a blob under this name: note that identities which may read the name may
+        read it. Raises Refused, Unavailable."""
+        if str(name) not in self._book.readers_of(digest) and await self._upstreams.has_blob(name, digest):
+            self._book.bind(str(name), digest, ())
 
 
 def _blob_of(reference: Reference) -> Digest | None:

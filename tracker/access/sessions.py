@@ -24,19 +24,21 @@ from p2pdist.model.messages import Assign, FromAgent, Hello, Holding, Holdings, 
 from p2pdist.model.plan import Plan
 from p2pdist.model.selection import selection_digest
 from tracker.access.control import AccessControl
-from tracker.access.packages import PackageAccess
+from tracker.access.packages import ImageAccess, PackageAccess
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.swarm import layout_of
 from tracker.networks import check_own
+from tracker.upstreams.upstreams import Upstreams
 
 
 class SessionAccess:
     """Access in the sessions of one fleet, and to its packages."""
 
-    def __init__(self, control: AccessControl, fleet: Fleet, content: Content) -> None:
+    def __init__(self, control: AccessControl, fleet: Fleet, content: Content, upstreams: Upstreams) -> None:
         self.control = control
         self.packages = PackageAccess(control, fleet.policies, content)
+        self.images = ImageAccess(fleet.policies, upstreams)
         self._fleet = fleet
         self._identities: dict[int, Identity] = {}
         self._serving: dict[int, set[Digest]] = {}
@@ -64,6 +66,7 @@ class SessionAccess:
                 f"{name[:100]} may not be in the zone {hello.zone[:100]!r}",
                 remedy=f"Its join token is for {', '.join(identity.zones[:5])}",
             )
+        self.control.joins.seen(identity, peer)
         return identity
 
     def open(self, session: int, identity: Identity) -> None:

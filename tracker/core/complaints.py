@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pdist.model.address import by_name
+from p2pdist.model.errors import NotFound
 from p2pdist.model.messages import Complaint, Reject
 from tracker.core.events import Command, Send
 from tracker.core.host import Host
@@ -25,7 +26,7 @@ from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
-from tracker.core.repair.repair import (
+from tracker.core.repair.remedies import (
     AVOID_S,
     GIVES_S,
     GIVING_COMPLAINTS,
@@ -38,6 +39,7 @@ from tracker.core.repair.repair import (
 )
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
+from tracker.core.vouching.vouching import Vouching
 
 NAMELESS_S = 15.0
 """So long a host whose name servers do not answer is given no other that is known by name."""
@@ -57,6 +59,8 @@ class Complaints:
     """Says which hosts are asked to report often."""
     claims: Claims
     """Doubts hosts that give nothing of what they claim."""
+    vouching: Vouching
+    """Withdraws complaints of wrong bytes where the list turns out wrong."""
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -97,8 +101,10 @@ class Complaints:
                 edges.detach(stripe, child.host)
             return
         child.complain(stripe)
-        if reason in {"stalled", "short"} and child.was_told(source):
-            self.claims.complained(swarm, source, now=now)
+        if child.was_told(source):
+            if reason in {"stalled", "short"}:
+                self.claims.complained(swarm, source, now=now)
+            self._starves(swarm, child, swarm.members[source], stripe, now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, child.host, now=now):
                 self.schedule.ask(swarm.key, "stuck", now)
@@ -120,7 +126,23 @@ class Complaints:
             elif child.was_told(source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
                 voter = self.membership.hosts[child.host].voter or child.host
                 self.reputation.penalise(parent, voter, reason, now=now)
+                if reason == "corrupt":
+                    self.vouching.accused(swarm, source, voter)
         self.schedule.ask(swarm.key, reason, now)
+
+    def _starves(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
+        """A parent that says that it has pieces gives nothing to a host without any. Once the host
+        is starved it leaves all parents for the origin, or for another host that was."""
+        if not parent.counts[stripe] or any(child.counts):
+            return
+        if not child.fail_by(parent.host):
+            return
+        swarm.starved[child.host] = None
+        for number, host in enumerate(child.parents):
+            above = swarm.members.get(host or "")
+            if above is not None and number not in above.rescued:
+                swarm.edges.detach(number, child.host)
+        self.schedule.ask(swarm.key, "starved", now)
 
     def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
         """Whether a host has not a single piece of a stripe: as a root that fails its child, it is
@@ -151,6 +173,11 @@ class Complaints:
             self.schedule.ask(swarm.key, reason, now)
         if error is None:
             return
+        if isinstance(error, NotFound) and self.vouching.keeps(swarm):
+            error = NotFound(
+                f"upstream does not have {swarm.blob}",
+                remedy="Look whether the image is still there, and pull it again",
+            )
         for receiver in swarm.members.values():
             session = self.membership.hosts[receiver.host].session
             if session is not None and not receiver.seed:

@@ -11,7 +11,7 @@ unplanned there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tracker.core.member import FROM_ORIGIN, Member
@@ -36,7 +36,7 @@ class Edges:
     `forget_change`."""
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     """(child, parent) pairs that failed, and the time until which they are not joined again.
-    `avoid`, `expire`."""
+    `avoid`, `forgive`, `expire`."""
     parted: dict[tuple[str, str], float] = field(default_factory=dict)
     """Pairs between which too little came though the parent is there and gives, and the time until
     which they are not parted again. The origin is not read instead of such a parent. `part`,
@@ -70,6 +70,11 @@ class Edges:
             above.taken[stripe] += not member.slow_receiver
         self.unplanned.pop((stripe, child), None)
         self.changed[child, stripe] = None
+
+    def rescue(self, stripe: int, child: str) -> None:
+        """`child`, which was starved, keeps the lease of a stripe that it has, besides the root of
+        its zone."""
+        self.members[child].rescued.add(stripe)
 
     def detach(self, stripe: int, child: str) -> None:
         """`child` loses its parent and waits for another."""
@@ -127,6 +132,7 @@ class Edges:
         member.lags[stripe] = None
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
+            member.rescued.discard(stripe)
         elif parent in self.members:
             above = self.members[parent]
             del above.children[stripe][member.host]
@@ -161,6 +167,10 @@ class Edges:
     def part(self, child: str, parent: str, until: float) -> None:
         """Too little comes to the child from a parent that is there and gives."""
         self.parted[child, parent] = until
+
+    def forgive(self) -> None:
+        """The bytes for which hosts avoid others may have been right after all."""
+        self.avoided = {pair: until for pair, until in self.avoided.items() if pair[1] == FROM_ORIGIN}
 
     def forget_parted(self, child: str) -> None:
         """The child failed for another reason than its own rate: the other parents that gave it
@@ -225,6 +235,7 @@ class Edges:
             current = self.members[current].parents[stripe]
         raise AssertionError(f"the way up from {host} is a cycle")
 
-    def only_leaves(self, stripe: int, member: Member) -> bool:
-        """Whether the host's children forward the stripe to no other host."""
-        return not any(self.members[child].children[stripe] for child in member.children[stripe])
+
+def only_leaves(members: Mapping[str, Member], stripe: int, member: Member) -> bool:
+    """Whether the children of a member forward the stripe to no other host."""
+    return not any(members[child].children[stripe] for child in member.children[stripe])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import FromAgent, FromTracker, Hello
-from p2pdist.model.pieces import PieceLayout
+from p2pdist.model.pieces import PieceLayout, PieceList
 
 # -- events
 
@@ -53,7 +53,15 @@ class Described:
     layouts: tuple[tuple[Digest, PieceLayout], ...]
 
 
-Event = SessionOpened | SessionClosed | Received | Tick | Due | Described
+@dataclass(frozen=True, slots=True)
+class ListKept:
+    """A vouched piece list that was held before is at hand (answers ListWanted)."""
+
+    blob: Digest
+    pieces: PieceList
+
+
+Event = SessionOpened | SessionClosed | Received | Tick | Due | Described | ListKept
 
 # -- commands
 
@@ -73,4 +81,37 @@ class Drop:
     session: int
 
 
-Command = Send | Drop
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send one message to many agents; encoding it once is enough."""
+
+    sessions: tuple[int, ...]
+    message: FromTracker
+
+
+@dataclass(frozen=True, slots=True)
+class ListWanted:
+    """A swarm has no vouched piece list: if one was kept, ListKept gives it back."""
+
+    blob: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class ListMatched:
+    """Hosts found the whole to match as this vouched list has it: it may be kept."""
+
+    blob: Digest
+    pieces: PieceList
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """A host stated hashes for so many pieces that were wrong: it lied, or upstream sent it other
+    bytes than other hosts."""
+
+    host: str
+    blob: Digest
+    pieces: int
+
+
+Command = Send | Drop | Broadcast | ListWanted | ListMatched | Blamed

@@ -18,7 +18,7 @@ that was under way gets no new lease, since its roots may still reconnect.
 
 Around it: `Membership` adds hosts to swarms, `Complaints` handles failed sources, `Slowness` judges
 hosts by their reports, `Reputation` says how many upload slots a host has, `Planner` gives
-receivers their parents.
+receivers their parents, `Vouching` keeps the piece lists that hosts vouch for.
 """
 
 from __future__ import annotations
@@ -35,38 +35,51 @@ from p2pdist.model.messages import (
     Hello,
     Holding,
     Holdings,
+    Judged,
     Leaving,
     Left,
     Reject,
     Report,
+    Vouched,
     Welcome,
 )
 from p2pdist.model.url import redacted
 from tracker.core.capacity import Capacities
 from tracker.core.complaints import Complaints
-from tracker.core.events import Command, Described, Drop, Event, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.counts import Counts
+from tracker.core.events import (
+    Command,
+    Described,
+    Drop,
+    Event,
+    ListKept,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    Tick,
+)
 from tracker.core.host import Host
-from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import HOSTS_MAX, Membership
 from tracker.core.monitor.lateness import Lateness
 from tracker.core.monitor.presence import GRACE_S, Presence
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
-from tracker.core.monitor.progress import note_rates
 from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
 from tracker.core.planning.assignments import assignments
 from tracker.core.planning.planner import Planner
-from tracker.core.planning.schedule import JOIN_BATCH_S, Schedule
+from tracker.core.planning.schedule import Schedule
 from tracker.core.policy.book import PolicyBook
 from tracker.core.rebalance.overload import PAUSE_S, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
-from tracker.core.repair.repair import reattach, spare_origin
+from tracker.core.repair.remedies import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
 from tracker.core.report_rate import SHORTEST_S
 from tracker.core.swarm import Swarm
+from tracker.core.vouching.vouching import Vouching
 
 RETRY_S = 0.5
 
@@ -111,6 +124,9 @@ class Fleet:
     _slowness: Slowness = field(init=False)
     _turnover: LeaseTurnover = field(init=False)
     _claims: Claims = field(init=False)
+    _counts: Counts = field(init=False)
+    vouching: Vouching = field(init=False)
+    """The piece lists of blobs that no manifest has one for."""
 
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
@@ -122,7 +138,10 @@ class Fleet:
         self._turnover = LeaseTurnover(
             self.swarms, schedule, self.policies, self.membership.described, self.origin_streams_max
         )
-        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims)
+        self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail)
+        self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, self.membership.described)
+        self.membership.renamed = self.vouching.renamed
+        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims, self.vouching)
         self._slowness = Slowness(
             self.hosts, schedule, self.capacities, self.policies, self._presence, probing, self.reputation
         )
@@ -142,6 +161,8 @@ class Fleet:
             case Described(layouts):
                 for blob, layout in layouts:
                     self.membership.describe(blob, layout, now=now)
+            case ListKept(blob, pieces):
+                out += self.vouching.kept(blob, pieces)
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 
@@ -202,6 +223,7 @@ class Fleet:
                     self._report(name, message, now)
                 case Holding() if not host.leaving:
                     self._hold(host, message, now)
+                    out += self.vouching.holding(host, message, now=now)
                 case Holdings(blobs):
                     for holding in blobs:
                         # One at a time: one that cannot be true must not keep the others from being
@@ -210,6 +232,10 @@ class Fleet:
                 case Complaint():
                     probes = self.report_interval_s > SELDOM_S
                     out += self._complaints.handle(host, message, late=self._late, probes=probes, now=now)
+                case Vouched():
+                    out += self.vouching.vouched(host, message, now=now)
+                case Judged():
+                    out += self.vouching.judged(host, message, now=now)
                 case Left(blob):
                     if (key := host.key(blob)) in host.swarms:
                         self.membership.leave(host, self.swarms[key], "left", now=now)
@@ -218,7 +244,7 @@ class Fleet:
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
-            if isinstance(message, Holding | Complaint):
+            if isinstance(message, Holding | Complaint | Vouched | Judged):
                 about = message.blob
             out.append(Send(session, Reject(error.problem(), about)))
 
@@ -240,7 +266,7 @@ class Fleet:
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             swarm.set_location(host.name, host.zone, host.rack)
-            self._recount(swarm, member, counts, now)
+            self._counts.take(swarm, member, counts, judge=now - self.started_at >= GRACE_S, now=now)
             member.set_slots(max(member.slots, self.reputation.slots(host, swarm, now=now)))
             if not member.present:
                 swarm.edges.notify_children(host.name)
@@ -257,42 +283,18 @@ class Fleet:
         self._turnover.note(swarm)
         self.schedule.join(swarm, now)
 
-    def _recount(self, swarm: Swarm, member: Member, counts: list[int], now: float) -> None:
-        """A member has other piece counts than before, maybe smaller ones."""
-        host = self.hosts[member.host]
-        if any(new < old for new, old in zip(counts, member.counts, strict=True)):
-            swarm.forget_pieces(member.host, counts)
-            self.membership.sort(host, swarm)
-            self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
-            return
-        note_rates(swarm, member, counts, now=now)
-        self._claims.progressed(swarm, member, counts, judge=now - self.started_at >= GRACE_S, now=now)
-        if FROM_ORIGIN in member.parents:
-            self._turnover.progressed(member, counts, now=now)
-        whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
-        if host.wanted_in_vain and any(counts):
-            host.got(swarm.blob)
-        complete = swarm.advance(member.host, counts, now=now)
-        if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
-            self._tail.note(swarm.key)
-        self.membership.sort(host, swarm)
-        if spare_origin(swarm, member.host):
-            self.schedule.ask(swarm.key, "whole copy", now)
-        if complete:
-            swarm.record(now, f"{member.host} is complete")
-            self.schedule.ask(swarm.key, "complete", now + JOIN_BATCH_S)
-
     def _report(self, name: str, report: Report, now: float) -> None:
         """A host says how far it is; agents leave out the blobs of which nothing came."""
         host = self.hosts[name]
         for blob in self._presence.heard(host):
             self.schedule.ask(blob, "back", now)
         advanced = {host.key(advance.blob): list(advance.counts) for advance in report.blobs}
+        judge = now - self.started_at >= GRACE_S
         for blob, counts in advanced.items():
             swarm = self.swarms.get(blob)
             if swarm is not None and name in swarm.members:
                 swarm.check_counts(counts)
-                self._recount(swarm, swarm.members[name], counts, now)
+                self._counts.take(swarm, swarm.members[name], counts, judge=judge, now=now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
         if report.sent_bytes:
             host.note_sent(now)
@@ -327,6 +329,7 @@ class Fleet:
                 out.append(Drop(host.session))
         for key in list(self.schedule.restless):
             self._attend(key, now)
+        out += self.vouching.tick(now=now)
         self._claims.look(late=self._late(now), now=now)
         self._turnover.look(interval_s=self._interval_s, now=now)
         for blob in self._tail.catch_up(self.swarms, now=now):
@@ -364,6 +367,7 @@ class Fleet:
                 roots = chain(*swarm.edges.roots)
                 out += ask_reports(self.hosts, self.probing.probe(roots, now=now), PROBE_INTERVAL_S)
             self._turnover.planned(swarm, leases)
+            self.vouching.planned(swarm)
             self._claims.planned(swarm, interval_s=self._interval_s, now=now)
             out += assignments(swarm, self.hosts)
         out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s)

@@ -32,6 +32,8 @@ class Host:
     """Name of its zone. `connect`."""
     rack: str = ""
     """Name of its rack within the zone. `connect`."""
+    platform: str = ""
+    """What images it runs; empty where its agent does not say. `connect`."""
     session: int | None = None
     """Number of its session; None while it has none. `connect`, `disconnect`."""
     absent_since: float | None = None
@@ -90,7 +92,7 @@ class Host:
         """The host opens a session. Only penalties for wrong bytes outlast a new start."""
         self.expire_penalties(now=now, started_anew=True)
         self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
-        self.tls, self.instance = hello.tls, hello.instance
+        self.tls, self.instance, self.platform = hello.tls, hello.instance, hello.platform
         self.voter = self.name if not source or is_loopback(source) else source
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False
         self.download_bytes_s = hello.download_bytes_s

@@ -21,6 +21,10 @@ FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
 
 
+STARVED_BY = 3
+"""A host without a piece that so many parents failed, each named to it by the tracker, is starved:
+these parents may be any, and vouch for each other."""
+
 TOLD_MAX = 8
 """Plans whose parents and alternates a host may complain of; it forgets earlier ones itself."""
 
@@ -92,6 +96,11 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
+    failed_by: dict[str, None] = field(default_factory=dict)
+    """Parents that the tracker named and that gave the host nothing, while it has no piece; at most
+    STARVED_BY. `fail_by`, Swarm.advance."""
+    rescued: set[int] = field(default_factory=set)
+    """Stripes that the host reads although its zone has a root, since it was starved. Edges."""
     told: tuple[tuple[StripePlan, ...], ...] = ()
     """The plans that the host was sent last, at most TOLD_MAX. `tell`."""
     superpeers: tuple[Source, ...] = ()
@@ -165,6 +174,12 @@ class Member:
     def complain(self, stripe: int) -> None:
         """The host complains of its parent in a stripe."""
         self.complaints[stripe] += 1
+
+    def fail_by(self, parent: str) -> bool:
+        """A parent gave the host nothing, which has no piece; whether it is starved."""
+        if len(self.failed_by) < STARVED_BY:
+            self.failed_by[parent] = None
+        return len(self.failed_by) >= STARVED_BY
 
     def hear(self, now: float) -> None:
         """A report of the host came."""

@@ -7,6 +7,7 @@ manifest, the one of the layout that was said first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
@@ -45,6 +46,8 @@ class Membership:
     """Says how many upload slots a host has."""
     presence: Presence
     """Hears of hosts that other hosts name."""
+    renamed: Callable[[Digest, Digest], None] = lambda old, key: None
+    """Hears of swarms that have another key: the old one and the new one."""
     _layouts: dict[Digest, PieceLayout] = field(default_factory=dict)
     """How blobs are cut, as manifests say. `describe`."""
 
@@ -166,6 +169,7 @@ class Membership:
         old = swarm.rename(key)
         self.swarms[key] = self.swarms.pop(old)
         self.schedule.gone(old)
+        self.renamed(old, key)
         for name in swarm.members:
             host = self.hosts[name]
             host.leave(swarm.blob, old)

@@ -58,6 +58,9 @@ class OriginReads:
     """Idle leases that went to other swarms. `lose_lease`."""
     failures: dict[str, None] = field(default_factory=dict)
     """Hosts that met wrong or missing content at the origin. `count_failure`."""
+    barred: dict[str, None] = field(default_factory=dict)
+    """Hosts that may not read it, since they lied of what they read (vouching/vouching.py). `bar`,
+    `unbar`."""
     superpeers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
     """By zone the superpeers that were chosen, and from how many members. `choose`."""
 
@@ -74,6 +77,15 @@ class OriginReads:
         if len(self.superpeers) >= ZONES_MAX:
             self.superpeers.clear()
         self.superpeers[key] = names, candidates
+
+    def bar(self, host: str) -> None:
+        """The host may not read the blob from now on."""
+        self.barred[host] = None
+        self.superpeers.clear()
+
+    def unbar(self, host: str) -> None:
+        """The host may read it again."""
+        self.barred.pop(host, None)
 
     def lose_lease(self) -> None:
         """An idle lease goes to another swarm."""
@@ -174,6 +186,9 @@ class Swarm:
     """Receivers for which a job's start waits. `set_priority`."""
     swarming: dict[str, None] = field(default_factory=dict)
     """Receivers that receive by BitTorrent. `set_transport`."""
+    starved: dict[str, None] = field(default_factory=dict)
+    """Members without a piece that several parents gave nothing (Member.failed_by). Complaints,
+    `advance`, `remove`."""
     claims: dict[str, bool] = field(default_factory=dict)
     """Members that say they have pieces which no host has seen, and whether their first children
     have a deadline (repair/claims.py). Claims, `remove`."""
@@ -265,6 +280,7 @@ class Swarm:
         self.swarming.pop(host, None)
         self.tree_seeds.pop(host, None)
         self.claims.pop(host, None)
+        self.starved.pop(host, None)
         self._exit(member)
         if not member.seed:
             self.receivers -= 1
@@ -283,6 +299,9 @@ class Swarm:
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
+        if member.failed_by and any(counts):
+            member.failed_by.clear()
+            self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals
         self._count(member)

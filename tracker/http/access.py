@@ -16,7 +16,7 @@ from p2pdist.model.access import Identity, Right
 from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, Unauthenticated, Unavailable, UsageError
 from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
 from p2pdist.model.preseed import decode_request
-from p2pdist.transfer.guard import guard, identity_of, peer_of
+from p2pdist.transfer.guard import OwnNames, guard, identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Route, route_of
 from tracker.http.keys import SERVICE
 
@@ -29,8 +29,11 @@ BODY_BYTES_MAX = 64 << 10
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def guard_of(control: AccessControl) -> Middleware:
-    """The middleware that checks rights by an access file, and notes refusals."""
+def guard_of(control: AccessControl | None, names: OwnNames) -> Middleware:
+    """The middleware that checks rights by an access file, and notes refusals; without one, that
+    requests are for one of the tracker's own names."""
+    if control is None:
+        return guard(None, names=names)
 
     async def identify(request: web.Request) -> Identity:
         return await control.identities.of(peer_of(request), request.headers.get("Authorization", ""))
@@ -95,14 +98,14 @@ async def authorities(request: web.Request) -> web.Response:
 async def join(request: web.Request) -> web.Response:
     """Give the certificate of an agent to a host that has a join token."""
     control = _control(request)
-    return _answer(control.joins.join(await _body(request, JoinRequest), request.remote or ""))
+    return _answer(await control.joins.join(await _body(request, JoinRequest), request.remote or ""))
 
 
 async def renew(request: web.Request) -> web.Response:
     """Give a new certificate to the agent whose certificate the connection shows."""
     control = _control(request)
     wanted = await _body(request, RenewRequest)
-    return _answer(control.joins.renew(identity_of(request), wanted, request.remote or ""))
+    return _answer(await control.joins.renew(identity_of(request), wanted, request.remote or ""))
 
 
 ROUTES = (

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import version
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from p2pdist.transfer.guard import guard, identity_of
+from p2pdist.transfer.guard import OwnNames, identity_of
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
-from tracker.http import access, bittorrent, content, pages, scheduler, sessions
+from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE
 from tracker.http.metrics import registry
 from tracker.preseed_service import PreseedService
@@ -71,16 +72,20 @@ ROUTES = (
     *access.ROUTES,
     *sessions.ROUTES,
     *content.ROUTES,
+    *images.ROUTES,
     *bittorrent.ROUTES,
     *scheduler.ROUTES,
     *pages.ROUTES,
 )
 
 
-def make_app(service: Service, preseeds: PreseedService | None = None) -> web.Application:
-    """The tracker's application, with routes for preseeds and rankings where it takes these."""
+def make_app(
+    service: Service, preseeds: PreseedService | None = None, *, hostnames: Iterable[str] = ()
+) -> web.Application:
+    """The tracker's application, with routes for preseeds and rankings where it takes these.
+    `hostnames` are further names under which clients reach it."""
     control = service.access.control if service.access is not None else None
-    checks = access.guard_of(control) if control is not None else guard(None)
+    checks = access.guard_of(control, OwnNames(hostnames))
     app = web.Application(middlewares=[problems, checks], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[SERVICE] = service

@@ -95,7 +95,7 @@ async def blob_torrent(request: web.Request) -> web.Response:
     torrent = await register_blob(service, digest)
     ip = packed_ip(f"{request.remote}:0") or b""
     holders = service.announces.web_seeds(digest, ip, now=time.monotonic(), chance=getrandbits(64))
-    seeds = [f"http://{address}/v1/blobs/{digest}" for address in holders]
+    seeds = [f"{url}/v1/blobs/{digest}" for url in holders]
     if service.web_origin:
         seeds.append(f"{service.web_origin}/blobs/sha256/{hex_of(digest)}")
     return _answer(request, torrent, "blob", digest, seeds)

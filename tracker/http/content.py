@@ -17,9 +17,10 @@ from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Refer
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
-from tracker.content import ASKER, Content
+from tracker.content import Content
 from tracker.http.keys import SERVICE
 from tracker.policies import note_package
+from tracker.reads import ASKER
 
 
 class PolicyStatus(PackagePolicy, frozen=True, kw_only=True):
@@ -64,12 +65,24 @@ def require_blob(request: web.Request, digest: Digest) -> None:
     identity_of(request).require_read(book.readers_of(digest), f"{digest}")
 
 
+def zone_of(request: web.Request) -> str:
+    """The zone that a request names, "" for none. Raises Refused for one in which the identity may
+    not be."""
+    zone, identity = request.query.get("zone", ""), identity_of(request)
+    if zone and identity.zones and zone not in identity.zones:
+        raise Refused(
+            f"{identity} may not be in the zone {zone[:100]!r}",
+            remedy=f"Its join token is for {', '.join(identity.zones[:5])}",
+        )
+    return zone
+
+
 async def policy_header(request: web.Request, reference: Reference, digest: Digest) -> dict[str, str]:
     """The header for an agent that asks for a package, in the zone that it names; none without a
     policy. Raises Refused."""
     service = request.app[SERVICE]
     await note_package(service.fleet.policies, service.content, reference, digest)
-    policy = service.fleet.policies.for_agents(reference, request.query.get("zone", ""))
+    policy = service.fleet.policies.for_agents(reference, zone_of(request))
     return {POLICY_HEADER: encode_policy(policy)} if policy != NO_POLICY else {}
 
 
@@ -81,7 +94,9 @@ async def policies(request: web.Request) -> web.Response:
     if "reference" in request.query:
         reference = parse_reference(request.query["reference"])
         identity.require_read([reference.name], str(reference))
-        policy = book.for_agents(reference, request.query.get("zone", ""))
+        if reference.digest is not None and not identity.reads_everything:
+            await readable_package(request, reference)  # whose tags, of other names, would tell by their policies
+        policy = book.for_agents(reference, zone_of(request))
         return web.Response(text=encode_policy(policy), content_type="application/json")
     listed = [
         PolicyStatus(
@@ -207,7 +222,7 @@ ROUTES = (
         policies,
         (Answer(Policies), Answer(PackagePolicy)),
         (Query("reference", "the package; all policies if left out"), _ZONE),
-        errors=(UsageError, NotFound, Refused),
+        errors=(*_READ_ERRORS, Refused),
         right="read",
     ),
 )

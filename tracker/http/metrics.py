@@ -37,12 +37,15 @@ class TrackerCollector(Collector):
         yield from self._preseeds()
         yield from self._policies()
         yield from self._refusals()
+        yield from self._upstreams()
         yield GaugeMetricFamily("p2pdist_tracker_sessions", "Open agent sessions", value=self._service.sessions)
         yield GaugeMetricFamily("p2pdist_tracker_lag_seconds", "Delay of the event loop", value=self._service.lag_s)
         replans = CounterMetricFamily("p2pdist_tracker_replans", "Plans made anew", labels=["reason"])
         for reason, number in self._service.fleet.schedule.replans.items():
             replans.add_metric([reason], number)
         yield replans
+        name, text = "p2pdist_tracker_blamed_hosts", "Times that a host was found to have stated wrong hashes"
+        yield CounterMetricFamily(name, text, value=self._service.blamed_hosts)
 
     def _hosts(self) -> Iterator[Metric]:
         hosts = GaugeMetricFamily(
@@ -127,6 +130,13 @@ class TrackerCollector(Collector):
             for right, number in access.control.audit.refused.items():
                 refused.add_metric([right], number)
         yield refused
+
+    def _upstreams(self) -> Iterator[Metric]:
+        name, text = "p2pdist_tracker_upstream_requests", "Questions to upstream registries, by what became of them"
+        asked = CounterMetricFamily(name, text, labels=["upstream", "result"])
+        for (upstream, result), number in self._service.upstreams.asked.items():
+            asked.add_metric([upstream, result], number)
+        yield asked
 
 
 def registry(service: Service, view: View, preseeds: PreseedService | None = None) -> CollectorRegistry:

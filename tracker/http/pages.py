@@ -15,15 +15,15 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, digest_of, parse_digest
-from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.model.errors import NotFound, Unavailable, UsageError
 from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
@@ -72,6 +72,8 @@ logger = logging.getLogger(__name__)
 
 Tree = tuple[Digest, int]
 """A blob and one of its stripes."""
+
+MayRead = Callable[[Digest], bool]
 
 
 @dataclass(slots=True)
@@ -128,10 +130,12 @@ class Watch:
         self._ended = True
         self._notify()
 
-    async def changes(self, tree: Tree | None, remote: str = "") -> AsyncGenerator[bytes, None]:
-        """Everything, then what changes, as JSON documents, for a watcher at the address `remote`.
-        Raises Unavailable over WATCHERS_MAX watchers, WATCHERS_PER_ADDRESS_MAX of them at one
-        address, or TREES_MAX trees."""
+    async def changes(
+        self, tree: Tree | None, remote: str = "", may_read: MayRead | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Everything, then what changes, as JSON documents, for a watcher at the address `remote`,
+        of the blobs that it may read, None for all. Raises Unavailable over WATCHERS_MAX watchers,
+        WATCHERS_PER_ADDRESS_MAX of them at one address, or TREES_MAX trees."""
         if self._watchers >= WATCHERS_MAX:
             raise Unavailable(f"{WATCHERS_MAX} watch this fleet already", remedy="Close some of the pages")
         if self._by_address[remote] >= WATCHERS_PER_ADDRESS_MAX:
@@ -152,7 +156,7 @@ class Watch:
                         self._updated = asyncio.get_running_loop().create_future()
                     await asyncio.shield(self._updated)
                     continue
-                document, version = self._document(version, tree), self.view.version
+                document, version = self._document(version, tree, may_read), self.view.version
                 yield document
         finally:
             self._watchers -= 1
@@ -170,14 +174,25 @@ class Watch:
             self._trees[tree] = _Watched(self.view.tree(tree[1]))
         self._trees[tree].watchers += 1
 
-    def _document(self, version: int, tree: Tree | None) -> bytes:
-        """What changed after `version`, encoded once for all watchers."""
-        found = self._encoded.get((version, tree))
+    def _document(self, version: int, tree: Tree | None, may_read: MayRead | None) -> bytes:
+        """What changed after `version`, encoded once for all watchers that may read everything."""
+        found = self._encoded.get((version, tree)) if may_read is None else None
         if found is None:
             watched = self._trees[tree].view if tree is not None else None
             change = self.view.since(version, now=time.monotonic(), tree=watched)
+            if may_read is not None:
+                return msgspec.json.encode(_readable(change, may_read))
             found = self._encoded[version, tree] = msgspec.json.encode(change)
         return found
+
+
+def _readable(change: Change, may_read: MayRead) -> Change:
+    """A change without the blobs that a watcher may not read, and what happened to them."""
+    return replace(
+        change,
+        swarms=[row for row in change.swarms if may_read(row.digest)],
+        story=[line for line in change.story if not line.swarm or may_read(Digest(line.swarm))],
+    )
 
 
 WATCH: web.AppKey[Watch] = web.AppKey("watch", Watch)
@@ -186,16 +201,24 @@ WATCH: web.AppKey[Watch] = web.AppKey("watch", Watch)
 async def events(request: web.Request) -> web.StreamResponse:
     """Report the fleet as server-sent events. Events named `change` carry everything at first, then
     what changed; events named `preseeds` list preseeds."""
-    watch = request.app[WATCH]
-    changes = watch.changes(_tree_of(request), request.remote or "")
+    watch, identity = request.app[WATCH], identity_of(request)
+    book = request.app[SERVICE].fleet.policies
+
+    def may_read(blob: Digest) -> bool:
+        return identity.may_read(book.readers_of(blob))
+
+    tree, names = _tree_of(request), identity.reads_everything
+    if tree is not None and not (names or may_read(tree[0])):
+        raise NotFound(f"no agent holds or wants {tree[0]}")
+    changes = watch.changes(tree, request.remote or "", None if names else may_read)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     try:
         document = await anext(changes)  # raises what is wrong before the head goes out
         await response.prepare(request)
         shown = b""
-        names = identity_of(request).reads_everything  # of packages, in the list of preseeds
         with in_use(request):
             while await still_allowed(request):
+                # Preseeds name packages.
                 news = b"event: preseeds\ndata: %b\n\n" % watch.preseeds if names and watch.preseeds != shown else b""
                 shown = watch.preseeds
                 async with asyncio.timeout(WRITE_S_MAX):
@@ -268,7 +291,7 @@ ROUTES = (
         events,
         (Answer(Change, media_type="text/event-stream"),),
         (Query("swarm", "the blob whose tree is watched"), Query("stripe", "its stripe, 0 if left out")),
-        errors=(UsageError, Unavailable),
+        errors=(UsageError, NotFound, Unavailable),
         right="watch",
     ),
 )

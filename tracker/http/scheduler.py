@@ -7,26 +7,30 @@ it 1.5 ms, the standard library 10 ms.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from p2pdist.model.access import Right
+from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.image import is_image, parse_image
+from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.model.messages import Reachability
-from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request
+from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request, given_id, own_id
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.access.sessions import SessionAccess
 from tracker.core.affinity import Assignment, Ranked
 from tracker.core.host import Host
 from tracker.core.preseeds.orders import Progress
 from tracker.core.preseeds.selectors import near
 from tracker.core.swarm import Swarm
 from tracker.http.keys import PRESEEDS, SERVICE
-from tracker.preseed_service import PreseedBrief, PreseedSummary
+from tracker.preseed_service import PreseedBrief, PreseedSummary, sees
 
 
 class HostStatus(msgspec.Struct, frozen=True, gc=False):
@@ -140,7 +144,7 @@ async def host(request: web.Request) -> web.Response:
         guess = near(name[:255], fleet.hosts)
         raise NotFound(f"no host named {name[:255]!r} is known here", remedy=f"Did you mean {guess}?" if guess else "")
     swarms = [fleet.swarms[key].blob for key in host.swarms if key in fleet.swarms]
-    return _answer(HostDetail(**msgspec.structs.asdict(_host(host)), swarms=swarms))
+    return _answer(HostDetail(**msgspec.structs.asdict(_host(host)), swarms=_readable(request, swarms)))
 
 
 async def reachability(request: web.Request) -> web.Response:
@@ -151,17 +155,27 @@ async def reachability(request: web.Request) -> web.Response:
     return _answer(await request.app[SERVICE].reach.look(name, request.remote or ""))
 
 
+def _readable(request: web.Request, digests: Iterable[Digest]) -> list[Digest]:
+    """Those of some blobs that the identity may read."""
+    identity, book = identity_of(request), request.app[SERVICE].fleet.policies
+    if identity.reads_everything:
+        return list(digests)
+    return [digest for digest in digests if identity.may_read(book.readers_of(digest))]
+
+
 def _find_swarm(request: web.Request) -> Swarm:
     digest = parse_digest(request.match_info["digest"])
     swarm = request.app[SERVICE].fleet.swarms.get(digest)
-    if swarm is None:
+    if swarm is None or not _readable(request, [swarm.blob]):
         raise NotFound(f"no agent holds or wants {digest}")
     return swarm
 
 
 async def swarms(request: web.Request) -> web.Response:
-    """List the swarms."""
-    return _answer([_swarm(swarm) for swarm in request.app[SERVICE].fleet.swarms.values()])
+    """List the swarms of blobs that the identity may read."""
+    swarms = request.app[SERVICE].fleet.swarms.values()
+    readable = set(_readable(request, (swarm.blob for swarm in swarms)))
+    return _answer([_swarm(swarm) for swarm in swarms if swarm.blob in readable])
 
 
 async def swarm(request: web.Request) -> web.Response:
@@ -182,19 +196,33 @@ async def story(request: web.Request) -> web.Response:
 
 # -- preseeds and rankings
 
+_SEE: tuple[Right, ...] = ("watch", "cancel-any")
+"""Rights that show the preseeds of others."""
+
 
 async def _create(request: web.Request, order: PreseedRequest) -> web.Response:
     identity, access = identity_of(request), request.app[SERVICE].access
     if access is None:
         progress, created = await request.app[PRESEEDS].create(order)
         return _answer(progress, 201 if created else 200)
-    reference = parse_reference(order.package)
-    found = await access.packages.find(identity, reference)
-    await access.packages.vouch(reference.name, found.digest)
-    progress, created = await request.app[PRESEEDS].create(order, owner=str(identity))
+    found = await _require_package(access, identity, order.package)
+    if found is not None:
+        await access.packages.vouch(parse_reference(order.package).name, found.digest)
+    progress, created = await request.app[PRESEEDS].create(
+        order, owner=str(identity), sees=lambda record: sees(record, identity, *_SEE)
+    )
     if created:
         _note(request, "preseed", progress.id, package=progress.package)
-    return _answer(progress, 201 if created else 200)
+    return _answer(replace(progress, id=order.id or progress.id), 201 if created else 200)
+
+
+async def _require_package(access: SessionAccess, identity: Identity, text: str) -> Descriptor | None:
+    """The manifest of a package that the identity may read; None for an image, of which its name
+    says enough: its registry is asked for what belongs to it. Raises NotFound."""
+    if is_image(text):
+        access.images.require(identity, parse_image(text).name)
+        return None
+    return await access.packages.find(identity, parse_reference(text))
 
 
 def _note(request: web.Request, event: str, name: str, **more: str) -> None:
@@ -207,11 +235,17 @@ def _note(request: web.Request, event: str, name: str, **more: str) -> None:
         )
 
 
-def _require_own(request: web.Request, *rights: Right) -> None:
-    """Raises NotFound for a preseed that the identity neither ordered nor has a right to see."""
-    service, name, identity = request.app[PRESEEDS], request.match_info["id"], identity_of(request)
-    if identity.kind != "open" and not service.visible(name, identity, *rights):
-        raise NotFound(f"there is no preseed {name[:128]!r}", remedy="p2pdist preseed --list names them")
+def _own(request: web.Request, *rights: Right) -> str:
+    """The id under which the preseed in the path is kept. Raises NotFound for one that the
+    identity neither ordered nor has a right to see."""
+    service, given, identity = request.app[PRESEEDS], request.match_info["id"], identity_of(request)
+    if identity.kind == "open":
+        return given
+    own = own_id(given, str(identity))
+    kept = own if own in service.core.by_id else given
+    if not service.visible(kept, identity, *rights):
+        raise NotFound(f"there is no preseed {given[:128]!r}", remedy="p2pdist preseed --list names them")
+    return kept
 
 
 async def preseed(request: web.Request) -> web.Response:
@@ -235,27 +269,34 @@ async def preseeds(request: web.Request) -> web.Response:
     service, identity = request.app[PRESEEDS], identity_of(request)
     listed = service.summaries()
     if identity.kind != "open":
-        listed = [summary for summary in listed if service.visible(summary.id, identity, "watch", "cancel-any")]
+        listed = [
+            msgspec.structs.replace(summary, id=given_id(summary.id, summary.owner))
+            if summary.owner == str(identity)
+            else summary
+            for summary in listed
+            if service.visible(summary.id, identity, *_SEE)
+        ]
     return _answer(listed)
 
 
 async def preseed_progress(request: web.Request) -> web.Response:
     """Say how far a preseed is."""
-    _require_own(request, "watch", "cancel-any")
-    return _progress(request)
+    return _progress(request, _own(request, *_SEE))
 
 
-def _progress(request: web.Request) -> web.Response:
-    service, name = request.app[PRESEEDS], request.match_info["id"]
-    return _answer(service.brief(name) if request.query.get("brief") == "1" else service.progress(name))
+def _progress(request: web.Request, kept: str) -> web.Response:
+    service, given = request.app[PRESEEDS], request.match_info["id"]
+    if request.query.get("brief") == "1":
+        return _answer(msgspec.structs.replace(service.brief(kept), id=given))
+    return _answer(replace(service.progress(kept), id=given))
 
 
 async def cancel_preseed(request: web.Request) -> web.Response:
     """Cancel a preseed and say how far it was. The tracker still answers how it ended."""
-    _require_own(request, "cancel-any")
-    await request.app[PRESEEDS].cancel(request.match_info["id"])
-    _note(request, "cancel", request.match_info["id"])
-    return _progress(request)
+    kept = _own(request, "cancel-any")
+    await request.app[PRESEEDS].cancel(kept)
+    _note(request, "cancel", kept)
+    return _progress(request, kept)
 
 
 async def rank(request: web.Request) -> web.Response:
@@ -265,7 +306,7 @@ async def rank(request: web.Request) -> web.Response:
     access, identity = request.app[SERVICE].access, identity_of(request)
     if access is not None:
         for package in wanted.named:
-            await access.packages.find(identity, parse_reference(package))
+            await _require_package(access, identity, package)
     return _answer(await request.app[PRESEEDS].rank(wanted))
 
 

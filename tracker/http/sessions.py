@@ -117,8 +117,10 @@ async def _hello(socket: web.WebSocketResponse) -> Hello:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             hello = decode_from_agent(await socket.receive_str())
-    except (TimeoutError, TypeError) as error:
+    except TimeoutError as error:
         raise UsageError(f"no hello arrived within {HELLO_TIMEOUT_S:.0f} s") from error
+    except TypeError as error:
+        raise UsageError("a session begins with a hello, as a text frame") from error
     if not isinstance(hello, Hello):
         raise UsageError("a session begins with a hello")
     return hello
@@ -156,7 +158,7 @@ async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:
             for message in await outbox.take():
                 if message is None:
                     return
-                await socket.send_frame(encode(message), WSMsgType.TEXT)
+                await socket.send_frame(message if isinstance(message, bytes) else encode(message), WSMsgType.TEXT)
     except (ConnectionError, RuntimeError) as error:
         logger.debug("a session broke while writing: %r", error)
     finally:

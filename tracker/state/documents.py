@@ -21,6 +21,7 @@ import msgspec
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, P2PDistError
 from p2pdist.model.manifest import Descriptor
+from tracker.state.files import make_private
 
 BYTES_MAX = 1 << 30
 DESCRIPTORS_MAX = 100_000
@@ -38,7 +39,7 @@ class Documents:
         self._path = directory / FILE_NAME
         self._lock = threading.Lock()
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._path)
             self._database = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=NORMAL")

@@ -16,22 +16,19 @@ does not answer.
 from __future__ import annotations
 
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import sqlalchemy as sql
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.exc import IntegrityError
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Unavailable, UsageError
+from p2pdist.model.errors import Conflict, Unavailable
 from p2pdist.model.preseed import PreseedRecord
+from tracker.state.database import Database
 
 FILE_NAME = "preseeds.sqlite"
 ENDED_KEPT_S = 86400.0
@@ -41,8 +38,6 @@ STALE_BEATS = 10
 TRIES_MAX = 20
 """Times that a change is made anew because another tracker was faster."""
 
-CONNECT_TIMEOUT_S = 10
-STATEMENT_TIMEOUT_MS = 15_000
 FETCHED_AT_ONCE = 500
 
 _metadata = sql.MetaData()
@@ -94,36 +89,35 @@ class PreseedDatabase:
     SQLite, or empty: then the database lasts as long as the object."""
 
     def __init__(self, where: str) -> None:
-        self.shared = is_postgresql(where)
+        self._database = Database(where, FILE_NAME)
+        self.shared = self._database.shared
         self._tracker = secrets.token_hex(8)
-        self._lock = threading.RLock()
         self._beat = 0
         self._exchanges = 0
         self._heard: dict[str, tuple[int, int]] = {}
         self._theirs: dict[tuple[str, str], tuple[int, str]] = {}
         self._ours: dict[str, str] = {}
-        self._engine, self._where = _engine(where)
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             _create_tables(connection)
 
     def close(self) -> None:
         """Remove the reports of this tracker, and disconnect."""
         try:
             if self.shared:
-                with self._transaction() as connection:
+                with self._database.transaction() as connection:
                     connection.execute(sql.delete(_reports).where(_reports.c.tracker == self._tracker))
                     connection.execute(sql.delete(_trackers).where(_trackers.c.tracker == self._tracker))
         finally:
-            self._engine.dispose()
+            self._database.close()
 
     # -- records
 
     def read(self, identifier: str) -> PreseedRecord | None:
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             return _read(connection, identifier)
 
     def read_all(self) -> list[PreseedRecord]:
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             return [_record(row) for row in connection.execute(sql.select(_preseeds))]
 
     def insert(self, record: PreseedRecord) -> PreseedRecord:
@@ -131,7 +125,7 @@ class PreseedDatabase:
         then."""
         record = replace(record, version=1)
         try:
-            with self._transaction() as connection:
+            with self._database.transaction() as connection:
                 connection.execute(sql.insert(_preseeds).values(_row(record)))
             return record
         except IntegrityError:
@@ -143,7 +137,7 @@ class PreseedDatabase:
         record with its new version, or that of a faster tracker; None when it was removed."""
         written = replace(record, version=record.version + 1)
         change = sql.update(_preseeds).where(_preseeds.c.id == record.id, _preseeds.c.version == record.version)
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             if connection.execute(change.values(_row(written))).rowcount == 1:
                 return written
             return _read(connection, record.id)
@@ -166,7 +160,7 @@ class PreseedDatabase:
 
     def purge(self, *, now: float) -> None:
         """Remove records of preseeds that ended ENDED_KEPT_S ago."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(sql.delete(_preseeds).where(_preseeds.c.ended_at < now - ENDED_KEPT_S))
 
     # -- several trackers
@@ -181,7 +175,7 @@ class PreseedDatabase:
             raise
 
     def _exchange(self, versions: Mapping[str, int], ours: Mapping[str, str]) -> Exchange:
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             if self.shared:
                 self._report(connection, ours)
             present = {
@@ -255,69 +249,6 @@ class PreseedDatabase:
         for (tracker, identifier), (_, hosts) in theirs.items():
             reports[tracker][identifier] = hosts
         return reports
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sql.Connection]:
-        try:
-            with self._lock, self._engine.begin() as connection:
-                yield connection
-        except IntegrityError:
-            raise
-        except SQLAlchemyError as error:
-            cause = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
-            raise Unavailable(
-                f"the tracker's database {self._where} does not answer: {cause}", remedy="Check it, and --state"
-            ) from error
-
-
-def is_postgresql(where: str) -> bool:
-    return where.startswith(("postgresql://", "postgres://"))
-
-
-def _engine(where: str) -> tuple[sql.Engine, str]:
-    """The engine, and how to call the database where people read it: without its password."""
-    if not is_postgresql(where):
-        return _sqlite(where)
-    try:
-        url = sql.make_url(where).set(drivername="postgresql+psycopg")
-        options = f"-c statement_timeout={STATEMENT_TIMEOUT_MS}"
-        engine = sql.create_engine(
-            url,
-            pool_pre_ping=True,
-            pool_size=2,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "options": options},
-        )
-    except SQLAlchemyError as error:
-        raise UsageError(
-            "the --state is not the URL of a database", remedy="Write postgresql://user@host/name"
-        ) from error
-    except ImportError as error:
-        raise UsageError(
-            "psycopg, which talks to PostgreSQL, is not installed", remedy="pip install psycopg"
-        ) from error
-    return engine, url.render_as_string(hide_password=True).replace("+psycopg", "", 1)
-
-
-def _sqlite(where: str) -> tuple[sql.Engine, str]:
-    if not where:
-        return sql.create_engine(
-            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-        ), "in memory"
-    path = Path(where) / FILE_NAME
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"the tracker cannot keep its state in {where}: {error.strerror}") from error
-    engine = sql.create_engine(
-        sql.URL.create("sqlite", database=str(path)), connect_args={"timeout": CONNECT_TIMEOUT_S}
-    )
-
-    def prepare(connection: Any, _record: object) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-
-    sql.event.listen(engine, "connect", prepare)
-    return engine, str(path)
 
 
 def _create_tables(connection: sql.Connection) -> None:

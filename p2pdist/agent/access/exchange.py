@@ -21,6 +21,9 @@ ANSWER_BYTES_MAX = 1 << 18
 REQUEST_S_MAX = 20.0
 CONNECT_S_MAX = 5.0
 
+_NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number", "record layer failure", "RECORD_LAYER_FAILURE")
+"""What OpenSSL says of an answer that is no TLS."""
+
 _CONTEXT = re.compile(r" ssl:(?:<[^>]*>|default|True|False)")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -84,7 +87,7 @@ async def _exchange(
             remedy="Check --tracker; another fleet's tracker, or another program, may answer there",
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = in_words(error).replace(url, redacted(url))
+        reason = in_words(error, url).replace(url, redacted(url))
         raise Unavailable(f"the tracker {redacted(url)} does not answer: {reason}") from error
     if len(data) > ANSWER_BYTES_MAX:
         raise Corrupt(f"the tracker {redacted(url)} answers more than {ANSWER_BYTES_MAX} bytes")
@@ -93,13 +96,29 @@ async def _exchange(
     return data, own_end
 
 
-def in_words(error: BaseException) -> str:
-    """Why a connection failed; aiohttp's text without what it says of Python's objects."""
+def in_words(error: BaseException, url: str = "") -> str:
+    """Why a connection to a tracker failed, and what may be wrong where one side has access control
+    and the other has not; aiohttp's text without what it says of Python's objects."""
     if isinstance(error, aiohttp.WSServerHandshakeError):
-        refused = error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        why = ": this host, or the join token with which it came, may be revoked" if refused else ""
+        why = {
+            HTTPStatus.UNAUTHORIZED: ": it takes agents of its fleet alone. Start this one with --join-file",
+            HTTPStatus.FORBIDDEN: ": this host, or the join token with which it came, may be revoked",
+        }.get(HTTPStatus(error.status) if error.status in set(HTTPStatus) else HTTPStatus.OK, "")
         return f"it answers {error.status} to a session{why}"
-    return _CONTEXT.sub("", str(error)) or type(error).__name__
+    text = _CONTEXT.sub("", str(error)) or type(error).__name__
+    return f"{text}. {hint}" if (hint := mismatch(error, url)) else text
+
+
+def mismatch(error: BaseException, url: str) -> str:
+    """What may be wrong where a connection to the tracker at `url` failed because one side speaks
+    TLS as the other does not expect; "" for any other failure."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "A tracker with --access has a certificate of its fleet's authority: give the agent its --join-file"
+    if isinstance(error, aiohttp.ClientConnectorSSLError) and any(sign in str(error) for sign in _NO_TLS):
+        return "It seems to speak no TLS: start the tracker with --access, or write http:// and leave out --join-file"
+    if url.startswith("http://") and isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError):
+        return "If it runs with --access, write https:// and give the agent its --join-file"
+    return ""
 
 
 def _own_end(answer: aiohttp.ClientResponse) -> str:

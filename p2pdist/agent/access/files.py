@@ -9,9 +9,16 @@ FILE_BYTES_MAX = 8 << 20
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only its owner may enter; one that is there is tightened."""
+    """Make a directory that only its owner may enter; one that is there is tightened, and what a
+    link leads to stays as it is: the link may be another's. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory.chmod(0o700)
+    if directory.is_symlink():
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
 
 
 def replace(path: Path, data: bytes) -> None:

@@ -34,11 +34,16 @@ class PackageNames:
                     self.learn(record.reference, record.manifest_digest, decode_manifest(data))
             except Corrupt:
                 continue  # a verification reports it
+        for image in store.images.list():
+            self.learn_name(image.name, (image.digest,))
 
     def learn(self, reference: str, digest: Digest, manifest: Manifest) -> None:
         """Note that a package was found: what belongs to it has its name from now on."""
-        name = parse_reference(reference).name
         parts = (digest, *(part.digest for part in (*manifest.blobs, *manifest.documents())))
+        self.learn_name(parse_reference(reference).name, parts)
+
+    def learn_name(self, name: str, parts: tuple[Digest, ...]) -> None:
+        """Note that these blobs and documents belong to a package or image of this name."""
         with self._lock:
             for part in parts:
                 names = self._names.get(part, ())

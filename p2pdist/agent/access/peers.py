@@ -35,6 +35,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE, P2PDistError, Refused, Unauthenticated, UsageError
 from p2pdist.model.messages import Access, Priority
 
+SOURCES_MAX = 20_000
 CHECKED_MAX = 4096
 """Tickets whose signature was right."""
 
@@ -83,6 +84,8 @@ class Peers:
         """Tickets with right signatures, by their text; the one that was used last at the end."""
         self._served: dict[tuple[str, str], set[Ends]] = {}
         """What is being sent to each host, by its name and the join token by which it came."""
+        self._sources: dict[str, str] = {}
+        """The join tokens in the certificates of hosts from which this one received."""
         self._writing: set[asyncio.Task[None]] = set()
         if secured:
             self._load()
@@ -121,6 +124,22 @@ class Peers:
         """Whether a host is revoked, or the join token by which it came (its id, "" where that is
         not known)."""
         return f"host:{host}" in self._revoked or bool(join and f"join:{join}" in self._revoked)
+
+    def is_revoked_source(self, host: str) -> bool:
+        """Whether this host may receive nothing from another one any more: it, or the join token in
+        the certificate that it showed last, is revoked."""
+        return self.is_revoked(host, self._sources.get(host, ""))
+
+    def source_in(self, certificate: Mapping[str, Any] | None) -> str:
+        """The host in the certificate of a peer from which this host is about to receive; "" where
+        there is none. Raises Refused where it is revoked. From any thread."""
+        host, join = self.host_in(certificate), self.join_in(certificate)
+        if host:
+            self.require(host, join)
+            self._sources[host] = join
+            while len(self._sources) > SOURCES_MAX:
+                self._sources.pop(next(iter(self._sources)), None)
+        return host
 
     def require_here(self) -> None:
         """Raises Refused where this host is revoked."""
@@ -182,7 +201,8 @@ class Peers:
         if f"token:{claims.id}" in self._revoked:
             raise Unauthenticated("the token is not valid: it was revoked")
         rights = frozenset(right for right in GRANTABLE if right in access.roles.get(claims.role, ()))
-        return Identity("token", claims.id, rights | {"open"}, credential=f"token:{claims.id}")
+        read = Patterns.parse(access.reads.get(claims.role, ()), f"role {claims.role}")
+        return Identity("token", claims.id, rights | {"open"}, read, credential=f"token:{claims.id}")
 
     @contextmanager
     def serving(self, host: str, join: str, served: Ends) -> Iterator[None]:

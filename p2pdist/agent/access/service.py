@@ -128,7 +128,7 @@ class AgentAccess:
     def _read_names(self) -> None:
         """With access on, have the certificate of a peer name the host of the plan."""
         if self.tls is not None and self.peers.on:
-            self.tls.host_in = self.peers.host_in
+            self.tls.host_in = self.peers.source_in
 
     async def _trust(self, authorities: str) -> None:
         try:

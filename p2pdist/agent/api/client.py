@@ -225,7 +225,7 @@ class LocalClient:
 
 
 def _refused(path: Path) -> Refused:
-    """The failure of a user who may not connect to the socket, or not enter a directory on its
+    """The failure of a user that may not connect to the socket, or not enter a directory on its
     path: it names the barrier and the group that may pass. The detail `socket` distinguishes it
     from the refusals of an agent, a tracker or an origin."""
     import grp

@@ -19,7 +19,7 @@ from p2pdist.agent.caller import Caller
 from p2pdist.model.access import ANONYMOUS, OPEN, TICKET_HEADER, Identity
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, Unavailable, UsageError
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.image import package_reference
 from p2pdist.model.messages import Priority
 from p2pdist.transfer.guard import Identify, identity_of, peer_of
 from p2pdist.transfer.openapi import route_of
@@ -135,7 +135,7 @@ def require_reference(agent: Agent, request: web.Request, text: str) -> None:
     identity = identity_of(request)
     if identity.read.everything or identity.kind == "open":
         return
-    reference = parse_reference(text)
+    reference = package_reference(text)
     identity.require_read([reference.name], text)
     if reference.digest is not None:
         _require_digest(agent, identity, reference.digest, text)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from msgspec.structs import replace
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,6 +38,13 @@ from p2pdist.agent.api.guard import (
     require_named,
     require_reference,
     serving,
+)
+from p2pdist.agent.api.mirror import (
+    image_identities,
+    make_mirror,
+    mirror_metrics,
+    mirror_routes,
+    with_images,
 )
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
@@ -81,7 +89,7 @@ from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import HANGS_S
 from p2pdist.store.store import BlobStore, Usage
 from p2pdist.transfer.connections import address_key, in_use
-from p2pdist.transfer.guard import Identify, guard
+from p2pdist.transfer.guard import OwnNames, guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
@@ -100,7 +108,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         agent = self._agent
         received = CounterMetricFamily("p2pdist_agent_received_bytes", "Verified bytes received", labels=["source"])
-        for source in ("origin", "peer", "bittorrent"):
+        for source in ("origin", "upstream", "peer", "bittorrent"):
             received.add_metric([source], agent.resources.received_bytes[source])
         yield received
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
@@ -112,6 +120,7 @@ class AgentCollector(Collector):
             rejected.add_metric([reason], agent.resources.rejected[reason])
         yield rejected
         yield from self._store()
+        yield from mirror_metrics(agent.mirrored)
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()
 
@@ -204,6 +213,7 @@ SYSTEM_OWNERS = ("preseed:", "slurm-")
 
 PULSE_LOOK_S = 0.005
 BYTES_TYPE = "application/octet-stream"
+MESSAGE_PACK_TYPE = "application/vnd.msgpack"
 LOOK_S_MAX = 5.0
 AGENT: web.AppKey[Agent] = web.AppKey("agent", Agent)
 REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry", CollectorRegistry)
@@ -249,9 +259,19 @@ class StoreStatus(msgspec.Struct, frozen=True):
     disk: str
 
 
+class MirrorStatus(msgspec.Struct, frozen=True):
+    """The mirror for clients of registries on this host: its host and port, and how many requests
+    it has answered, whatever the answers were."""
+
+    address: str
+    requests: int
+
+
 class AgentStatus(msgspec.Struct, frozen=True):
     """Answer to GET /v1/status. `unreachable` is why other hosts cannot reach the agent, empty when
-    they can; `leaving`: it is about to end. `scrub` is the background reading of the store."""
+    they can; `leaving`: it is about to end. `scrub` is the background reading of the store,
+    `upstreams` the registries whose images come through this agent; `mirror` is null when the agent
+    has no port for clients of registries."""
 
     host: str
     address: str
@@ -262,6 +282,8 @@ class AgentStatus(msgspec.Struct, frozen=True):
     leaving: bool
     pulls: list[PullStatus]
     scrub: ScrubStatus
+    upstreams: list[str]
+    mirror: MirrorStatus | None
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -414,6 +436,18 @@ async def _holding(request: web.Request) -> web.Response:
     return _answer(BlobHolding(len(blob.have), blob.layout.count, settled))
 
 
+async def _pieces(request: web.Request) -> web.Response:
+    """Say which hashes of a blob's pieces are known here, as MessagePack. Other agents ask while no
+    tracker tells them, and believe it provisionally. Nothing is fetched."""
+    agent, digest = request.app[AGENT], parse_digest(request.match_info["digest"])
+    require_blob(agent, request, digest)
+    first = request.query.get("first", "0")
+    if not (first.isascii() and first.isdecimal()) or len(first) > 10:
+        raise UsageError(f"{first[:50]!r} is not the number of a piece")
+    known = await agent.vouched_blobs.known(digest, int(first))
+    return web.Response(body=msgspec.msgpack.encode(known), content_type=MESSAGE_PACK_TYPE)
+
+
 async def _blob(request: web.Request) -> web.StreamResponse:
     """Serve a blob or a range of it. Missing pieces are fetched through the swarm where that evicts
     nothing; the bytes take turns with streams."""
@@ -456,14 +490,28 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
     if blob is None or not blob.complete:
         if request.method == "HEAD":
             return await serve_range(request, digest, -1, (await agent.registry.describe(digest)).layout)
-        fetching = await (agent.pulls.blob(digest) if flow is None else agent.readers.fetch(digest, _address(request)))
+        fetching = agent.registry.fetching(digest)
+        if fetching is None or fetching.vouched is None:  # else there is nothing to be found out about it
+            fetching = await (
+                agent.pulls.blob(digest) if flow is None else agent.readers.fetch(digest, _address(request))
+            )
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
     with blob.held():
-        have, wait_for = (blob.have, fetching.piece) if fetching is not None else (None, None)
+        body = fetching.body() if fetching is not None else None
         file, disk = await _opened(blob), not blob.in_memory
-        return await serve_range(request, digest, file, blob.layout, have=have, wait_for=wait_for, flow=flow, disk=disk)
+        return await serve_range(
+            request,
+            digest,
+            file,
+            blob.layout,
+            have=blob.have if body is not None else None,
+            wait_for=body.piece if body is not None else None,
+            proven=body.proven if body is not None else None,
+            flow=flow,
+            disk=disk,
+        )
 
 
 # -- on the Unix socket only
@@ -638,6 +686,8 @@ async def _status(request: web.Request) -> web.Response:
             agent.drain.draining,
             [pull for pull in agent.pulls.list() if _readable(agent, request, pull.reference)],
             agent.scrub.status(),
+            sorted(upstream.name for upstream in agent.images.upstreams),
+            MirrorStatus(agent.mirrored.address, agent.mirrored.total) if agent.mirrored.address else None,
         )
     )
 
@@ -679,6 +729,15 @@ PUBLIC_ROUTES = (
         (Answer(BlobHolding),),
         (Query("host", "the host that asks"),),
         errors=(UsageError, NotFound),
+        right="ticket",
+    ),
+    Route(
+        "GET",
+        "/v1/blobs/{digest}/pieces",
+        _pieces,
+        (Answer(media_type=MESSAGE_PACK_TYPE),),
+        (Query("first", "the first piece of interest, 0 by default"),),
+        errors=(UsageError, NotFound, Refused, Corrupt),
         right="ticket",
     ),
 )
@@ -773,9 +832,9 @@ LOCAL_ROUTES = (
 
 
 def _application(
-    agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, identify: Identify
+    agent: Agent, metrics: CollectorRegistry, routes: tuple[Route, ...], title: str, *middlewares: Middleware
 ) -> web.Application:
-    app = web.Application(middlewares=[problems, guard(identify)], client_max_size=BODY_BYTES_MAX)
+    app = web.Application(middlewares=[problems, *middlewares], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[AGENT], app[REGISTRY] = agent, metrics
     serve(app, routes, title=title)
@@ -784,10 +843,21 @@ def _application(
 
 def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     """The application for TCP and the one for the Unix socket."""
-    metrics = registry(agent)
+    metrics, settings = registry(agent), agent.settings
+    mirror = make_mirror(agent, loopback=False)
+    names = OwnNames((settings.host, settings.address, *settings.hostnames))
+    remote = with_images(remote_identities(agent), image_identities(agent, loopback=False))
+    local = guard(local_identities(agent))
     return (
-        _application(agent, metrics, PUBLIC_ROUTES, "p2pdist agent", remote_identities(agent)),
-        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local_identities(agent)),
+        _application(
+            agent,
+            metrics,
+            (*PUBLIC_ROUTES, *mirror_routes(mirror)),
+            "p2pdist agent",
+            mirror.failures,
+            guard(remote, names=names),
+        ),
+        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local),
     )
 
 

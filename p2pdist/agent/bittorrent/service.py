@@ -43,7 +43,7 @@ from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.url import redacted
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.names import NAMES

@@ -20,7 +20,7 @@ from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Descriptor
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.torrent import TORRENT_TYPE, Torrent, decode_torrent, torrent_reference
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.store import BlobStore
 
 logger = logging.getLogger(__name__)

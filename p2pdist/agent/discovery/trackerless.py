@@ -90,12 +90,19 @@ class Neighbourhood:
         return self.discovery.neighbours.agents()
 
     def plan(
-        self, blob: Digest, layout: PieceLayout, done: asyncio.Future[None], planned: Callable[[Plan], None]
+        self,
+        blob: Digest,
+        layout: PieceLayout,
+        done: asyncio.Future[None],
+        planned: Callable[[Plan], None],
+        *,
+        origin: bool = False,
     ) -> None:
         """Plan a pull that begins while no tracker answers: `planned` gets one plan or two, until
-        `done`, which is the end of the pull, or until a tracker answers."""
+        `done`, which is the end of the pull, or until a tracker answers. `origin`: each host that
+        fetches the blob can read it from where it comes from."""
         if not self._session.connected:
-            self._plans.spawn(self._plan(blob, layout, done, planned))
+            self._plans.spawn(self._plan(blob, layout, done, planned, origin=origin))
 
     def settled(self, digest: Digest, host: str) -> bool:
         """Whether the sources of a pull are chosen and `host` is none of them."""
@@ -103,15 +110,24 @@ class Neighbourhood:
         return self._session.connected if counted is None else host not in counted
 
     async def _plan(
-        self, blob: Digest, layout: PieceLayout, done: asyncio.Future[None], planned: Callable[[Plan], None]
+        self,
+        blob: Digest,
+        layout: PieceLayout,
+        done: asyncio.Future[None],
+        planned: Callable[[Plan], None],
+        *,
+        origin: bool,
     ) -> None:
+        def reader(host: Announcement) -> Announcement:
+            return msgspec.structs.replace(host, origin=True) if origin else host
+
         def give(holders: Mapping[Announcement, BlobHolding]) -> None:
             if self._session.connected or done.done():
                 return
             earlier = {neighbour.host for neighbour, holding in holders.items() if holding.settled}
             counts = len(holders), len(earlier)
             logger.info("no tracker answers: planning %s with %d neighbours, %d before it", blob, *counts)
-            planned(plan_without_tracker(blob, layout, self._own, holders, earlier))
+            planned(plan_without_tracker(blob, layout, reader(self._own), map(reader, holders), earlier))
 
         await self._settled.wait()
         holders = await self._holders(blob)

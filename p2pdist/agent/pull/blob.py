@@ -5,6 +5,9 @@ Receiver threads write into the blob and post what happened; everything else is 
 verified piece goes to the uplink at once, whichever transport brought it, so this host's children
 receive it while the rest is still arriving. The pull ends only after a swarm's transfer has let go
 of the file.
+
+Of a blob without a piece list every piece is provisional until the SHA-256 of the whole has matched
+(vouched.py). Bodies to clients are sent such pieces, but for their last one (`Body`).
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ import logging
 from collections.abc import Sequence
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
+from p2pdist.agent.pull.origin import RangeSource
 from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
+from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.tasks import Tasks
 from p2pdist.core.download import (
     AskTicket,
+    Awaiting,
     CloseStream,
     Complain,
     Completed,
@@ -35,6 +41,7 @@ from p2pdist.core.download import (
 )
 from p2pdist.core.pull import (
     SWARM,
+    AskList,
     BeginSwarm,
     EndSwarm,
     Event,
@@ -48,14 +55,16 @@ from p2pdist.core.pull import (
     TorrentKnown,
     WriterGone,
 )
-from p2pdist.core.transport import CutShort
+from p2pdist.core.transport import CutShort, Policy
+from p2pdist.core.vouched.whole import CheckWhole, Judge, VerifyPieces
 from p2pdist.model.address import by_name
-from p2pdist.model.errors import P2PDistError, foreseen
-from p2pdist.model.messages import Advance, Complaint, Holding, Priority
+from p2pdist.model.errors import Corrupt, P2PDistError, foreseen
+from p2pdist.model.messages import Advance, Complaint, Holding, Judged, Priority, Vouched
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import Plan
+from p2pdist.model.plan import Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.vouched import Listing, VouchedPieces
 from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed, StreamEvent
 
@@ -95,9 +104,38 @@ class PieceWaits:
                 waiter.exception()  # marks it as seen: the callers may have been cancelled
 
 
+class Body:
+    """One reading of a blob while it is pulled, by a client that is sent what comes. Not before the
+    blob is complete it may be sent its last piece."""
+
+    def __init__(self, pull: BlobPull) -> None:
+        self._pull, self._losses = pull, pull.vouched.losses if pull.vouched is not None else 0
+
+    async def piece(self, piece: int) -> None:
+        """Wait until a piece is there; raises the pull's failure, and Corrupt when a piece that may
+        have been sent turned out to be wrong since this reading began."""
+        await self._pull.piece(piece)
+        self._check()
+
+    async def proven(self) -> None:
+        """Wait until everything that was sent is certain to be right; raises what `piece`
+        raises."""
+        if self._pull.vouched is not None:
+            await asyncio.shield(self._pull.done)
+            self._check()
+
+    def _check(self) -> None:
+        vouched = self._pull.vouched
+        if vouched is not None and vouched.losses != self._losses:
+            raise Corrupt(
+                f"some of what came of {self._pull.blob.digest} was wrong, and comes again", remedy="Ask again"
+            )
+
+
 class BlobPull:
     """Fetches one blob. `selection`: the part of another blob at the origin that this blob is.
-    Lives on the event loop."""
+    `upstream`: the registry that a lease lets this host read, in place of the origin. Lives on the
+    event loop."""
 
     def __init__(
         self,
@@ -107,6 +145,7 @@ class BlobPull:
         tracker_present: bool,
         priority: Priority = "start",
         selection: Selection | None = None,
+        upstream: RangeSource | None = None,
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self.blob = blob
@@ -119,30 +158,41 @@ class BlobPull:
         self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
         """Bytes that the store held before this pull."""
         self._counted = PieceSet(blob.layout.count, blob.have.bits)
-        self._context = context
-        self._stripes = blob.layout.stripes
+        self._context, self._stripes = context, blob.layout.stripes
         self._download = Download(
             blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
         )
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
-        self._streams = PullStreams(blob, context, self._mail, priority=priority, selection=selection)
-        self.unreached = self._streams.unreached
+        self.vouched = VouchedPull(blob, blob.vouched, _VouchedSide(self)) if blob.vouched is not None else None
+        """What the pull of a blob without a piece list does beside."""
+        self._streams = PullStreams(
+            blob,
+            context,
+            self._mail,
+            priority=priority,
+            selection=selection,
+            upstream=upstream,
+            vouched=self.vouched,
+        )
+        self.unreached, self.leave_revoked = self._streams.unreached, self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)
-        self._waits = PieceWaits()
-        self._unreported: set[int] = set()  # pieces on the disk at the last tick that no stream reported
+        self._waits, self._unreported = PieceWaits(), Unreported()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
         self._lookups = Tasks(logger, f"{blob.digest} finds no swarm")
-        # A selection has no torrent of its own, and an empty blob needs none.
-        swarming = context.swarming if selection is None and blob.size else None
-        policy = swarming.policy_of(blob.digest) if swarming is not None else "trees"
-        self._swarm: SwarmFetch | None = None
-        if swarming is not None and policy != "trees":
-            origin = OriginAccess(self._download.readers, self._streams.read_origin, self._streams.complain_of_origin)
-            self._swarm = SwarmFetch(blob, context.host, swarming, origin, self._mail.post)
+        # A selection has no torrent of its own, an empty blob needs none, and of what comes from an
+        # upstream there is none.
+        may_swarm = selection is None and upstream is None and blob.size > 0
+        policy, self._swarm = _swarm_of(self, context) if may_swarm else ("trees", None)
         self._writers = BlobWriters(context.writers, blob.digest)
-        self._core = PullCore(self._download, policy, priority=priority, other_writers=self._writers.others)
+        self._core = PullCore(
+            self._download,
+            policy,
+            priority=priority,
+            other_writers=self._writers.others,
+            vouched=self.vouched is not None,
+        )
         self._begins_with_swarm = policy == "swarm"
         context.uplink.held(blob.digest, blob.layout, self._stripes, self._download.have)
         if not tracker_present:
@@ -156,7 +206,9 @@ class BlobPull:
     def start(self) -> None:
         """Begin; a blob that lacks nothing is done at once."""
         if self._swarm is not None and not self.blob.have.complete:
-            self._lookups.spawn(self._find_torrent(self._swarm))
+            self._lookups.spawn(_find_torrent(self, self._swarm))
+        if self.vouched is not None:
+            self.vouched.restate()  # what an earlier pull read
         self._tick()
 
     def holding(self) -> Holding:
@@ -166,9 +218,9 @@ class BlobPull:
         read = self._swarm.reading if self._swarm is not None else ()
         parents = tuple("" if stripe in read else host for stripe, host in enumerate(self._download.parents()))
         by_swarm = self._core.report_swarm()
-        shown = self._context.shown(self.blob.digest)
+        shown, vouched = self._context.shown(self.blob.digest), self.vouched is not None
         return Holding(
-            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm, *shown
+            self.blob.digest, layout.size, layout.piece_size, counts, parents, self.priority, by_swarm, *shown, vouched
         )
 
     def advance(self) -> Advance | None:
@@ -194,6 +246,8 @@ class BlobPull:
 
     def tracker_changed(self, present: bool) -> None:
         """A tracker answers from now on, or none does."""
+        if self.vouched is not None:
+            self.vouched.tracker_changed(present)
         self._mail.context.run(self._submit, TrackerChanged(present))
 
     def escalate(self) -> None:
@@ -203,18 +257,27 @@ class BlobPull:
         self._submit(PriorityChanged("start"))
 
     def reject(self, error: P2PDistError) -> None:
-        """The swarm cannot go on, or the agent stops: streams are closed, what has arrived
-        stays."""
-        self._submit(Rejected(error))
+        """The swarm cannot go on, or the agent stops: streams are closed, what has arrived stays.
+        Where this host has met the reason itself, it can say more."""
+        met = self._streams.origin_error
+        self._submit(Rejected(met if met is not None and type(met) is type(error) else error))
 
     async def piece(self, piece: int) -> None:
-        """Wait until a piece is there; raises the pull's failure."""
+        """Wait until a piece is there; raises the pull's failure. The last piece of a blob without
+        a piece list is there when the blob is complete."""
+        if self.vouched is not None and piece == self.blob.layout.count - 1:
+            await asyncio.shield(self.done)
+            return
         if piece in self._download.have:
             return
         if self.done.done():
             self.done.result()
             return
         await self._waits.wait(piece)
+
+    def body(self) -> Body:
+        """A reading of the blob that begins now."""
+        return Body(self)
 
     async def demand(self, pieces: Sequence[int]) -> None:
         """Have pieces come before all others, and wait for them; raises the pull's failure."""
@@ -254,6 +317,8 @@ class BlobPull:
                     self._end(error)
                 case ReportTransport():
                     self._context.send_to_tracker(self.holding())
+                case CheckWhole() | Judge() | VerifyPieces() | AskList() if self.vouched is not None:
+                    self.vouched.carry_out(command)
                 case AskTicket():
                     self._context.ask_ticket(self.blob.digest, self.holding, refused=True)
                 case Switched(before, after):
@@ -266,21 +331,15 @@ class BlobPull:
                 case EndSwarm() if self._swarm is not None:
                     self._swarm.close()
                 case FindPeers() if self._swarm is not None:
-                    self._lookups.spawn(self._find_peers(self._swarm))
-
-    async def _find_torrent(self, swarm: SwarmFetch) -> None:
-        exists = await swarm.find(at_once=self._begins_with_swarm)
-        if not exists:
-            logger.info("blob=%s has no torrent: it comes by trees", self.blob.digest)
-        self._submit(TorrentKnown(exists))
-
-    async def _find_peers(self, swarm: SwarmFetch) -> None:
-        self._submit(PeersKnown(await swarm.peers_v1()))
+                    self._lookups.spawn(_find_peers(self, self._swarm))
 
     def _tick(self) -> None:
-        self._find_unreported()
+        for piece in self._unreported.find(self.blob.have, self._download.have):
+            self._stored(0, piece)
         for _ in range(self._writers.count_gone()):
             self._submit(WriterGone())
+        for number in self._streams.awaiting():
+            self._submit(Awaiting(number))
         for quiet in self._streams.quiet():
             self._submit(quiet)
         self._submit(Tick())
@@ -288,22 +347,13 @@ class BlobPull:
         if not self._download.finished:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
 
-    def _find_unreported(self) -> None:
-        """Take in stored pieces that no stream of this pull has reported for a whole tick: a stream
-        of an earlier pull may have written them."""
-        if len(self.blob.have) <= len(self._download.have):
-            self._unreported.clear()
-            return
-        unknown = self.blob.have.beyond(self._download.have)
-        for piece in sorted(unknown & self._unreported):
-            self._stored(0, piece)
-        self._unreported = unknown
-
     def _end(self, error: P2PDistError | None) -> None:
         """The core has ended; so does the pull, once a swarm that still writes has let go of the
         file."""
         self._outcome = (error,)
         self._lookups.cancel()
+        if self.vouched is not None:
+            self.vouched.close()
         if self._swarm is not None and self._core.swarm_writes:
             self._swarm.close()
             return
@@ -315,17 +365,7 @@ class BlobPull:
             self._finish(error)
 
     async def _complete(self) -> None:
-        try:
-            await asyncio.to_thread(self.blob.finish)
-        except P2PDistError as error:
-            self._finish(error)
-        except Exception as error:
-            logger.exception("%s cannot be completed", self.blob.digest)
-            expected = foreseen(error) if isinstance(error, OSError) else None
-            failure = P2PDistError(f"{self.blob.digest} stays incomplete: {error!r}", remedy="See the agent's log")
-            self._finish(expected or failure)
-        else:
-            self._finish(None)
+        self._finish(await _completed(self.blob))
 
     def _finish(self, error: P2PDistError | None) -> None:
         if self._ticker is not None:
@@ -354,8 +394,8 @@ class BlobPull:
                         self._stream_closed(event)
 
     def _stream_closed(self, closed: StreamClosed) -> None:
-        number, reason, error = closed.stream, closed.reason, closed.error
-        source, stripe = self._streams.closed(closed)
+        number, error = closed.stream, closed.error
+        source, stripe, reason = self._streams.closed(closed)
         if reason not in ("done", "closed"):
             logger.info("stream from %s, stripe %d, ended: %s %s", source, stripe, reason, closed.detail)
         busy = source.is_origin and reason == "busy"
@@ -370,6 +410,8 @@ class BlobPull:
 
     def _received(self, number: int, piece: int, ok: bool) -> None:
         source = self._streams.source(number) if number != SWARM else None
+        if ok and self.vouched is not None and piece not in self.blob.have:
+            return  # it was listed otherwise since, and comes again
         if not ok:
             logger.warning("source=%s sent wrong bytes for piece %d of %s", source, piece, self.blob.digest)
             self._context.count_rejected("corrupt")
@@ -380,9 +422,8 @@ class BlobPull:
         length = self.blob.layout.length(piece)
         if self._counted.add(piece):  # what two sources had under way is received twice, and counts once here
             self.bytes_by_source["origin" if from_origin else "peer"] += length
-        self._context.count_received(
-            "origin" if from_origin else "peer" if source is not None else "bittorrent", length
-        )
+        centre = "origin" if self.vouched is None else "upstream"
+        self._context.count_received(centre if from_origin else "peer" if source is not None else "bittorrent", length)
         self._stored(number, piece)
 
     def _stored(self, number: int, piece: int) -> None:
@@ -390,4 +431,83 @@ class BlobPull:
         if self._swarm is not None:
             self._swarm.held(piece)
         self._submit(PieceStored(number, piece))
+        if self.vouched is not None:
+            self.vouched.piece_stored(piece)
         self._waits.stored(piece)
+
+
+def _swarm_of(pull: BlobPull, context: PullContext) -> tuple[Policy, SwarmFetch | None]:
+    """By which transports a blob may come, and its part in a BitTorrent swarm."""
+    swarming = context.swarming
+    policy = swarming.policy_of(pull.blob.digest) if swarming is not None else "trees"
+    if swarming is None or policy == "trees":
+        return policy, None
+    origin = OriginAccess(pull._download.readers, pull._streams.read_origin, pull._streams.complain_of_origin)
+    return policy, SwarmFetch(pull.blob, context.host, swarming, origin, pull._mail.post)
+
+
+async def _find_torrent(pull: BlobPull, swarm: SwarmFetch) -> None:
+    exists = await swarm.find(at_once=pull._begins_with_swarm)
+    if not exists:
+        logger.info("blob=%s has no torrent: it comes by trees", pull.blob.digest)
+    pull._submit(TorrentKnown(exists))
+
+
+async def _find_peers(pull: BlobPull, swarm: SwarmFetch) -> None:
+    pull._submit(PeersKnown(await swarm.peers_v1()))
+
+
+class Unreported:
+    """Pieces that are stored and that no stream of this pull reports: a stream of an earlier pull
+    may have written them."""
+
+    def __init__(self) -> None:
+        self._before: set[int] = set()  # at the last look
+
+    def find(self, stored: PieceSet, known: PieceSet) -> list[int]:
+        """The pieces that are stored, and were at the last look, but are not known."""
+        before, self._before = self._before, stored.beyond(known) if len(stored) > len(known) else set()
+        return sorted(self._before & before)
+
+
+async def _completed(blob: Blob) -> P2PDistError | None:
+    """Make a blob complete; returns why it could not be."""
+    try:
+        await asyncio.to_thread(blob.finish)
+    except P2PDistError as error:
+        return error
+    except Exception as error:
+        logger.exception("%s cannot be completed", blob.digest)
+        expected = foreseen(error) if isinstance(error, OSError) else None
+        return expected or P2PDistError(f"{blob.digest} stays incomplete: {error!r}", remedy="See the agent's log")
+    return None
+
+
+class _VouchedSide:
+    """What the vouched side of a pull needs of it (VouchedContext)."""
+
+    def __init__(self, pull: BlobPull) -> None:
+        self._pull = pull
+
+    def submit(self, event: Event) -> None:
+        self._pull._submit(event)
+
+    def send(self, message: Vouched | Judged) -> None:
+        self._pull._context.send_to_tracker(message)
+
+    def lost(self, pieces: Sequence[int]) -> None:
+        self._pull._context.uplink.lost(self._pull.blob.digest, pieces)
+
+    def stored(self, piece: int) -> None:
+        self._pull._stored(0, piece)
+
+    def fail(self, error: P2PDistError) -> None:
+        self._pull.reject(error)
+
+    async def read_upstream(self, piece: int) -> bytes:
+        data = await self._pull._streams.read_origin(piece, again=True)
+        self._pull._context.count_received("origin", len(data))
+        return data
+
+    async def ask_list(self, source: Source, known: VouchedPieces) -> Listing | None:
+        return await self._pull._context.ask_list(source, self._pull.blob.digest, known)

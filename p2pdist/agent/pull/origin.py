@@ -1,5 +1,6 @@
 """Central storage as an agent reads it: at its own URL, else at the URL that its tracker names; and
-the stream that reads one stripe from it for the host that holds the stripe's lease."""
+the stream that reads one stripe from it, or from an upstream registry, for the host that holds the
+stripe's lease."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
+from typing import Protocol
 
+from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.selection import Selection
+from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
-from p2pdist.origin.origin import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
@@ -27,6 +31,8 @@ ORIGINS_MAX = 16
 REQUESTS_MAX = 4
 """Range requests under way at once for one stripe: enough to hide the round trip, few enough to
 keep the pieces in order."""
+UPSTREAM_TRIES = 3
+UPSTREAM_PAUSE_S = 0.1
 INLINE_BYTES = 64 << 10
 """A piece up to this size is stored on the event loop where the store is in memory, which takes the
 loop less time than a thread would. A disk may hang, and would hang the loop."""
@@ -87,15 +93,40 @@ class Origins:
             await origin.close()
 
 
+class RangeSource(Protocol):
+    """What blobs can be read from by ranges: central storage, or an upstream registry."""
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """`length` bytes of a blob. Raises P2PDistError."""
+
+
+async def read_upstream(source: RangeSource, digest: Digest, start: int, length: int) -> bytes:
+    """A range of a blob from an upstream registry. What is not that range may come once and again
+    from a proxy before it; from UPSTREAM_TRIES on it is believed. Raises P2PDistError."""
+    for attempt in range(1, UPSTREAM_TRIES + 1):
+        try:
+            data = await source.read_range(digest, start, length)
+            if len(data) != length:
+                raise Corrupt(f"upstream sent {len(data)} bytes of {digest} from {start} on, and not {length}")
+            return data
+        except Corrupt as error:
+            if attempt == UPSTREAM_TRIES:
+                raise
+            logger.info("blob=%s is read once more: %s", digest, error)
+            await asyncio.sleep(UPSTREAM_PAUSE_S * attempt)
+    raise AssertionError("the last attempt raises")
+
+
 class OriginReader:
     """A stream whose source is the origin: posts the events of an IncomingStream, on the event
     loop. `selection` is the part of another blob at the origin that this blob is. Each piece is
-    read within `reading`, and `pause` is awaited after it, both with the piece's length in
-    bytes. `pieces` are the only ones to read, none for all that the stripe lacks."""
+    read within `reading`, and `pause` is awaited after it, both with the piece's length in bytes.
+    With `vouched` the blob has no piece list, and the reader vouches for what it reads. `pieces`
+    are the only ones to read, none for all that the stripe lacks."""
 
     def __init__(
         self,
-        origin: Origin,
+        origin: RangeSource,
         blob: Blob,
         stripe: int,
         stripes: int,
@@ -106,14 +137,14 @@ class OriginReader:
         pause: Callable[[int], Awaitable[None]],
         selection: Selection | None = None,
         pieces: Sequence[int] = (),
+        vouched: VouchedPull | None = None,
     ) -> None:
         self.number = number
         self.receiving: int | None = None
         """Always None: a reader has several pieces under way."""
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
-        self._on_event = on_event
-        self._pieces = pieces
+        self._on_event, self._vouched, self._pieces = on_event, vouched, pieces
         self._storing_s = 0.0
         self._reading, self._pause = reading, pause
         self._task: asyncio.Task[None] | None = None
@@ -142,17 +173,28 @@ class OriginReader:
         self._on_event(ended)
 
     async def _read_all(self) -> None:
-        pieces = iter(self._pieces or self._blob.have.missing(self._stripe, self._stripes))
+        vouched = self._vouched
+        lacking = (
+            self._blob.have.missing(self._stripe, self._stripes) if vouched is None else vouched.unread(self._stripe)
+        )
+        pieces = iter(self._pieces or lacking)
         async with asyncio.TaskGroup() as group:
             for _ in range(REQUESTS_MAX):
                 group.create_task(self._read_some(pieces))
 
     async def _read_some(self, pieces: Iterator[int]) -> None:
-        layout = self._blob.layout
+        layout, vouched = self._blob.layout, self._vouched
         for piece in pieces:
+            if vouched is not None and not await vouched.is_unread(piece):
+                continue
             async with self._reading(layout.length(piece)):
                 data = await self._read(layout.offset(piece), layout.length(piece))
-                if self._blob.in_memory and len(data) <= INLINE_BYTES and self._storing_s < INLINE_S:
+                if (
+                    vouched is None
+                    and self._blob.in_memory
+                    and len(data) <= INLINE_BYTES
+                    and self._storing_s < INLINE_S
+                ):
                     began = time.monotonic()
                     self._stored(piece, self._blob.write(piece, data))
                     self._storing_s = time.monotonic() - began
@@ -168,17 +210,27 @@ class OriginReader:
             # The thread cannot be stopped, and the pull would wait for ever for a piece that is
             # stored without an event.
             await asyncio.wait([storing])
+            storing.exception()  # marks it as seen: the stream has ended for another reason
             raise
 
     async def _read(self, offset: int, length: int) -> bytes:
+        if self._vouched is not None:
+            return await read_upstream(self._origin, self._blob.digest, offset, length)
         if self._selection is None:
             return await self._origin.read_range(self._blob.digest, offset, length)
         ((offset, length),) = self._selection.spans(offset, length)  # one span: it is one piece
         return await self._origin.read_range(self._selection.blob.digest, offset, length)
 
     async def _store(self, piece: int, data: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        self._stored(piece, await loop.run_in_executor(_storers, self._blob.write, piece, data))
+        loop, vouched = asyncio.get_running_loop(), self._vouched
+        if vouched is None:
+            self._stored(piece, await loop.run_in_executor(_storers, self._blob.write, piece, data))
+            return
+        statement, stored = await loop.run_in_executor(_storers, vouched.store, piece, data)
+        vouched.state(statement)
+        if not stored:
+            raise _WrongBytes(f"piece {piece} is not what another host has read")
+        self._on_event(PieceReceived(self.number, piece, True))
 
     def _stored(self, piece: int, ok: bool) -> None:
         self._on_event(PieceReceived(self.number, piece, ok))

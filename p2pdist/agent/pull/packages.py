@@ -24,7 +24,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.policy import PackagePolicy
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.store import BlobStore
 
 WAIT_S = 60.0
@@ -230,6 +230,18 @@ class Packages:
             await asyncio.sleep(pause)
             pause = min(PAUSE_MAX_S, pause * 1.5)
             await self._session.wait_connected(1.0)
+
+    async def wait_tracker(self, note: Callable[[str], None]) -> bool:
+        """Wait until a tracker answers, for as long as a pull may; `note` gets what is waited for.
+        Returns whether one does."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_s
+        while not self._session.connected:
+            if loop.time() >= deadline or not (self._session.urls or self._session.searching):
+                return False
+            note(self.no_tracker()[0])
+            await self._session.wait_connected(min(1.0, max(0.0, deadline - loop.time())))
+        return True
 
     def no_tracker(self) -> tuple[str, Unavailable]:
         """What a pull waits for while no tracker answers, and its failure when none did in time."""

@@ -24,10 +24,12 @@ from typing import Literal, Protocol
 
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, ImagePull, ImageSource
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.image import canonical_reference, is_image, parse_image
 from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.selection import Selection
@@ -37,12 +39,6 @@ from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.missing import Missing
 
 logger = logging.getLogger(__name__)
-
-BLOBS_AT_ONCE = 4
-"""Blobs of several stripes that one pull fetches at once."""
-
-SMALL_BLOBS_AT_ONCE = 16
-"""As many blobs of one stripe, which take little of the link, and wait for a parent each."""
 
 PULLS_MAX = 1000
 REMEMBERED_MAX = 1000
@@ -149,6 +145,16 @@ class Pull:
         """Count bytes that need not be transferred."""
         self.bytes_cached += count
 
+    @property
+    def image(self) -> bool:
+        """Whether it is an image of a registry that is pulled, not a package of ours."""
+        return self.request.package is not None and is_image(self.request.package)
+
+    def begin_blob(self, fetching: BlobPull) -> None:
+        """A blob is being fetched."""
+        self.blobs.append(fetching)
+        self.begun.set()
+
     def let_go(self) -> None:
         """Give up what was written of the output, unless it has its name."""
         if self.copy is not None:
@@ -167,7 +173,7 @@ class Pull:
             self.digest,
             self.bytes_total,
             done,
-            by["origin"],
+            0 if self.image else by["origin"],
             by["peer"],
             self.bytes_cached + before,
             round(self.seconds if self.seconds is not None else time.monotonic() - self.started, 3),
@@ -175,6 +181,7 @@ class Pull:
             self.output,
             self.error.problem() if self.error else None,
             self._warning() if by["origin"] else "",
+            by["origin"] if self.image else 0,
         )
 
     def _warning(self) -> str:
@@ -200,9 +207,15 @@ class Pulls:
     hosts cannot reach this one, "" while they can. On the event loop."""
 
     def __init__(
-        self, store: BlobStore, packages: Packages, fetcher: Fetcher, *, unreachable: Callable[[], str] = lambda: ""
+        self,
+        store: BlobStore,
+        packages: Packages,
+        fetcher: Fetcher,
+        *,
+        images: ImageSource | None = None,
+        unreachable: Callable[[], str] = lambda: "",
     ) -> None:
-        self._unreachable = unreachable
+        self._unreachable, self._images = unreachable, images
         self._store, self._packages, self._fetcher = store, packages, fetcher
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -234,7 +247,7 @@ class Pulls:
         caller = caller or Caller.agent()
         if request.output is not None:
             caller.require_able(f"write {request.output}")
-        name = str(parse_reference(request.package)) if request.package else str(parse_digest(request.blob or ""))
+        name = canonical_reference(request.package) if request.package else str(parse_digest(request.blob or ""))
         if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
             raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
         if self._stopped:
@@ -290,6 +303,11 @@ class Pulls:
 
     async def package(self, reference: str) -> Package:
         """Pull a package and wait for it; raises its failure."""
+        if is_image(reference):
+            raise UsageError(
+                f"{reference[:200]} is an image of a registry, which is not shown as it is",
+                remedy="Make a package of it: p2pdist import docker://... -t NAME:TAG",
+            )
         pull = self.start(PullRequest(package=reference))
         assert pull.task is not None
         await asyncio.wait([pull.task])
@@ -300,7 +318,9 @@ class Pulls:
 
     async def _run(self, pull: Pull) -> None:
         try:
-            if pull.request.package is not None:
+            if pull.image:
+                await self._run_image(pull)
+            elif pull.request.package is not None:
                 await self._run_package(pull)
             else:
                 await self._run_blob(pull, parse_digest(pull.request.blob or ""))
@@ -325,6 +345,18 @@ class Pulls:
                 for observer in self._observers:
                     observer(pull.seconds)
                 logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
+
+    async def _run_image(self, pull: Pull) -> None:
+        if self._images is None:
+            raise Unavailable("this agent brings no images")
+        image = await self._images.find(parse_image(pull.reference), lambda text: setattr(pull, "note", text))
+        sizes = {blob.digest: blob.size for blob in image.blobs}
+        pull.digest, pull.bytes_total = image.digest, sum(sizes.values())
+        pull.state, pull.note, pull.parts = "running", "", frozenset(sizes)
+        await asyncio.to_thread(self._store.integrity.look, list(sizes))
+        self._check_fits(pull.bytes_total)
+        priority, source = pull.request.priority, self._images
+        await ImagePull(image, source, self._store, priority, cached=pull.skip, begun=pull.begin_blob).run()
 
     async def _run_package(self, pull: Pull) -> None:
         for attempt in range(ATTEMPTS):
@@ -461,8 +493,7 @@ class Pulls:
         if fetching is None:
             pull.bytes_cached += layer.size
             return None
-        pull.blobs.append(fetching)
-        pull.begun.set()
+        pull.begin_blob(fetching)
         if whole:
             await self._begin_copy(fetching.blob, pull)
         try:

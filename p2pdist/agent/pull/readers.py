@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.blob import BlobPull
@@ -27,6 +28,10 @@ from p2pdist.store.store import BlobStore, room_left
 
 FETCHES_MAX, FETCHES_OF_ADDRESS_MAX = 16, 8
 BROUGHT_MAX = 4096
+LOOK_AGAIN_S, LOOKS_MAX = 0.2, 25
+"""A pull holds its blob a moment longer than its reader does: that is looked at again so often.
+What is held for longer is in use."""
+
 UNUSED_SINCE = 1.0
 """When a blob that came for a reader was used last, in seconds since the epoch."""
 
@@ -50,15 +55,30 @@ class Readers:
     async def fetch(self, digest: Digest, address: str) -> BlobPull | None:
         """The pull of a blob that is not complete here; None once it is. Raises its failure, and
         Unavailable when there is no room for it, or too many fetches are under way."""
-        if self._registry.fetching(digest):
-            return await self._pulls.blob(digest)
+
+        async def size() -> int:
+            layout = (await self._registry.describe(digest)).layout
+            return layout.size + encoded_size(layout)
+
+        return await self.bring(digest, address, size, partial(self._pulls.blob, digest))
+
+    async def bring(
+        self,
+        digest: Digest,
+        address: str,
+        size: Callable[[], Awaitable[int]],
+        begin: Callable[[], Awaitable[BlobPull | None]],
+    ) -> BlobPull | None:
+        """What `fetch` does, for a blob whose size `size` finds and whose pull `begin` starts or
+        joins."""
+        if self._registry.fetching(digest) is not None:
+            return await begin()
         if self._fetches.total() >= FETCHES_MAX or self._fetches[address] >= FETCHES_OF_ADDRESS_MAX:
             raise Unavailable("this agent fetches as much as it may for readers", remedy="Ask again soon")
         self._fetches[address] += 1
         pull = None
         try:
-            layout = (await self._registry.describe(digest)).layout
-            pull = await self._within_room(digest, layout.size + encoded_size(layout))
+            pull = await self._within_room(digest, await size(), begin)
         finally:
             if pull is None:
                 self._ended(address, digest)
@@ -78,7 +98,9 @@ class Readers:
                 del self._reading[digest]
                 self._mark_unused(digest)
 
-    async def _within_room(self, digest: Digest, size: int) -> BlobPull | None:
+    async def _within_room(
+        self, digest: Digest, size: int, begin: Callable[[], Awaitable[BlobPull | None]]
+    ) -> BlobPull | None:
         new = self._store.get(digest) is None  # else it has its room already
         if new:
             self._claimed[digest] = size
@@ -89,7 +111,7 @@ class Readers:
                 self._brought.move_to_end(digest)
                 while len(self._brought) > BROUGHT_MAX:
                     self._brought.popitem(last=False)
-            return await self._pulls.blob(digest)
+            return await begin()
         finally:
             self._claimed.pop(digest, None)
 
@@ -126,7 +148,13 @@ class Readers:
             del self._fetches[address]
         self._mark_unused(digest)
 
-    def _mark_unused(self, digest: Digest) -> None:
-        blob = self._store.get(digest) if digest in self._brought else None
-        if blob is not None and not blob.in_use:
+    def _mark_unused(self, digest: Digest, again: int = LOOKS_MAX) -> None:
+        """Let a blob that came for readers go before all others, once none reads it and the pull
+        that brought it holds it no longer."""
+        blob = self._store.get(digest) if digest in self._brought and digest not in self._reading else None
+        if blob is None:
+            return
+        if not blob.in_use:
             blob.last_used = UNUSED_SINCE
+        elif again:
+            asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._mark_unused, digest, again - 1)

@@ -19,7 +19,8 @@ from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.discovery.trackerless import Neighbourhood
 from p2pdist.agent.drain import Drain
 from p2pdist.agent.pull.blob import BlobPull
-from p2pdist.agent.pull.origin import Origins
+from p2pdist.agent.pull.lists import PeerLists
+from p2pdist.agent.pull.origin import Origins, RangeSource
 from p2pdist.agent.pull.packages import Packages
 from p2pdist.agent.tasks import Tasks, in_thread
 from p2pdist.agent.tracker.policies import Policies
@@ -36,23 +37,30 @@ from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     Complaint,
     Holding,
+    Judged,
     Left,
     Priority,
     Report,
     Selected,
     StreamRequest,
+    Vouched,
 )
-from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import Plan
+from p2pdist.model.pieces import PieceSet, piece_size_for
+from p2pdist.model.plan import Plan, Source
 from p2pdist.model.selection import Selection
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.vouched import Listing, VouchedPieces
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.connect import IDLE_S, ConnectionPool
 from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)
+
+UPSTREAM_WAIT_S = 0.5
+"""How long a pull from an upstream registry waits for a tracker before it reads alone. A mirror
+answers within 2 s, and podman ends a pull of which one blob is refused."""
 
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
@@ -71,7 +79,7 @@ class PullResources:
     uplink: Uplink
     swarming: SwarmService | None
     received_bytes: Counter[str]
-    """Bytes of verified pieces, by "origin", "peer" and "bittorrent"."""
+    """Bytes of verified pieces, by "origin", "upstream", "peer" and "bittorrent"."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Pieces that were not stored, by reason."""
     sources: Sources = field(default_factory=Sources)
@@ -79,6 +87,8 @@ class PullResources:
     """This host's share of the rate at which all hosts together may read the origin."""
     connections: ConnectionPool = field(default_factory=ConnectionPool)
     """Idle connections to other agents."""
+    lists: PeerLists | None = None
+    """What other agents know of vouched lists; None: they are not asked."""
     writers: Counter[Digest] = field(default_factory=Counter)
     """The transfers that write into each blob, those of pulls that have ended included."""
 
@@ -86,6 +96,10 @@ class PullResources:
     def tls(self) -> Tls | None:
         """How connections to other agents are secured."""
         return self.access.tls
+
+    def is_revoked(self, host: str) -> bool:
+        """Whether nothing may come from a host any more."""
+        return self.access.peers.is_revoked_source(host)
 
     def shown(self, blob: Digest) -> tuple[str, Selected | None]:
         """What a holding of a blob shows while access is on: the ticket, and what the blob was
@@ -106,9 +120,13 @@ class PullResources:
         """The pacer for what arrives of a blob."""
         return self.policies.pacer(blob)
 
-    def send_to_tracker(self, message: Complaint | Holding) -> None:
+    def send_to_tracker(self, message: Complaint | Holding | Vouched | Judged) -> None:
         """Send a message if a tracker answers."""
         self.session.send(message)
+
+    async def ask_list(self, source: Source, blob: Digest, known: VouchedPieces) -> Listing | None:
+        """What another host knows of a vouched list beyond `known`; None where it does not say."""
+        return await self.lists.ask(source, blob, known) if self.lists is not None else None
 
     def count_received(self, source: str, length: int) -> None:
         """Count the bytes of a verified piece."""
@@ -162,12 +180,20 @@ class Registry:
         for pull in list(self._fetching.values()):
             pull.reject(error or Unavailable("the agent stops"))
 
+    def leave_revoked(self) -> None:
+        """Receive nothing more from hosts that are revoked."""
+        self._resources.connections.clear()
+        for pull in list(self._fetching.values()):
+            pull.leave_revoked()
+
     async def stop(self) -> None:
         """Close idle connections, after all pulls have ended."""
         await self._waits.stop()
         if self._expiring is not None:
             self._expiring.cancel()
         self._resources.connections.close()
+        if self._resources.lists is not None:
+            await self._resources.lists.close()
 
     # -- pulls
 
@@ -180,33 +206,59 @@ class Registry:
         if selection is not None:
             self._policies.selected(layer.digest, selection.blob.digest)
             self._access.names.select(layer.digest, selection)
+
+        def claim() -> Blob:
+            pieces = selection.pieces if selection else self._packages.pieces(layer)
+            return self._store.begin_held(layer.digest, pieces)
+
+        return await self.bring(layer.digest, claim, priority, selection)
+
+    async def bring(
+        self,
+        digest: Digest,
+        claim: Callable[[], Blob],
+        priority: Priority,
+        selection: Selection | None = None,
+        upstream: RangeSource | None = None,
+    ) -> tuple[Blob, BlobPull | None]:
+        """As `fetch`. `claim` gives the blob in the store, made if it is new, held, and waits for
+        the disk; hosts with a lease read it from `upstream` in place of the origin."""
         self._access.peers.require_here()
-        priority = self._policies.priority(layer.digest, priority)
-        running = self._join(layer.digest, priority)
+        priority = self._policies.priority(digest, priority)
+        running = self._join(digest, priority)
         if running is not None:
             return running.blob, running
-        blob = await in_thread(lambda: self._claim(layer, selection), Blob.release)
-        running = self._join(layer.digest, priority)
+        blob = await in_thread(claim, Blob.release)
+        running = self._join(digest, priority)
         complete = blob.complete  # once: a verification may find it wrong at any moment
         if running is not None or complete:
             blob.release()
         if running is not None:
             return running.blob, running
         if complete:
-            if layer.digest not in self._served:
+            if digest not in self._served:
                 self._serve(blob)
                 self._announce(_holding_of(blob, self._resources))
             return blob, None
-        return blob, self._begin(blob, priority, selection)
+        return blob, self._begin(blob, priority, selection, upstream)
 
-    def _begin(self, blob: Blob, priority: Priority, selection: Selection | None) -> BlobPull:
+    def _begin(
+        self, blob: Blob, priority: Priority, selection: Selection | None, upstream: RangeSource | None
+    ) -> BlobPull:
         """Start the pull of a held blob."""
         digest, present = blob.digest, self._session.connected
         if digest in self._served:  # evicted a moment ago: what was there must not be offered any more
             self._unserve(digest)
         self._unwanted.discard(digest)
         try:
-            pull = BlobPull(blob, self._resources, tracker_present=present, priority=priority, selection=selection)
+            pull = BlobPull(
+                blob,
+                self._resources,
+                tracker_present=present,
+                priority=priority,
+                selection=selection,
+                upstream=upstream,
+            )
         except BaseException:
             blob.release()
             raise
@@ -216,37 +268,25 @@ class Registry:
         pull.done.add_done_callback(lambda done: self._fetched(pull, done))
         self._announce(pull.holding())
         pull.start()
+        alone = self._alone if upstream is None else Announcement("alone", self._resources.host, origin=True)
         if self._neighbourhood is not None:
-            self._neighbourhood.plan(digest, blob.layout, pull.done, pull.planned)
+            self._neighbourhood.plan(digest, blob.layout, pull.done, pull.planned, origin=upstream is not None)
         elif not self._session.connected:
-            self._plan_alone(pull)
+            self._plan_alone(pull, alone, min(UPSTREAM_WAIT_S, self._tracker_wait_s) if upstream else None)
         return pull
 
-    def _plan_alone(self, pull: BlobPull) -> None:
+    def _plan_alone(self, pull: BlobPull, alone: Announcement | None, wait_s: float | None) -> None:
         """A pull begins while no tracker answers, at an agent that looks for no neighbours. With
         trackers to wait for it waits: other agents wait as well, and all of them would read the
-        origin at once. An agent without trackers is alone and reads its own origin."""
+        origin at once. An agent without trackers is alone and reads its own origin; it reads an
+        upstream registry after `wait_s`, since its client would do that otherwise."""
+        blob = pull.blob
         if self._session.urls:
-            self._waits.spawn(self._wait_for_tracker(pull))
-        elif self._alone is not None:
-            blob = pull.blob
-            pull.planned(plan_without_tracker(blob.digest, blob.layout, self._alone, ()))
-
-    async def _wait_for_tracker(self, pull: BlobPull) -> None:
-        """Note what the pull waits for, and end it when no tracker has answered for as long as a
-        new pull may wait."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._tracker_wait_s
-        while not pull.done.done() and not self._session.connected:
-            pull.note, failure = self._packages.no_tracker()
-            if loop.time() >= deadline:
-                pull.reject(failure)
-            await self._session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
-        pull.note = ""
-
-    def _claim(self, layer: Descriptor, selection: Selection | None) -> Blob:
-        """The blob of a layer in the store, made if it is new, held; waits for the disk."""
-        return self._store.begin_held(layer.digest, selection.pieces if selection else self._packages.pieces(layer))
+            limit_s = self._tracker_wait_s if wait_s is None else wait_s
+            goes_on = alone if wait_s is not None else None
+            self._waits.spawn(_wait_for_tracker(pull, self._session, self._packages, limit_s, goes_on))
+        elif alone is not None:
+            pull.planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
         """The pull of a blob that is under way, if there is one. A preseed that a start joins
@@ -311,9 +351,9 @@ class Registry:
         if failure is not None:
             logger.error("what is stored as %s is wrong and could not be removed: %s", digest, failure)
 
-    def fetching(self, digest: Digest) -> bool:
-        """Whether a pull of the blob is under way."""
-        return digest in self._fetching
+    def fetching(self, digest: Digest) -> BlobPull | None:
+        """The pull of the blob that is under way, if there is one."""
+        return self._fetching.get(digest)
 
     async def describe(self, digest: Digest) -> Descriptor:
         """The descriptor of a blob that is requested by digest, without fetching it. Raises
@@ -389,4 +429,33 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
     layout = blob.layout
     counts = tuple(blob.have.stripe_counts(layout.stripes))
     ticket, selected = resources.shown(blob.digest)
-    return Holding(blob.digest, layout.size, layout.piece_size, counts, ticket=ticket, selected=selected)
+    matched = blob.whole and layout.piece_size == piece_size_for(layout.size)
+    return Holding(
+        blob.digest,
+        layout.size,
+        layout.piece_size,
+        counts,
+        ticket=ticket,
+        selected=selected,
+        vouched=matched,
+        matched=matched,
+    )
+
+
+async def _wait_for_tracker(
+    pull: BlobPull, session: TrackerSession, packages: Packages, limit_s: float, alone: Announcement | None
+) -> None:
+    """Note what a pull waits for. When no tracker has answered for `limit_s`, end it; with `alone`,
+    have it go on alone."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    while not pull.done.done() and not session.connected:
+        pull.note, failure = packages.no_tracker()
+        if loop.time() >= deadline:
+            if alone is not None:
+                pull.planned(plan_without_tracker(pull.blob.digest, pull.blob.layout, alone, ()))
+            else:
+                pull.reject(failure)
+            break  # a pull that has ended waits for nothing
+        await session.wait_connected(max(0.0, min(1.0, deadline - loop.time())))
+    pull.note = ""

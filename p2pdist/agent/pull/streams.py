@@ -16,24 +16,26 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from p2pdist.agent.bittorrent.service import SwarmService
-from p2pdist.agent.pull.origin import OriginReader
-from p2pdist.agent.uplink import Uplink
+from p2pdist.agent.pull.origin import OriginReader, RangeSource, read_upstream
+from p2pdist.agent.pull.vouched import VouchedPull
+from p2pdist.agent.uplink import LEAD_MAX, Uplink
 from p2pdist.core.download import Quiet
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError
-from p2pdist.model.messages import Complaint, Holding, Priority, Reason, Selected, StreamRequest
+from p2pdist.model.errors import P2PDistError, Refused
+from p2pdist.model.messages import Complaint, Holding, Judged, Priority, Reason, Selected, StreamRequest, Vouched
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.selection import Selection
-from p2pdist.origin.origin import Origin
+from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.blobs.vouched import HashWait, Listing, Unlisted, VouchedPieces
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream.client import IncomingStream
 from p2pdist.transfer.stream.connect import ConnectionPool
-from p2pdist.transfer.stream.events import Mailbox, StreamClosed, StreamEvent
+from p2pdist.transfer.stream.events import Ended, Ending, Mailbox, StreamClosed, StreamEvent
 from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,9 @@ class PullContext(Protocol):
     def tls(self) -> Tls | None:
         """How connections to other agents are secured; None for plain ones."""
 
+    def is_revoked(self, host: str) -> bool:
+        """Whether nothing may come from a host any more."""
+
     def shown(self, blob: Digest) -> tuple[str, Selected | None]:
         """What a holding of a blob shows to a tracker: a ticket, and what it was selected from."""
 
@@ -68,8 +73,12 @@ class PullContext(Protocol):
     def pacer_of(self, blob: Digest) -> Pacer:
         """The limits on receiving a blob."""
 
-    def send_to_tracker(self, message: Complaint | Holding) -> None:
+    def send_to_tracker(self, message: Complaint | Holding | Vouched | Judged) -> None:
         """Send a message to the tracker, if one answers."""
+
+    async def ask_list(self, source: Source, blob: Digest, known: VouchedPieces) -> Listing | None:
+        """Ask another host for what it knows of a vouched list beyond `known`; None where it does
+        not say."""
 
     def count_received(self, source: str, length: int) -> None:
         """Count bytes received, for the metrics."""
@@ -103,7 +112,8 @@ class BlobWriters:
 
 class PullStreams:
     """The open streams of a pull. `selection`: the part of another blob at the origin that this
-    blob is. Their events go to `mail`."""
+    blob is. `upstream`: the registry that is read in place of the origin. `vouched`: the blob has
+    no piece list. Their events go to `mail`."""
 
     def __init__(
         self,
@@ -113,14 +123,21 @@ class PullStreams:
         *,
         priority: Priority,
         selection: Selection | None,
+        upstream: RangeSource | None = None,
+        vouched: VouchedPull | None = None,
     ) -> None:
         self.priority: Priority = priority
         self.unreached: dict[str, str] = {}
         """Hosts that have some of the blob and could not be reached, and how that ended."""
+        self.origin_error: P2PDistError | None = None
+        """Why the origin, or upstream, could not be read last."""
         self._blob, self._context, self._mail, self._selection = blob, context, mail, selection
         self._stripes = blob.layout.stripes
+        self._upstream, self._vouched = upstream, vouched
+        self._hash_waits: dict[int, HashWait] = {}  # of streams of a vouched blob
         self._open: dict[int, IncomingStream | OriginReader] = {}
         self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
+        self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
 
     def open(self, number: int, source: Source, stripe: int, pieces: tuple[int, ...] = ()) -> None:
@@ -128,9 +145,12 @@ class PullStreams:
         StreamClosed follows in any case."""
         self._sources[number] = (source, stripe)
         stream: IncomingStream | OriginReader
+        if not source.is_origin and self._context.is_revoked(source.host):
+            self._mail.post(StreamClosed(number, "refused", f"{source} is revoked", Refused(f"{source} is revoked")))
+            return
         if source.is_origin:
             try:
-                origin = self._context.origin()
+                origin = self._upstream or self._context.origin()
             except P2PDistError as error:
                 self._mail.post(StreamClosed(number, "failed", error.what, error))
                 return
@@ -145,6 +165,7 @@ class PullStreams:
                 reading=lambda length: self._reading(stripe, length),
                 pause=self._pause,
                 pieces=pieces,
+                vouched=self._vouched,
             )
         else:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()
@@ -156,17 +177,34 @@ class PullStreams:
                 source,
                 request,
                 self._blob.layout,
-                self._blob.write,
+                self._blob.write if self._vouched is None else self._write_listed(number, self._vouched),
                 self._mail.post,
                 number=number,
                 tls=self._context.tls,
                 pacer=self._context.pacer_of(self._blob.digest),
                 connections=self._context.connections if self._stripes == 1 else None,
-                inbox=self._mail if self._blob.in_memory else None,  # a disk may hang, and the loop with it
+                # A disk may hang, and the loop with it; so may a piece that waits for its hash.
+                inbox=self._mail if self._blob.in_memory and self._vouched is None else None,
                 fields=self._ticket(),
             )
         self._open[number] = stream
         stream.start()
+
+    def _write_listed(self, number: int, vouched: VouchedPull) -> Callable[[int, memoryview], bool]:
+        """How a stream of a vouched blob stores a piece: its thread waits for the hash."""
+        wait = self._hash_waits[number] = HashWait()
+
+        def write(piece: int, data: memoryview) -> bool:
+            try:
+                return self._blob.write(piece, data, wait)
+            except Unlisted as error:
+                raise Ended("closed" if wait.cancelled else "stale", error.what) from error
+
+        return write
+
+    def awaiting(self) -> list[int]:
+        """The streams of which a piece has come whose hash is not listed yet."""
+        return [number for number, wait in self._hash_waits.items() if wait.piece is not None]
 
     def _all_but(self, pieces: tuple[int, ...]) -> PieceSet:
         have = PieceSet(self._blob.layout.count)
@@ -199,8 +237,8 @@ class PullStreams:
 
     def cut_short(self) -> None:
         """End all streams now."""
-        for stream in self._open.values():
-            stream.close()
+        for number in list(self._open):
+            self.close(number, after_piece=False)
 
     def escalate(self) -> None:
         """Be a start from now on. Streams end after the pieces under way and are opened again, at
@@ -215,20 +253,32 @@ class PullStreams:
             if isinstance(stream, IncomingStream):
                 stream.finish_piece_and_close()
 
+    def leave_revoked(self) -> None:
+        """End the streams from hosts that are revoked; to the core each was refused."""
+        for number, stream in self._open.items():
+            if isinstance(stream, IncomingStream) and self._context.is_revoked(stream.source.host):
+                self._left.add(number)
+                stream.close()
+
     def source(self, number: int) -> Source:
         """The source of a stream that has not ended."""
         return self._sources[number][0]
 
-    def closed(self, closed: StreamClosed) -> tuple[Source, int]:
-        """Take in that a stream has ended; returns its source and stripe."""
+    def closed(self, closed: StreamClosed) -> tuple[Source, int, Ending]:
+        """Take in that a stream has ended; returns its source and stripe, and why it ended."""
         stream = self._open.pop(closed.stream, None)
+        self._hash_waits.pop(closed.stream, None)
+        left = closed.stream in self._left
+        self._left.discard(closed.stream)
         source, stripe = self._sources.pop(closed.stream)
+        if source.is_origin and closed.error is not None:
+            self.origin_error = closed.error
         if isinstance(stream, IncomingStream) and stream.responded_s is not None:
             self._context.sources.times.responded(stream.responded_s)
         answered = not isinstance(stream, IncomingStream) or stream.responded or closed.error
         if closed.reason == "refused" and not answered:
             self.unreached[source.host] = closed.detail
-        return source, stripe
+        return source, stripe, "refused" if left and closed.reason != "done" else closed.reason
 
     def is_unreached(self, stripe: int, source: Source, reason: Reason) -> bool:
         """Whether a source that failed could not be reached at all; `unreached` notes it."""
@@ -239,22 +289,26 @@ class PullStreams:
                 self.unreached.setdefault(source.host, f"{source} at {source.address} does not answer")
         return source.host in self.unreached
 
-    async def read_origin(self, piece: int) -> bytes:
-        """A piece from the origin, within the limits of this host and the fleet. Raises
-        P2PDistError."""
+    async def read_origin(self, piece: int, *, again: bool = False) -> bytes:
+        """A piece from the origin, within the limits of this host and the fleet; `again`: whatever
+        this host's children have of it. Raises P2PDistError."""
         layout = self._blob.layout
-        async with self._reading(piece % self._stripes, layout.length(piece)):
-            data = await self._context.origin().read_range(
-                self._blob.digest, layout.offset(piece), layout.length(piece)
-            )
+        async with self._reading(piece % self._stripes, layout.length(piece), again=again):
+            where = self._blob.digest, layout.offset(piece), layout.length(piece)
+            if self._upstream is not None:
+                data = await read_upstream(self._upstream, *where)
+            else:
+                data = await self._context.origin().read_range(*where)
         await self._pause(len(data))
         return data
 
     @asynccontextmanager
-    async def _reading(self, stripe: int, length: int) -> AsyncIterator[None]:
+    async def _reading(self, stripe: int, length: int, *, again: bool = False) -> AsyncIterator[None]:
         """Within it a piece may be read from the origin: it begins when this host's children and
         the fleet's share of the origin allow that."""
-        async with self._context.uplink.reading(self._blob.digest, stripe):
+        lead_max = self._vouched.lead_max(stripe) if self._vouched is not None else LEAD_MAX
+        lead_max = self._blob.layout.count if again else lead_max
+        async with self._context.uplink.reading(self._blob.digest, stripe, lead_max):
             await asyncio.sleep(self._context.origin_share.take(length, time.monotonic()))
             yield
 
@@ -272,6 +326,8 @@ class PullStreams:
             stream.finish_piece_and_close()
         else:
             stream.close()
+            if self._vouched is not None and (wait := self._hash_waits.get(number)) is not None:
+                self._vouched.list.cancel(wait)
 
     def complain_of_origin(self, stripe: int, reason: Reason, error: P2PDistError) -> None:
         """Tell the tracker that a piece could not be read for the swarm, and why."""

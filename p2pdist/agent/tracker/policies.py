@@ -20,7 +20,9 @@ import msgspec
 from p2pdist.core.downlink import BURST_S, Downlink, Lane
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.model.digest import Digest, WireDigest
-from p2pdist.model.errors import UNDECODABLE, Corrupt
+from p2pdist.model.errors import UNDECODABLE, Corrupt, Refused
+from p2pdist.model.image import is_image
+from p2pdist.model.image_manifest import ImageManifest, decode_image
 from p2pdist.model.manifest import Manifest, decode_manifest
 from p2pdist.model.messages import Priority
 from p2pdist.model.policy import NO_POLICY, PackagePolicy, Transport
@@ -63,7 +65,7 @@ class Policies:
         """The whole blob of each selection."""
         self._packages = _read(self._file)
         """By reference, in the order in which the policies were learnt."""
-        self._blobs = {reference: self._blobs_of(entry.manifest) for reference, entry in self._packages.items()}
+        self._blobs = {name: self._blobs_of(name, entry.manifest) for name, entry in self._packages.items()}
         """The blobs of each package, by reference."""
         for reference, entry in self._packages.items():
             self._apply(entry.policy, self._blobs[reference])
@@ -162,11 +164,16 @@ class Policies:
 
     # -- the file
 
-    def _blobs_of(self, digest: Digest) -> tuple[Digest, ...]:
+    def _blobs_of(self, reference: str, digest: Digest) -> tuple[Digest, ...]:
         data = self._store.read_document(digest)
+        if data is None:
+            return ()
         try:
-            return tuple(blob.digest for blob in decode_manifest(data).blobs) if data is not None else ()
-        except Corrupt as error:
+            if is_image(reference):
+                image = decode_image(data)
+                return tuple(blob.digest for blob in image.blobs) if isinstance(image, ImageManifest) else ()
+            return tuple(blob.digest for blob in decode_manifest(data).blobs)
+        except (Corrupt, Refused) as error:
             logger.warning("%s", error)
             return ()
 

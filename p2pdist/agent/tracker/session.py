@@ -21,7 +21,7 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -47,11 +47,14 @@ from p2pdist.model.messages import (
     Holding,
     Holdings,
     Keep,
+    Listed,
     OriginShare,
     Pace,
+    Recall,
     Reject,
     Release,
     Report,
+    Reread,
     Welcome,
     decode_from_tracker,
     encode,
@@ -87,6 +90,10 @@ OUTBOX_MAX = 4096
 """Messages to a tracker that does not read them, before the session is broken off."""
 
 
+ToHost = Assign | Access | OriginShare | Keep | Release | Reject | Listed | Reread | Recall
+"""What a tracker sends that is not about the session itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """What a session asks its host, and where it delivers what a tracker sends."""
@@ -95,7 +102,7 @@ class Handlers:
     """All that the host holds and fetches; called when a session opens."""
     report: Callable[[], Report | None]
     """Progress since the last report, None when there is none."""
-    on_message: Callable[[Assign | Access | OriginShare | Keep | Release | Reject], None]
+    on_message: Callable[[ToHost], None]
     on_change: Callable[[bool], None]
     """Gets True when a tracker answers and False when the session breaks."""
 
@@ -190,6 +197,7 @@ class TrackerSession:
         """The URL of the origin that the tracker named last."""
         self.problem = ""
         """Why no tracker answers, in words for the user."""
+        self.zone = hello.zone
         self.instance = hello.instance
         """Names this process towards trackers; no other program may hear it."""
 
@@ -305,7 +313,7 @@ class TrackerSession:
                 logger.info("the tracker %s answers", self.url)
                 await self._connection.run()
         except (P2PDistError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._note_problem(in_words(error))
+            self._note_problem(in_words(error, self._url))
         except Exception as error:
             # Whatever a tracker sends, the next try may find a better one; without this loop the
             # host would be alone for good.
@@ -365,11 +373,11 @@ class TrackerSession:
         unverified. Where the reference still names the manifest `known`, none are sent. Raises
         NotFound, Refused, Corrupt, Unavailable."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
-        status, body, policy = await self._exchange("/v1/packages", self._query(reference), headers)
+        status, body, answered = await self.exchange("/v1/packages", self._query(reference), headers)
         bundle = Bundle(known) if status == 304 and known is not None else decode_bundle(body)
         if reference.digest is not None and bundle.digest != reference.digest:
             raise Corrupt(f"the tracker {self.url} sent something else for {reference}")
-        return bundle, decode_policy(policy)
+        return bundle, decode_policy(answered.get(POLICY_HEADER, "{}"))
 
     async def policy(self, reference: Reference) -> PackagePolicy:
         """Ask the tracker for the policy of a package. Raises NotFound, Refused, Corrupt,
@@ -377,7 +385,7 @@ class TrackerSession:
         return decode_policy(await self.get("/v1/policies", self._query(reference)))
 
     def _query(self, reference: Reference) -> dict[str, str]:
-        return {"reference": str(reference), "zone": self._hello.zone}
+        return {"reference": str(reference), "zone": self.zone}
 
     async def resolve(self, reference: Reference) -> Descriptor:
         """Ask the tracker what a reference names. Raises NotFound, Corrupt, Unavailable."""
@@ -398,10 +406,12 @@ class TrackerSession:
     async def get(self, path: str, query: dict[str, str]) -> bytes:
         """The body of the tracker's answer to a GET. Raises the failure in its problem document,
         Corrupt, Unavailable."""
-        return (await self._exchange(path, query, {}))[1]
+        return (await self.exchange(path, query, {}))[1]
 
-    async def _exchange(self, path: str, query: dict[str, str], headers: dict[str, str]) -> tuple[int, bytes, str]:
-        """Status, 200 or 304, body and policy of a GET; raises what a problem document says."""
+    async def exchange(
+        self, path: str, query: dict[str, str], headers: dict[str, str]
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """Status, 200 or 304, body and header of a GET; raises what a problem document says."""
         if self._http is None or not self._url:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         headers, timeout = headers | passed_on(), aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
@@ -416,11 +426,11 @@ class TrackerSession:
             ) as answer:
                 body = await _limited(answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = in_words(error).replace(self._url, self.url)
+            reason = in_words(error, self._url).replace(self._url, self.url)
             raise Unavailable(f"the tracker {self.url} does not answer: {reason}") from error
         if answer.status not in (200, 304):
             raise _problem(body, f"the tracker {self.url} answered {answer.status}")
-        return answer.status, body, answer.headers.get(POLICY_HEADER, "{}")
+        return answer.status, body, answer.headers
 
 
 class _Connection:
@@ -482,7 +492,7 @@ class _Connection:
                 last_rejection = from_problem(message.problem)
             if isinstance(message, Pace):
                 self._set_interval(message.report_interval_s)
-            elif isinstance(message, Assign | Access | OriginShare | Keep | Release | Reject):
+            elif isinstance(message, ToHost):
                 self._handlers.on_message(message)
 
     async def _write(self) -> NoReturn:

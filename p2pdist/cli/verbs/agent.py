@@ -12,22 +12,29 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from p2pdist.cli.daemon import log_options, set_level
+from p2pdist.cli.daemon import discovery_settings, listen_address, log_options, run, set_level
 from p2pdist.cli.main import read_again
-from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
 from p2pdist.model.address import address_text
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import Conflict, P2PDistError, UsageError
+from p2pdist.model.image import MIRROR_PORT
 from p2pdist.model.units import parse_size
+from p2pdist.model.upstream import parse_upstream, unique
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.core.transport import Policy
+    from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 File = click.Path(path_type=Path, dir_okay=False)
+
+MIRROR_ADDRESS = f"127.0.0.1:{MIRROR_PORT}"
 
 logger = logging.getLogger(__name__)
 
@@ -127,12 +134,27 @@ def tls_options(command: Function) -> Function:
     metavar="RATE",
     help="Never send or receive preseeds faster, such as 50MB/s.",
 )
+@click.option(
+    "--upstream",
+    "upstreams",
+    multiple=True,
+    metavar="NAME[=URL]",
+    help="A registry that this agent asks itself while no tracker answers, such as docker.io; may be repeated. Trackers name theirs.",
+)
 @tls_options
 @click.option(
     "--probe-listen",
     default="",
     metavar="[HOST:]PORT",
     help="Where /healthz, /readyz and /metrics answer without TLS and certificates; without a HOST on loopback alone.",
+)
+@click.option(
+    "--mirror",
+    default=MIRROR_ADDRESS,
+    show_default=True,
+    metavar="[127.0.0.1:]PORT",
+    help="Where containerd, Docker, podman and others on this host read images as from a registry, without TLS; on loopback alone."
+    ' Nowhere with "" or off.',
 )
 @click.option(
     "--transport",
@@ -178,6 +200,7 @@ def tls_options(command: Function) -> Function:
     help="How long to hand over to others at SIGTERM, at most; a second signal ends the agent at once.",
 )
 @click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
+@hostnames_option
 @log_options
 def command(
     tracker: str,
@@ -190,12 +213,11 @@ def command(
     rack: str,
     capacity: str,
     tracker_wait: float,
-    upload_limit: str,
-    download_limit: str,
-    preseed_limit: str,
+    upstreams: tuple[str, ...],
     join_file: Path | None,
     tls: TlsFiles | None,
     probe_listen: str,
+    mirror: str,
     transport: Policy | None,
     bt_listen: str,
     network_id: str,
@@ -205,6 +227,8 @@ def command(
     lazy_wait: float,
     drain_seconds: float,
     name: str,
+    hostnames: tuple[str, ...],
+    **limits: str,
 ) -> None:
     """Run the agent of this host: it fetches, keeps, shares and shows packages.
 
@@ -214,7 +238,6 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.cli.daemon import listen_address, run
 
     address, trackers = listen_address(listen), _urls(tracker)
     settings = AgentSettings(
@@ -227,9 +250,7 @@ def command(
         rack=rack,
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
-        upload_bytes_s=parse_rate(upload_limit) if upload_limit else None,
-        download_bytes_s=parse_rate(download_limit) if download_limit else None,
-        preseed_bytes_s=parse_rate(preseed_limit) if preseed_limit else None,
+        **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
         discovery=_discovery(address, network_id, discovery_interface, not trackers if discover is None else discover),
@@ -237,15 +258,16 @@ def command(
         scrub_s=86400 * scrub_days,
         lazy_wait_s=lazy_wait,
         drain_s=drain_seconds,
+        upstreams=unique(tuple(map(parse_upstream, upstreams))),
+        hostnames=hostnames,
     )
-    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen)))
+    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
 
 
 def _discovery(
     address: tuple[str, int], network_id: str, interfaces: tuple[str, ...], wanted: bool
 ) -> DiscoverySettings | None:
     """How neighbours are found, where that is `wanted`. Raises UsageError."""
-    from p2pdist.cli.daemon import discovery_settings
 
     return discovery_settings(address, network_id, interfaces) if wanted else None
 
@@ -256,9 +278,21 @@ def _urls(text: str) -> tuple[str, ...]:
 
 def _probe_address(text: str) -> tuple[str, int] | None:
     """Host and port of --probe-listen; a port alone is one of loopback. Raises UsageError."""
-    from p2pdist.cli.daemon import listen_address
-
     return listen_address(text if ":" in text else f"127.0.0.1:{text}") if text else None
+
+
+def _mirror_address(text: str) -> tuple[str, int] | None:
+    """Host and port of --mirror; None where there is none. Raises UsageError for an address that
+    other machines reach: a mirror's clients show no certificate there."""
+    from p2pdist.model.address import on_this_machine
+
+    address = _probe_address("" if text == "off" else text)
+    if address is not None and not on_this_machine(address[0]):
+        raise UsageError(
+            f"--mirror {text}: that port is for this host alone",
+            remedy=f"Write --mirror 127.0.0.1:{address[1]}; other machines use the port of --listen",
+        )
+    return address
 
 
 def _swarm(
@@ -300,6 +334,7 @@ async def _serve(
     address: tuple[str, int],
     socket: Path,
     probe: tuple[str, int] | None,
+    mirror: tuple[str, int] | None,
 ) -> None:
     import asyncio
     import signal
@@ -322,6 +357,8 @@ async def _serve(
         runners.append(await listen_unix(local, socket))
         if probe is not None:
             runners.append(await listen(make_probe(agent), probe))
+        if mirror is not None:
+            runners += await _mirror(agent, mirror, book)
         await agent.start()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
@@ -339,9 +376,30 @@ async def _serve(
         await close(runners)
 
 
+async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) -> list[web.AppRunner]:
+    """Serve the mirror of this host. Where its usual port is taken, perhaps by another agent, the
+    agent goes on without. Raises Conflict for another port that is taken."""
+    from p2pdist.agent.api.mirror import make_mirror_app
+    from p2pdist.cli.daemon import listen
+    from p2pdist.model.address import address_text
+
+    text = address_text(*address)
+    try:
+        runner = await listen(make_mirror_app(agent), address, connections=book)
+    except Conflict:
+        if text != MIRROR_ADDRESS:
+            raise
+        logger.warning("%s is taken: programs on this host read no images through this agent; give it --mirror", text)
+        return []
+    agent.mirrored.address = text
+    return [runner]
+
+
 def _warn_of_strangers(host: str) -> None:
     """Warn of an agent without access control, unless it is on this machine alone."""
-    if host not in ("localhost", "::1") and not host.startswith("127."):
+    from p2pdist.model.address import on_this_machine
+
+    if not on_this_machine(host):
         logger.warning(
             "access control is off: any client that reaches this port can fetch every package of the fleet. Start trackers with "
             "--access FILE and agents with --join-file to change that"

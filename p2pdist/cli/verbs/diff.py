@@ -84,7 +84,7 @@ def _used(traces: tuple[Path, ...]) -> set[str]:
 async def _compare(
     old: str, new: str, layout: Path, origin: str | None, *, origin_first: bool
 ) -> tuple[Difference, PathChanges | None]:
-    from p2pdist.package.repository.repository import Repository, read_manifest
+    from p2pdist.package.repository.contract import Repository, read_manifest
     from p2pdist.package.tree.diff import compare_packages
 
     first, second = parse_reference(old), parse_reference(new)

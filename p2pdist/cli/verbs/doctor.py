@@ -34,14 +34,21 @@ MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("FA
     metavar="FILE",
     help="Look at a tracker's policies instead, and name every mistake in them.",
 )
+@click.option(
+    "--image",
+    default="",
+    metavar="REF",
+    help="A small image that container runtimes pull, to see whether they ask the mirror [default: one of Docker Hub, or none].",
+)
 @socket_option
 @output.json_option
 def command(
-    tracker: str, listen: str, store: Path, origin: str, policies: Path | None, socket: Path, as_json: bool
+    tracker: str, listen: str, store: Path, origin: str, policies: Path | None, image: str, socket: Path, as_json: bool
 ) -> int:
     """Look at this host as an agent would need it: clock, ports, mounts, origin, disk, versions,
-    tracker, and whether others reach its agent. Takes the same options and variables as the agent.
-    Ends with 1 when something fails; warnings say what will be slower or less convenient.
+    tracker, whether others reach its agent, and whether the container runtimes that `p2pdist mirror
+    install` set up ask it. Takes the same options and variables as the agent. Ends with 1 when
+    something fails; warnings say what will be slower or less convenient.
 
     \b
     Examples:
@@ -51,7 +58,7 @@ def command(
     if policies is not None:
         findings = _policies(policies)
     else:
-        findings = asyncio.run(_check(tracker, listen, store.absolute(), origin, socket.absolute()))
+        findings = asyncio.run(_check(tracker, listen, store.absolute(), origin, image, socket.absolute()))
     failed = any(finding.state == "failed" for finding in findings)
     if as_json:
         output.print_json({"ok": not failed, "checks": findings})
@@ -61,9 +68,10 @@ def command(
     return int(failed)
 
 
-async def _check(tracker: str, listen: str, store: Path, origin: str, socket: Path) -> list[Finding]:
+async def _check(tracker: str, listen: str, store: Path, origin: str, image: str, socket: Path) -> list[Finding]:
     from p2pdist.cli import diagnosis
     from p2pdist.cli.daemon import listen_address
+    from p2pdist.cli.runtimes import check
 
     urls, address = diagnosis.tracker_urls(tracker), listen_address(listen)
     parts: list[Any] = await asyncio.gather(
@@ -75,6 +83,7 @@ async def _check(tracker: str, listen: str, store: Path, origin: str, socket: Pa
         diagnosis.checked("origin", diagnosis.origin(origin)),
         diagnosis.checked("store", asyncio.to_thread(diagnosis.store, store)),
         diagnosis.checked("mounts", asyncio.to_thread(diagnosis.mounts, store)),
+        diagnosis.checked("mirror", asyncio.to_thread(check.mirrors, socket, (), image)),
     )
     return [finding for part in parts for finding in part]
 

@@ -71,7 +71,7 @@ class _Export:
 
     async def run(self, ref: str, directory: Path) -> dict[str, Any]:
         """What was written, for --json."""
-        from p2pdist.package.repository.repository import read_manifest
+        from p2pdist.package.repository.contract import read_manifest
 
         reference = parse_reference(ref)
         async with opened_layout(directory) as layout:
@@ -170,7 +170,7 @@ class _Export:
         from p2pdist.mount.layers import TreeLayer
         from p2pdist.mount.squashfs import inspect
         from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
-        from p2pdist.package.repository.repository import read_content
+        from p2pdist.package.repository.contract import read_content
 
         packs = await read_packs(manifest, layout)
         objects = stage / "objects"

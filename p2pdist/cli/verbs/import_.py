@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,10 @@ from p2pdist.cli import output
 from p2pdist.cli.connect import layout_option, opened_layout
 from p2pdist.cli.verbs.pack import content_options, format_option, parse_entrypoint, settings_options, show_packed
 from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.image import ImageReference, is_image, parse_image
 from p2pdist.model.manifest import Config, Reference, parse_reference
+from p2pdist.model.platform import parse_platform
+from p2pdist.model.upstream import parse_upstream
 
 if TYPE_CHECKING:
     from p2pdist.origin.layout import LocalLayout
@@ -28,11 +32,17 @@ in the caller's PATH alone."""
 
 
 @click.command("import")
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option("-t", "--tag", required=True, metavar="NAME:TAG", help="What to call the package.")
+@click.argument("source")
+@click.argument("name", metavar="[NAME:TAG]", required=False)
+@click.option("-t", "--tag", metavar="NAME:TAG", help="What to call the package.")
 @click.option("--image", default="", metavar="NAME", help="Which image, where there are several: name, tag or digest.")
 @click.option(
     "--platform", default="", metavar="OS/ARCH[/VARIANT]", help="Which platform's image.  [default: this machine's]"
+)
+@click.option(
+    "--upstream",
+    metavar="NAME[=URL]",
+    help="Where the registry of an image docker://NAME/... is reached  [default: https, on this machine http].",
 )
 @format_option
 @settings_options
@@ -40,9 +50,11 @@ in the caller's PATH alone."""
 @layout_option
 @output.json_option
 def command(
-    source: Path,
+    source: str,
+    name: str | None,
     *,
-    tag: str,
+    tag: str | None,
+    upstream: str | None,
     image: str,
     platform: str,
     form: Format | None,
@@ -53,7 +65,8 @@ def command(
     **settings: Any,
 ) -> None:
     """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image
-    layout, or what docker save writes, unpacked or not.
+    layout, or what docker save writes, unpacked or not; or of an image docker://REGISTRY/NAME:TAG,
+    which comes straight from its registry. Its credentials are those of docker login.
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working
     directory are kept; options win over them. Its user, owners, devices and setuid bits are not
@@ -64,13 +77,22 @@ def command(
     Example:
       docker save team/trainer:v3 -o trainer.tar
       p2pdist import trainer.tar -t team/trainer:v3 --format tree
+      p2pdist import docker://registry.example.org/team/trainer:v3 -t team/trainer:v3
     """
     from p2pdist.package.source.scan import source_path
 
-    reference = parse_reference(tag)
+    if (tag is None) == (name is None):
+        raise UsageError("say once what to call the package", remedy="Write -t NAME:TAG")
+    reference = parse_reference(tag or name or "")
     parse_entrypoint(settings["entrypoint"])
+    if upstream is not None and not is_image(source):
+        raise UsageError(
+            "--upstream is for images of registries", remedy="Name the image as docker://REGISTRY/NAME:TAG"
+        )
     importing = _Import(
-        source_path(source, "directory or archive"),
+        _Registered(parse_image(source), upstream or "")
+        if is_image(source)
+        else source_path(Path(source), "directory or archive"),
         reference,
         form or "squashfs",
         follow_links=follow_links,
@@ -83,10 +105,38 @@ def command(
 
 
 @dataclass(frozen=True, slots=True)
+class _Registered:
+    """An image at a registry, and where that is reached, as `NAME=URL`, "" for where its name
+    says."""
+
+    reference: ImageReference
+    upstream: str
+
+    async def download(self, folder: Path, platform: str, progress: output.Progress) -> None:
+        """Write the image as a layout into an empty directory. Raises what the registry and the
+        disk do."""
+        from p2pdist.origin.registry.download import download_image
+        from p2pdist.origin.registry.upstream import UpstreamRegistry
+        from p2pdist.package.archive.import_ import this_platform
+
+        name = self.reference.name
+        settings = parse_upstream(self.upstream or name.upstream)
+        if settings.name != name.upstream:
+            raise UsageError(f"--upstream names {settings.name}, and the image is at {name.upstream}")
+        target, exact = parse_platform(platform) if platform else (this_platform(), True)
+        registry = UpstreamRegistry(settings)
+        try:
+            repository = registry.repository(name.repository)
+            await download_image(self.reference, repository, target, folder, exact=exact, report=progress)
+        finally:
+            await registry.close()
+
+
+@dataclass(frozen=True, slots=True)
 class _Import:
     """A source that becomes a package; `settings` are the options that say what to run."""
 
-    source: Path
+    source: Path | _Registered
     reference: Reference
     form: Format
     follow_links: bool
@@ -101,13 +151,19 @@ class _Import:
         from p2pdist.package.archive.import_ import unpack_source
 
         async with opened_layout(layout) as local:
-            with local.stage_directory(f"{self.source.absolute()} imported") as stage:
+            with ExitStack() as stages:
+                source = self.source
+                if isinstance(source, _Registered):
+                    folder = stages.enter_context(local.stage_directory(f"{source.reference} downloaded"))
+                    await source.download(folder, platform, progress)
+                    source = folder
+                stage = stages.enter_context(local.stage_directory(f"{source.absolute()} imported"))
                 unpacked = await asyncio.to_thread(
-                    unpack_source, self.source, stage, image=image, platform=platform, report=progress
+                    unpack_source, source, stage, image=image, platform=platform, report=progress
                 )
                 if self.follow_links and unpacked.kind != "directory":
                     raise UsageError(
-                        f"the links of an archive ({self.source}) are not followed", remedy="Leave --follow-links away"
+                        f"the links of an archive ({source}) are not followed", remedy="Leave --follow-links away"
                     )
                 replaced = self.settings["entrypoint"] is not None
                 notes = [*unpacked.notes, *await asyncio.to_thread(_notes, unpacked, replaced=replaced)]
@@ -144,7 +200,7 @@ def _notes(unpacked: Unpacked, *, replaced: bool) -> list[str]:
         notes += _program_notes(str(unpacked.root.resolve()), unpacked.config)
     if unpacked.user.partition(":")[0] not in ("", "0", "root"):
         notes.append(
-            f"the image's user {unpacked.user} is not kept: p2pdist run starts the program as the user who calls it"
+            f"the image's user {unpacked.user} is not kept: p2pdist run starts the program as the user that calls it"
         )
     return notes
 

@@ -46,7 +46,7 @@ def command(ref: str, layout: Path, origin: str | None, as_json: bool) -> None:
 
 async def _inspect(ref: str, layout: Path, origin: str | None, *, only_origin: bool) -> tuple[dict[str, Any], str]:
     """The package for scripts, and what it consists of for people."""
-    from p2pdist.package.repository.repository import Repository, read_document, read_manifest
+    from p2pdist.package.repository.contract import Repository, read_document, read_manifest
 
     reference = parse_reference(ref)
     async with opened_layout(layout) as local, opened_origin(origin) as central:

@@ -12,7 +12,7 @@ from p2pdist.cli import output
 from p2pdist.cli.connect import hosts_options, tracker_option
 from p2pdist.cli.options import parse_share
 from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.image import canonical_reference
 from p2pdist.model.units import parse_duration
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ ENDED = ("failed", "cancelled", "expired")
 )
 @click.option("--deadline", metavar="TIME", help="Give up what is not done after this time.")
 @click.option("--ttl", metavar="TIME", help="Release the hosts after this time.")
+@click.option(
+    "--platform",
+    metavar="OS/ARCH[/VARIANT]",
+    help="Of an image, for all hosts alike  [default: each host's own].",
+)
 @click.option("--id", "identifier", metavar="ID", help="A name of your own: asking again with it changes nothing.")
 @click.option("--wait", is_flag=True, help="Wait until the quorum of hosts holds the package.")
 @click.option("--quorum", default="100%", show_default=True, metavar="SHARE", help="With --wait, such as 99.9%.")
@@ -60,6 +65,7 @@ def command(
     priority: str,
     deadline: str | None,
     ttl: str | None,
+    platform: str | None,
     identifier: str | None,
     wait: bool,
     quorum: str,
@@ -68,7 +74,8 @@ def command(
     tracker: str,
     as_json: bool,
 ) -> int:
-    """Have hosts hold the package REF, pinned, until the preseed is cancelled or its time is up.
+    """Have hosts hold the package or image REF, pinned, until the preseed is cancelled or its time
+    is up.
 
     With --wait the command succeeds only if the quorum was reached.
 
@@ -76,6 +83,7 @@ def command(
     Examples:
       p2pdist preseed team/trainer:v4 --selector zone=a --deadline 10m --wait --quorum 99%
       p2pdist preseed team/weights:v7 --count 200 --replicas 2
+      p2pdist preseed docker://registry.example.org/team/trainer:v3 --selector zone=a
       p2pdist preseed --cancel nightly-42
     """
     if sum((reference is not None, cancel is not None, listing)) != 1:
@@ -93,8 +101,9 @@ def command(
         "replicas": replicas,
         "deadline": parse_duration(deadline) if deadline else None,
         "ttl": parse_duration(ttl) if ttl else None,
+        "platform": platform,
     }
-    order: dict[str, Any] = {"package": str(parse_reference(reference)), "priority": priority}
+    order: dict[str, Any] = {"package": canonical_reference(reference), "priority": priority}
     order |= {key: value for key, value in options.items() if value}
     preseed = asyncio.run(_order(tracker, order, share if wait else None, quiet=as_json))
     if not as_json and wait:

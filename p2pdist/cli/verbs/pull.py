@@ -23,12 +23,13 @@ from p2pdist.model.messages import Priority
 @socket_option
 @output.json_option
 def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> None:
-    """Bring the package REF into the store of this host through its agent.
+    """Bring the package or image REF into the store of this host through its agent.
 
     \b
     Examples:
       p2pdist pull team/trainer:v3
       p2pdist pull team/trainer:v4 --priority preseed
+      p2pdist pull docker://registry.example.org/team/trainer:v3
     """
     from p2pdist.agent.api.client import LocalClient
 
@@ -41,12 +42,18 @@ def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> 
                 "bytes_total": status.bytes_total,
                 "bytes_origin": status.bytes_origin,
                 "bytes_peers": status.bytes_peers,
+                "bytes_upstream": status.bytes_upstream,
                 "bytes_cached": status.bytes_cached,
                 "seconds": round(status.seconds, 3),
             }
         )
         return
-    sources = (("peers", status.bytes_peers), ("the origin", status.bytes_origin), ("the store", status.bytes_cached))
+    sources = (
+        ("peers", status.bytes_peers),
+        ("the origin", status.bytes_origin),
+        ("its registry", status.bytes_upstream),
+        ("the store", status.bytes_cached),
+    )
     parts = ", ".join(f"{output.amount(count)} from {source}" for source, count in sources if count)
     output.say(f"{status.reference}  {status.digest}")
     output.say(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if parts else ''}{parts}")

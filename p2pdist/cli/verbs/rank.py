@@ -11,7 +11,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.connect import hosts_options, tracker_option
 from p2pdist.model.errors import NotFound, UsageError
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.image import canonical_reference
 
 
 @click.command("rank")
@@ -39,8 +39,8 @@ def command(
     tracker: str,
     as_json: bool,
 ) -> None:
-    """Print the hosts by the bytes that they lack of the packages REF, best first. What packages
-    share is counted once.
+    """Print the hosts by the bytes that they lack of the packages or images REF, best first. What
+    packages share is counted once.
 
     For a job with several roles, say which hosts each of them gets: distinct ones that lack little
     of what their role needs.
@@ -78,7 +78,7 @@ def command(
 
 
 def _names(references: Iterable[str]) -> list[str]:
-    return [str(parse_reference(each)) for each in references]
+    return [canonical_reference(each) for each in references]
 
 
 def _show(ranked: Iterable[Mapping[str, Any]]) -> None:

@@ -96,10 +96,14 @@ millions of objects takes long."""
     help="How the blob comes: by trees, a BitTorrent swarm, or trees and a swarm where these fail.",
 )
 @click.option(
+    "--vouched", is_flag=True, help="There is no piece list: the hosts that read the blob vouch for its pieces."
+)
+@click.option(
     "--faults",
     default="",
     metavar="KIND[,KIND]",
-    help="Let things go wrong: crash, slow, partition, wrong, silent, tracker, origin, origin-wrong, late, busy; or `any`.",
+    help="Let things go wrong: crash, slow, partition, wrong, silent, tracker, origin, origin-wrong, late, busy, with"
+    " --vouched also lie, change, stall, break, whole; or `any`.",
 )
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same run.")
 @click.option(
@@ -132,6 +136,7 @@ def command(seed: int, runs: int, plot: Path | None, report: Path | None, as_jso
       p2pdist simulate --hosts 200 --arrivals ramp:30 --kill-tracker-every 5s --plot out.png
       p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --faults any --runs 20
       p2pdist simulate --hosts 60 --size 6MiB --nic 1MB/s --lose-tracker 2s:60s --crash 10%
+      p2pdist simulate --hosts 16 --size 128MiB --nic 40Mbit/s --vouched --faults lie
     """
     base = _scenario(wishes)
     if plot:
@@ -183,21 +188,37 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
         latency_s=parse_time(wishes["latency"]),
         piece_size=_piece_size(wishes["piece_size"]),
         transport=wishes["transport"],
+        vouched=wishes["vouched"],
     ).filled()
+    if wishes["vouched"]:
+        _check_vouched(filled)
     return replace(filled, time_limit_s=0.0)  # it depends on the faults
+
+
+def _check_vouched(scenario: Scenario) -> None:
+    """Raises UsageError for what a vouched list cannot be of."""
+    from p2pdist.model.pieces import piece_size_for
+
+    if scenario.piece_size != piece_size_for(scenario.size):
+        raise UsageError(
+            "a vouched list has the pieces that the size asks for", remedy="Leave out --piece-size or --vouched"
+        )
+    if scenario.transport != "trees":
+        raise UsageError("a blob with a vouched list comes by trees alone", remedy="Leave out --transport")
 
 
 def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
     """What goes wrong in a scenario with this seed."""
-    from p2pdist.simulate.faults import KINDS, TrackerLoss, TrackerLosses, schedule
+    from p2pdist.simulate.faults import KINDS, VOUCHED_KINDS, TrackerLoss, TrackerLosses, schedule
     from p2pdist.simulate.scenario import crash_share, cut_half, slow_share
 
     drawn: list[Fault] = []
     if wishes["faults"]:
         kinds = tuple(kind for kind in wishes["faults"].split(",") if kind and kind != "any")
-        unknown = [kind for kind in kinds if kind not in KINDS]
+        known = (*KINDS, *VOUCHED_KINDS) if scenario.vouched else KINDS
+        unknown = [kind for kind in kinds if kind not in known]
         if unknown:
-            raise UsageError(f"there is no fault {unknown[0]!r}", remedy=f"Choose among {', '.join(KINDS)}, any")
+            raise UsageError(f"there is no fault {unknown[0]!r}", remedy=f"Choose among {', '.join(known)}, any")
         pieces, duration_s = -(-scenario.size // scenario.piece_size), scenario.size / scenario.nic_bytes_s
         drawn += schedule(scenario.seed, scenario.host_names(), pieces=pieces, duration_s=duration_s, kinds=kinds)
     if wishes["slow"]:
@@ -270,6 +291,7 @@ def _show(worst: Report, runs: int, seconds: float, origin_bytes_s: float) -> No
         *_places(worst),
         ("received twice", f"{worst.duplicates} pieces; {worst.rejected} corrupt; {worst.duplicate_ratio:.2%} of all bytes in vain"),
         *_ways(worst),
+        *_lists(worst),
         ("simulated in", f"{seconds:.1f} s, {worst.events} events{' in that run' if runs > 1 else ''}"),
     ]  # fmt: skip
     for name, value in lines:
@@ -298,6 +320,12 @@ def _ways(report: Report) -> list[tuple[str, str]]:
     if not report.moved and not report.swarm_ratio:
         return []
     return [("by BitTorrent", f"{report.swarm_ratio:.1%} of all bytes; {report.moved} pulls changed their way")]
+
+
+def _lists(report: Report) -> list[tuple[str, str]]:
+    if not report.rounds and not report.blamed:
+        return []
+    return [("vouched list", f"{report.rounds + 1} rounds; blamed: {', '.join(report.blamed) or 'no host'}")]
 
 
 def _write(path: Path, body: bytes) -> None:

@@ -38,8 +38,8 @@ def command(ref: str, alias: str, layout: Path, origin: str | None, as_json: boo
 
 
 async def _tag(ref: str, alias: str, layout: Path, origin: str | None) -> dict[str, Any]:
+    from p2pdist.package.repository.contract import read_manifest
     from p2pdist.package.repository.notes import PushLease
-    from p2pdist.package.repository.repository import read_manifest
 
     reference, name = parse_reference(ref), parse_reference(alias)
     if not name.tag:

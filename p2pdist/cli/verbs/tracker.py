@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli.daemon import log_options
-from p2pdist.cli.options import Seconds, discovery_options, origin_options, parse_rate
+from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.agent.discovery.mdns import Discovery
+    from p2pdist.model.upstream import UpstreamSettings
     from tracker.access.control import AccessControl
     from tracker.core.fleet import Fleet
     from tracker.networks import Network
@@ -91,10 +92,25 @@ logger = logging.getLogger(__name__)
     metavar="CIDR[,CIDR]",
     help="Networks in which agents may be reached, such as 10.0.0.0/8 [default: anywhere].",
 )
+@click.option(
+    "--upstream",
+    "named_upstreams",
+    multiple=True,
+    metavar="NAME[=URL]",
+    help="A registry whose images agents may pull through each other, such as docker.io; may be repeated.",
+)
+@click.option(
+    "--upstreams",
+    "upstreams_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Such registries with their settings and credentials, TOML.",
+)
 @discovery_options
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
 @click.option("--name", default="", metavar="HOST", help="The name to announce [default: its hostname].")
+@hostnames_option
 @log_options
 def command(
     listen: str,
@@ -108,11 +124,14 @@ def command(
     audit_log: Path | None,
     probe_listen: str,
     networks: str,
+    named_upstreams: tuple[str, ...],
+    upstreams_file: Path | None,
     network_id: str,
     discovery_interface: tuple[str, ...],
     no_discovery: bool,
     zone: str,
     name: str,
+    hostnames: tuple[str, ...],
 ) -> None:
     """Run a tracker: it decides which agent sends what to which. Data never passes through it.
 
@@ -121,9 +140,11 @@ def command(
       p2pdist tracker --listen 0.0.0.0:7070 --origin s3://packages/prod
       p2pdist tracker --origin s3://packages/prod --policies /etc/p2pdist/policies.toml
       p2pdist tracker --origin s3://packages/prod --access /etc/p2pdist/access.toml
+      p2pdist tracker --upstream docker.io --upstream registry.example.org:5000
     """
     from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
     from tracker.networks import parse_networks
+    from tracker.upstreams.settings import all_upstreams
 
     raise_file_limit()
     address, believed = listen_address(listen), parse_networks(networks)
@@ -131,14 +152,23 @@ def command(
     discovery = _discovery(settings, name, zone, tls=access is not None) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
     probes = listen_address(probe_listen) if probe_listen else None
-    control = _access_control(address, access, audit_log) if access is not None else None
+    control = _access_control(address, access, audit_log, hostnames, believed, state) if access is not None else None
     if control is None:
         _warn_of_strangers(address[0])
     limits = origin_streams, origin_bytes_s, report_interval
-    run(_serve((address, probes), origin, state, limits, policies, control, believed, discovery))
+    upstreams = all_upstreams(named_upstreams, upstreams_file)
+    sources = origin, upstreams
+    run(_serve((address, probes), hostnames, sources, state, limits, policies, control, believed, discovery))
 
 
-def _access_control(address: tuple[str, int], path: Path, audit_log: Path | None) -> AccessControl:
+def _access_control(
+    address: tuple[str, int],
+    path: Path,
+    audit_log: Path | None,
+    hostnames: tuple[str, ...],
+    networks: tuple[Network, ...],
+    state: str,
+) -> AccessControl:
     """Access by a file, in force. Raises UsageError."""
     import sys
 
@@ -147,7 +177,7 @@ def _access_control(address: tuple[str, int], path: Path, audit_log: Path | None
 
     if audit_log is not None:
         audit_to(audit_log.absolute())
-    control = AccessControl(path, own_addresses(address[0]))
+    control = AccessControl(path, [*own_addresses(address[0]), *hostnames], networks=networks, state=state)
     for token in control.made:
         shown = f": {token.read_text().strip()}" if sys.stdout.isatty() else ""
         logger.info("hosts join with the token in %s", token)
@@ -173,7 +203,9 @@ def own_addresses(host: str) -> list[str]:
 
 
 def _warn_of_strangers(host: str) -> None:
-    if host != "localhost" and not host.startswith("127.") and host != "::1":
+    from p2pdist.model.address import on_this_machine
+
+    if not on_this_machine(host):
         logger.warning(
             "access control is off: any client that reaches this port can order preseeds, read packages and act as any host. "
             "Start the tracker with --access FILE to change that"
@@ -237,9 +269,24 @@ async def _listen(
     return runners
 
 
+def _fleet(origin: str, origin_streams_max: int, origin_bytes_s: float, report_interval_s: float) -> Fleet:
+    import time
+
+    from tracker.core.fleet import Fleet
+
+    return Fleet(
+        started_at=time.monotonic(),
+        origin=origin,
+        origin_streams_max=origin_streams_max,
+        origin_bytes_s=origin_bytes_s,
+        report_interval_s=report_interval_s,
+    )
+
+
 async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
-    origin_url: str,
+    hostnames: tuple[str, ...],
+    sources: tuple[str, tuple[UpstreamSettings, ...]],
     state: str,
     limits: tuple[int, float, float],
     policies: Path | None,
@@ -247,34 +294,28 @@ async def _serve(
     networks: tuple[Network, ...],
     discovery: Discovery | None,
 ) -> None:
-    import time
-
     from p2pdist.cli.daemon import close, stop_listening, until_stopped
     from p2pdist.model.address import address_text
     from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
-    from tracker.core.fleet import Fleet
     from tracker.http.app import make_app
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
+    from tracker.state.database import is_postgresql
     from tracker.state.documents import Documents
-    from tracker.state.preseeds import PreseedDatabase, is_postgresql
+    from tracker.state.preseeds import PreseedDatabase
+    from tracker.upstreams.upstreams import Upstreams
 
+    origin_url, settings = sources
     origin = open_origin(origin_url, serving=True) if origin_url else None
-    fleet = Fleet(
-        started_at=time.monotonic(),
-        origin=origin_url,
-        origin_streams_max=limits[0],
-        origin_bytes_s=limits[1],
-        report_interval_s=limits[2],
-    )
+    fleet = _fleet(origin_url, *limits)
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = Documents(Path(state)) if state and not is_postgresql(state) else None
-    service = Service(fleet, Content(origin, documents), access=access)
-    service.networks = networks
-    preseeds = service.listener = PreseedService(service, PreseedDatabase(state))
+    upstreams = Upstreams(settings, documents)
+    service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams)
+    service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
     await preseeds.load()
-    runners = await _listen(addresses, make_app(service, preseeds), access)
+    runners = await _listen(addresses, make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames)), access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += _follow(policy_file, access, service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
@@ -290,7 +331,10 @@ async def _serve(
             clock.cancel()
         await close(runners)
         await preseeds.stop()
+        await upstreams.close()
         if origin is not None:
             await origin.close()
         if documents is not None:
             documents.close()
+        if access is not None:
+            access.joins.close()

@@ -1,32 +1,30 @@
 """Requests to an OCI registry: authentication, redirects, retries, and what its errors mean (OCI
-distribution specification 1.1; https://distribution.github.io/distribution/spec/auth/token/).
+distribution specification 1.1).
 
-A registry answers 401 with the kind of credential that it wants. For `Basic` the client sends user
-and password; for `Bearer` it fetches a token for the repository and the action from the realm that
-the registry names, and uses it until shortly before it expires. Credentials stand in the URL, or in
-Docker's config.json. They go to the registry and its realm alone: where a blob is behind a redirect
-to other storage, that storage gets none.
+A registry answers 401 with the kind of credential that it wants (authentication.py). Credentials
+stand in the URL, or in Docker's config.json (accounts.py). They go to the registry and its realm
+alone: where a blob is behind a redirect to other storage, that storage gets none.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import os
-import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
+from aiohttp.helpers import get_env_proxy_for_url
 from yarl import URL
 
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable
+from p2pdist.origin.registry.accounts import Account, Accounts, Fixed, docker_accounts
+from p2pdist.origin.registry.authentication import Authentication, PullToken, TokenSource, is_inner, is_loopback
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -35,62 +33,21 @@ TRIES_MAX = 4
 PAUSE_MAX_S = 30.0
 """How long a registry may ask to be left alone (Retry-After) before a request counts as failed."""
 
-TOKEN_S = 60.0
-"""Life of a token whose realm states none (token specification)."""
+ASKED_S_MAX = 3600.0
+"""How long a registry that asks to be left alone is taken at its word."""
 
-TOKEN_SPARE_S = 10.0
+LIMITED_S = 30.0
+"""How long a registry is taken to want that limits requests (429) and does not say it."""
+
+TOKEN_LEFT_S_MIN = 20.0
+"""A token that another host gets is valid for so long at least, where the realm's last long
+enough."""
+
 ERROR_BYTES_MAX = 16384
+TOKEN_BYTES_MAX = 1 << 20
 REDIRECTS_MAX = 5
-_PARAMETER = re.compile(r'([a-zA-Z_]+)="([^"]*)"')
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECT = frozenset({301, 302, 303, 307, 308})
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """A user and a password, or a token that is exchanged for others."""
-
-    user: str
-    password: str
-    identity_token: str = ""
-
-    def __repr__(self) -> str:
-        """Without what is secret."""
-        return f"Account({self.user!r})"
-
-    def basic(self) -> str:
-        """The header field of HTTP's basic scheme (RFC 7617)."""
-        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
-
-
-def docker_account(host: str, config: Path | None = None) -> Account | None:
-    """The account that Docker's config.json has for a registry; None for none. Credential helpers
-    are not asked. Raises UsageError for a file that cannot be read."""
-    folder = os.environ.get("DOCKER_CONFIG") or str(Path.home() / ".docker")
-    path = config or Path(folder) / "config.json"
-    try:
-        auths = json.loads(path.read_bytes()).get("auths", {})
-        entry = next((auths[key] for key in (host, f"https://{host}", f"https://{host}/v2/") if key in auths), None)
-        if not entry:
-            return None
-        if token := str(entry.get("identitytoken", "")):
-            return Account("", "", token)
-        if "auth" in entry:
-            user, _, password = base64.b64decode(entry["auth"]).decode().partition(":")
-            return Account(user, password)
-        return Account(str(entry["username"]), str(entry["password"]))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it has another form"
-        raise UsageError(f"{path} has no credentials for {host}: {why}", remedy=f"docker login {host}") from error
-
-
-@dataclass(slots=True)
-class _Token:
-    header: str
-    until: float
 
 
 @dataclass(slots=True)
@@ -100,10 +57,18 @@ class RegistryClient:
     url: str
     """For messages, without credentials."""
     base: URL
-    account: Account | None
+    accounts: Accounts
+    source: TokenSource | None = None
+    """Asked for tokens before the realm is."""
+    tries_max: int = TRIES_MAX
+    """How often a busy registry is asked."""
+    pause_max_s: float = PAUSE_MAX_S
+    """How long a request waits for a registry that asks to be left alone."""
+    authentication: Authentication = field(init=False)
     _session: aiohttp.ClientSession | None = None
-    _tokens: dict[str, _Token] = field(default_factory=dict)
-    """By scope. `_authenticate`."""
+
+    def __post_init__(self) -> None:
+        self.authentication = Authentication(self.url, self.base, self.accounts, self._ask_realm, self.source)
 
     @classmethod
     def of(cls, url: str, shown: str) -> RegistryClient:
@@ -111,11 +76,11 @@ class RegistryClient:
         where the scheme says so."""
         parts = urlsplit(url)
         host = parts.hostname or ""
-        plain = parts.scheme.lower() == "oci+http" or host in _LOOPBACK
+        plain = parts.scheme.lower() == "oci+http" or is_loopback(host)
         base = URL.build(scheme="http" if plain else "https", host=host, port=parts.port)
         if parts.username is not None:
-            return cls(shown, base, Account(unquote(parts.username), unquote(parts.password or "")))
-        return cls(shown, base, docker_account(parts.netloc.rpartition("@")[2]))
+            return cls(shown, base, Fixed(Account(unquote(parts.username), unquote(parts.password or ""))))
+        return cls(shown, base, docker_accounts(parts.netloc.rpartition("@")[2]))
 
     async def close(self) -> None:
         """End the connections."""
@@ -139,8 +104,8 @@ class RegistryClient:
         allow, such as `repository:team/app:pull`. A busy registry is asked again, a few times,
         unless `data` can be sent once only (`retry`). Raises NotFound, Refused, Unavailable."""
         url = self.base.join(URL(str(path))).update_query(params or {})
-        for tries in range(1, TRIES_MAX + 1):
-            last = tries == TRIES_MAX or not retry
+        for tries in range(1, self.tries_max + 1):
+            last = tries == self.tries_max or not retry
             try:
                 response = await self._once(method, url, scope, dict(headers or {}), data)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -151,14 +116,18 @@ class RegistryClient:
             if response.status in _BUSY and not last:
                 pause_s = _pause_s(response, tries)
                 response.release()
-                if pause_s <= PAUSE_MAX_S:
+                if pause_s <= self.pause_max_s:
                     await asyncio.sleep(pause_s)
                     continue
-                raise Unavailable(f"{self.url} asks to be left alone for {pause_s:.0f} s", remedy="Try again then")
+                raise Unavailable(
+                    f"{self.url} asks to be left alone for {pause_s:.0f} s",
+                    remedy="Try again then",
+                    retry_after=min(pause_s, ASKED_S_MAX),
+                )
             async with response:
-                if response.status not in expect:
-                    raise await self._failure(method, url, response)
                 try:
+                    if response.status not in expect:
+                        raise await self._failure(method, url, response)
                     yield response
                 except (aiohttp.ClientError, TimeoutError) as error:
                     raise self._away(method, url, error) from error
@@ -169,26 +138,58 @@ class RegistryClient:
     ) -> aiohttp.ClientResponse:
         """Send a request, with a credential where the registry wants one, and follow redirects
         without it."""
-        if (token := self._tokens.get(scope)) is not None and token.until > time.monotonic():
-            headers["Authorization"] = token.header
+        used = self.authentication.header(scope) if url.origin() == self.base.origin() else ""
+        if used:
+            headers["Authorization"] = used
         response = await self._send(method, url, headers, data)
         if response.status == 401 and url.origin() == self.base.origin():
-            challenge = response.headers.get("WWW-Authenticate", "")
+            challenges = response.headers.getall("WWW-Authenticate", [])
             response.release()
-            headers["Authorization"] = await self._authenticate(challenge, scope)
+            headers["Authorization"] = await self.authentication.answer(challenges, scope, used)
             response = await self._send(method, url, headers, data)
-        for _ in range(REDIRECTS_MAX):
+        for followed in range(REDIRECTS_MAX + 1):
             if response.status not in _REDIRECT or method not in ("GET", "HEAD"):
                 break
-            target = url.join(URL(response.headers.get("Location", "")))
+            location = response.headers.get("Location", "")
             response.release()
-            if target.scheme not in ("http", "https") or (url.scheme == "https" and target.scheme == "http"):
-                raise Refused(f"{self.url} redirects to {target.scheme}, which is not followed")
-            if target.origin() != self.base.origin():
+            if followed == REDIRECTS_MAX:
+                raise Refused(f"{self.url} redirects {method} {url.path} more than {REDIRECTS_MAX} times")
+            url = self._target(url, location)
+            if url.origin() != self.base.origin():
                 headers.pop("Authorization", None)
-            url = target
             response = await self._send(method, url, headers, data)
         return response
+
+    def _target(self, url: URL, location: str) -> URL:
+        """Where a redirect leads. Raises Refused for an address to which no storage of a registry
+        would send its clients."""
+        try:
+            target = url.join(URL(location, encoded=True))
+            host = target.host or ""
+        except ValueError as error:
+            raise Refused(f"{self.url} redirects to something that is no address") from error
+        if not location or target.scheme not in ("http", "https") or not host:
+            raise Refused(f"{self.url} redirects to {target.scheme or 'nowhere'}, which is not followed")
+        if url.scheme == "https" and target.scheme == "http":
+            raise Refused(f"{self.url} redirects to http, which is not followed")
+        if target.user is not None or target.password is not None:
+            raise Refused(f"{self.url} redirects to an address with credentials in it, which is not followed")
+        if is_inner(host) and not is_inner(self.base.host or ""):
+            raise Refused(f"{self.url} redirects to {host}, an address of this machine alone")
+        return target
+
+    async def pull_token(self, repository: str) -> PullToken:
+        """What lets another host read a repository; empty where the registry asks for nothing.
+        Raises Refused where it takes an account alone, NotFound, Unavailable."""
+        scope = f"repository:{repository}:pull"
+        known = await self.authentication.token(scope)
+        if not known.token or known.lasts_s < TOKEN_LEFT_S_MIN:
+            self.authentication.forget(scope)
+            path = f"/v2/{repository}/tags/list"
+            async with self.request("GET", path, scope, params={"n": "1"}, expect=frozenset({200, 404})):
+                pass
+            known = await self.authentication.token(scope)
+        return known
 
     async def _send(self, method: str, url: URL, headers: dict[str, str], data: Any) -> aiohttp.ClientResponse:
         if self._session is None:
@@ -197,55 +198,28 @@ class RegistryClient:
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX),
                 timeout=timeout,
                 auto_decompress=False,
-                trust_env=True,
+                cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"User-Agent": "p2pdist", "Accept-Encoding": "identity"},
             )
         body = data() if callable(data) else data
-        return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
+        proxy, proxy_auth = await asyncio.to_thread(_proxy, url)
+        return await self._session.request(
+            method, url, headers=headers, data=body, allow_redirects=False, proxy=proxy, proxy_auth=proxy_auth
+        )
 
-    async def _authenticate(self, challenge: str, scope: str) -> str:
-        """The header field that answers a challenge (RFC 9110, 11.6.1)."""
-        scheme, _, rest = challenge.partition(" ")
-        if scheme.lower() == "basic":
-            if self.account is None or not self.account.user:
-                raise self._refused("it asks for a user and a password, and was given none")
-            return self._keep(scope, self.account.basic(), float("inf"))
-        if scheme.lower() != "bearer":
-            raise self._refused(f"it asks for credentials of a kind that is not known here, {scheme[:40]!r}")
-        fields = dict(_PARAMETER.findall(rest))
-        realm = URL(fields.get("realm", ""))
-        if realm.scheme not in ("http", "https") or (self.base.scheme == "https" and realm.scheme != "https"):
-            raise self._refused("the realm of its tokens is no address that can be trusted")
-        query = {"scope": scope, **({"service": fields["service"]} if "service" in fields else {})}
-        body = await self._fetch_token(realm, query)
-        token = body.get("token") or body.get("access_token")
-        if not isinstance(token, str) or not token:
-            raise self._refused("its realm gave no token")
-        lasts = body.get("expires_in")
-        lasts_s = float(lasts) if isinstance(lasts, int | float) else TOKEN_S
-        return self._keep(scope, f"Bearer {token}", time.monotonic() + max(1.0, lasts_s - TOKEN_SPARE_S))
-
-    async def _fetch_token(self, realm: URL, query: dict[str, str]) -> dict[str, Any]:
-        account = self.account
-        if account is not None and account.identity_token:
-            grant = {"grant_type": "refresh_token", "refresh_token": account.identity_token, "client_id": "p2pdist"}
-            response = await self._send("POST", realm, {}, {**query, **grant})
+    async def _ask_realm(
+        self, realm: URL, query: dict[str, str], authorization: str, form: dict[str, str] | None
+    ) -> tuple[int, bytes]:
+        """Status and body of a realm's answer."""
+        headers = {"Authorization": authorization} if authorization else {}
+        if form is not None:
+            response = await self._send("POST", realm, headers, form)
         else:
-            headers = {"Authorization": account.basic()} if account is not None else {}
             response = await self._send("GET", realm.update_query(query), headers, None)
         async with response:
-            if response.status != 200:
-                raise self._refused(f"its realm gives no token: {response.status} {response.reason}")
-            data = await read_limited(response, 1 << 20, self.url)
-        try:
-            body = json.loads(data)
-        except ValueError as error:
-            raise self._refused("its realm answers with no JSON") from error
-        return body if isinstance(body, dict) else {}
-
-    def _keep(self, scope: str, header: str, until: float) -> str:
-        self._tokens[scope] = _Token(header, until)
-        return header
+            if response.status in _BUSY:
+                raise self._busy(f"the realm of {self.url} answers {response.status}", response)
+            return response.status, await read_limited(response, TOKEN_BYTES_MAX, self.url)
 
     async def _failure(self, method: str, url: URL, response: aiohttp.ClientResponse) -> P2PDistError:
         """What an unexpected status means."""
@@ -254,16 +228,18 @@ class RegistryClient:
         if status in (404, 410):
             return NotFound(what, remedy="Check the name, and where it was pushed to", origin=self.url)
         if status in _BUSY:
-            return Unavailable(what, remedy="Try again later")
+            return self._busy(what, response)
         if status in (401, 403):
             return Refused(what, remedy=f"Check the rights of the account: docker login {self.base.authority}")
         return Refused(what, remedy="See the log of the registry")
 
-    def _refused(self, why: str) -> Refused:
-        return Refused(
-            f"{self.url} refuses access: {why}",
-            remedy=f"docker login {self.base.authority}, or oci://USER:PASSWORD@... in the environment",
-        )
+    def _busy(self, what: str, response: aiohttp.ClientResponse) -> Unavailable:
+        """A registry that has too much to do, and for how long it wants to be left alone."""
+        asked_s = _asked_s(response)
+        if response.status == 429:
+            what, asked_s = f"{what}, too many requests", LIMITED_S if asked_s is None else asked_s
+        details = {"retry_after": min(asked_s, ASKED_S_MAX)} if asked_s is not None else {}
+        return Unavailable(what, remedy="Try again later", **details)
 
     def _away(self, method: str, url: URL, error: Exception) -> Unavailable:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
@@ -283,9 +259,30 @@ async def read_limited(response: aiohttp.ClientResponse, limit: int, where: str)
     return bytes(data)
 
 
+def _proxy(url: URL) -> tuple[URL | None, aiohttp.BasicAuth | None]:
+    """The proxy of the environment through which a URL is reached; no proxy for none. A session
+    that trusts the environment would also show registries the accounts of ~/.netrc."""
+    try:
+        return get_env_proxy_for_url(url)
+    except LookupError:
+        return None, None
+
+
 def _pause_s(response: aiohttp.ClientResponse | None, tries: int) -> float:
-    asked = response.headers.get("Retry-After", "") if response is not None else ""
-    return float(asked) if asked.isascii() and asked.isdecimal() else 0.2 * 2**tries
+    asked_s = _asked_s(response) if response is not None else None
+    return asked_s if asked_s is not None else 0.2 * 2**tries
+
+
+def _asked_s(response: aiohttp.ClientResponse) -> float | None:
+    """For how long a response asks that no request follows (RFC 9110, 10.2.3); None where it does
+    not."""
+    text = response.headers.get("Retry-After", "")
+    if text.isascii() and text.isdecimal() and len(text) < 10:
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def _reason(body: bytes, otherwise: str) -> str:

@@ -222,7 +222,7 @@ class _Images:
                 exact and not choice.runs(platform)
             ):
                 raise NotFound(f"there is no image for {choice} in it, only one for {platform}")
-        here = _here()
+        here = this_platform()
         return () if here.runs(platform) else (f"the image is for {platform}; this machine is {here}",)
 
     def _apply(self, layers: list[Path], image: _Image, kind: str) -> Unpacked:
@@ -337,7 +337,7 @@ def _chosen(images: list[_Descriptor], platform: str, image_name: str) -> _Descr
                 if offered and (offered.os, offered.architecture) == same
             ]
     else:
-        target = _here()
+        target = this_platform()
         fitting = [
             image for image, offered in zip(images, platforms, strict=True) if not offered or target.runs(offered)
         ]
@@ -369,8 +369,8 @@ def _level_of(descriptor: _Descriptor) -> tuple[int, int]:
     return platform.level if platform else (0, 0)
 
 
-def _here() -> Platform:
-    """The platform of this machine."""
+def this_platform() -> Platform:
+    """The platform of this machine: which images it runs."""
     try:
         cpu = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:

@@ -46,6 +46,7 @@ from p2pdist.model.manifest import (
     Descriptor,
 )
 from p2pdist.model.torrent import TORRENT_TYPE
+from p2pdist.package.repository.contract import OnProgress
 from p2pdist.package.repository.notes import (
     LEASE,
     LEASE_S,
@@ -58,7 +59,6 @@ from p2pdist.package.repository.notes import (
     note_name,
     read_note,
 )
-from p2pdist.package.repository.repository import OnProgress
 
 READS_IN_FLIGHT = 64
 OLDER_THAN_S = 86_400.0
@@ -86,7 +86,7 @@ LEAF_TYPES = frozenset(
 
 
 class Markable(Protocol):
-    """A repository whose tags can be followed. p2pdist/origin/origin.py has the contract."""
+    """A repository whose tags can be followed. p2pdist/origin/contract.py has the contract."""
 
     async def roots(self) -> list[tuple[str, Descriptor]]: ...
 
@@ -244,7 +244,7 @@ def _stopped(step: _Step, error: P2PDistError) -> P2PDistError:
 
 
 class Sweepable(Markable, NoteBoard, Protocol):
-    """A repository in which blobs can be deleted. p2pdist/origin/origin.py has the contract."""
+    """A repository in which blobs can be deleted. p2pdist/origin/contract.py has the contract."""
 
     async def blobs(self) -> list[tuple[Digest, int, float]]: ...
 

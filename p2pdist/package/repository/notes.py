@@ -60,7 +60,7 @@ LEASE, REMOVAL = "lease-", "removal-"
 
 
 class NoteBoard(Protocol):
-    """A repository that keeps notes. p2pdist/origin/origin.py has the contract of each method."""
+    """A repository that keeps notes. p2pdist/origin/contract.py has the contract of each method."""
 
     @property
     def url(self) -> str: ...

@@ -31,8 +31,8 @@ from p2pdist.model.manifest import (
     encode_config,
     encode_manifest,
 )
+from p2pdist.package.repository.contract import LocalRepository, OnProgress, Repository, read_content, read_manifest
 from p2pdist.package.repository.notes import NoteBoard, PushLease
-from p2pdist.package.repository.repository import LocalRepository, OnProgress, Repository, read_content, read_manifest
 
 BLOBS_IN_FLIGHT = 4
 

@@ -116,7 +116,7 @@ def read_project(file: Path) -> ProjectFile:
 
     try:
         project = msgspec.convert(_underscored(tomllib.loads(data.decode())), Project)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not a TOML file: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"{file}: {error}", remedy="See p2pdist pack --help for the keys") from error

@@ -29,8 +29,8 @@ from p2pdist.model.tree import (
     decode_tree,
     walking_order,
 )
+from p2pdist.package.repository.contract import Repository, read_document
 from p2pdist.package.repository.push import Difference, compare
-from p2pdist.package.repository.repository import Repository, read_document
 from p2pdist.package.tree.pool import read_catalog
 
 Paths = tuple[bytes, ...]

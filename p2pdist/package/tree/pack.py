@@ -16,7 +16,7 @@ from pathlib import Path
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Manifest
-from p2pdist.package.repository.repository import LocalRepository, Repository
+from p2pdist.package.repository.contract import LocalRepository, Repository
 from p2pdist.package.source.scan import Ignore, TreeScan, check_names, scan_tree
 from p2pdist.package.tree.cache import CacheFile, Damaged, FilesCache, Head, Outcome
 from p2pdist.package.tree.entries import Assembler

@@ -20,7 +20,7 @@ from p2pdist.model.catalog import Pack, record
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.model.pieces import PIECE_SIZE_MIN, PieceLayout, PieceList, piece_size_for
-from p2pdist.package.repository.repository import Content
+from p2pdist.package.repository.contract import Content
 
 PACK_BYTES_MAX = 512 << 20
 _PIECE_SIZE_MAX = piece_size_for(PACK_BYTES_MAX)

@@ -34,7 +34,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, MANIFEST_BYTES_MAX, TREE_TYPE, Descriptor, Manifest, decode_manifest
 from p2pdist.model.tree import content_hash
-from p2pdist.package.repository.repository import LocalRepository, Repository, read_document
+from p2pdist.package.repository.contract import LocalRepository, Repository, read_document
 from p2pdist.package.tree.cache import CachedCatalog
 
 CATALOGS_MAX = 48

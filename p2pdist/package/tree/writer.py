@@ -24,7 +24,7 @@ from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
 from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import ENTRY_BYTES, PAGE_BYTES, Root, check_memory, content_hash, encode_root
-from p2pdist.package.repository.repository import Content, LocalRepository
+from p2pdist.package.repository.contract import Content, LocalRepository
 from p2pdist.package.source.scan import DROPPED_SHOWN_MAX
 from p2pdist.package.tree.builder import TreeBuilder
 from p2pdist.package.tree.cache import CacheFile, FilesCache, Head, Index, Outcome, Section

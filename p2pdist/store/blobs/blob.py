@@ -2,7 +2,8 @@
 
 Invariants: a piece enters `have` after its bytes, verified, were written. A complete blob has every
 piece in `have`. `have` is one object for the blob's whole life; any thread reads it, and a thread
-that holds `BlobFiles.disk` changes it. A blob that is held is neither evicted nor removed. The
+that holds `BlobFiles.disk` changes it, or VouchedPieces under its lock as long as the blob is
+vouched for. A blob that is held is neither evicted nor removed. The
 event loop may call hold(), release(), and fileno() of a file that is open: these take
 `BlobFiles.lock` alone, under which nothing waits for the disk.
 
@@ -16,17 +17,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, hex_of
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, UsageError
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.store.blobs.audit import sha256_of, wrong_pieces, wrong_pieces_in_threads
 from p2pdist.store.blobs.files import BlobContext, BlobFiles
+from p2pdist.store.blobs.hashes import StoredHash
 from p2pdist.store.blobs.placement import Copy, place
+from p2pdist.store.blobs.vouched import HashWait, Unlisted, VouchedPieces
 from p2pdist.store.disk import failure, failures, pwrite_all
 from p2pdist.store.index import Entry
 
@@ -41,8 +45,18 @@ class Blob:
     and P2PDistError when the disk fails."""
 
     def __init__(
-        self, context: BlobContext, entry: Entry, have: PieceSet, *, complete: bool, pieces: PieceList | None = None
+        self,
+        context: BlobContext,
+        entry: Entry,
+        have: PieceSet,
+        *,
+        complete: bool,
+        pieces: PieceList | None = None,
+        vouched: Mapping[int, StoredHash] | None = None,
+        unread: bool = False,
     ) -> None:
+        """`vouched` are the stored hashes of a blob without a piece list. `unread`: an earlier
+        process marked the pieces of `have`."""
         self.digest = entry.digest
         self.layout = PieceLayout(entry.size, entry.piece_size)
         self.size = entry.size
@@ -56,14 +70,18 @@ class Blob:
         """In seconds since the epoch; hold() and release() set it."""
         self.in_memory = context.in_memory
         """Whether no write waits for a disk, which may hang: only then the event loop writes."""
-        self.files = BlobFiles(context, entry.digest, self.layout, complete=complete)
+        self.files = BlobFiles(context, entry.digest, self.layout, complete=complete, hashed=vouched is not None)
         self._context = context
         self._pieces = pieces
-        self._lock = self.files.lock
-        self._holds = 0
+        self.whole = False
+        """Whether the SHA-256 of the content that the piece list describes is known to be the
+        digest; the store writes it, and finish()."""
+        self.vouched = VouchedPieces(self.layout, have, vouched) if vouched is not None else None
+        """The list of a partial blob that has no piece list of its own; finish() ends it."""
+        self._lock, self._holds = self.files.lock, 0
         self._gone = ""
         """Why the blob can no longer be used; "" while it can."""
-        self._unread: threading.Lock | None = None
+        self._unread = threading.Lock() if unread else None
         """Held while pieces of an earlier process are read again; None when there are none."""
 
     def __repr__(self) -> str:
@@ -71,7 +89,10 @@ class Blob:
 
     @property
     def pieces(self) -> PieceList:
-        """The piece list; raises Corrupt when the store has lost it."""
+        """The piece list; raises Corrupt when the store has lost it. While the blob is vouched for,
+        what is listed so far, which fits every piece that is held."""
+        if (vouched := self.vouched) is not None:
+            return vouched.provisional()
         if self._pieces is None:
             self._pieces = self._context.load(self.pieces_digest)
         return self._pieces
@@ -127,24 +148,23 @@ class Blob:
 
     # -- pieces
 
-    def write(self, piece: int, data: bytes | bytearray | memoryview) -> bool:
+    def write(self, piece: int, data: bytes | bytearray | memoryview, wait: HashWait | None = None) -> bool:
         """Verify `data` as piece number `piece`, write it and mark it; the buffer must not change
-        meanwhile.
-
-        False means wrong bytes, and nothing was written. A piece that is held already is True
-        without a look at `data`. Raises DiskFull, and UsageError for a piece that does not exist.
-        """
+        meanwhile. Where the blob is vouched for, this waits until the hash of the piece is listed,
+        or `wait` is cancelled. False means wrong bytes, and nothing was written. A piece that is
+        held already is True without a look at `data`. Raises DiskFull, Unlisted, and UsageError for
+        a piece that does not exist."""
         _require_piece(self, piece)
         if piece in self.have:
             return True
         self.hold()
         try:
-            if not self.pieces.verify(piece, data):
+            digest, vouched = b"", self.vouched
+            if vouched is not None:
+                digest = vouched.match(piece, data, wait or HashWait())
+            if not (digest if vouched is not None else self.pieces.verify(piece, data)):
                 return False
-            if piece in self.have:
-                return True
-            pwrite_all(self.fileno(), data, self.layout.offset(piece))
-            self._mark(piece)
+            self._put(piece, data, digest)
         except OSError as error:
             needed = min(self.size, (self.have.count - len(self.have)) * self.layout.piece_size)
             raise failure(error, self.path, needed=needed) from error
@@ -166,18 +186,28 @@ class Blob:
             data = os.pread(self.fileno(), self.layout.length(piece), self.layout.offset(piece))
             if not self.pieces.verify(piece, data):
                 return False
-            self._mark(piece)
+            self._put(piece)
         return True
 
-    def _mark(self, piece: int) -> None:
-        """Note that the bytes of a piece are in place and verified. Raises OSError."""
-        files = self.files
+    def _put(self, piece: int, data: bytes | bytearray | memoryview | None = None, digest: bytes = b"") -> None:
+        """Write the verified bytes of a piece, unless they are in place, and note that they are.
+        A blob that is vouched for must know their hash. Raises OSError."""
+        files, vouched = self.files, self.vouched
+        if piece in self.have:
+            return
+        if vouched is None and data is not None:
+            pwrite_all(self.fileno(), data, self.layout.offset(piece))
         with files.disk:
             if self._gone:
                 raise NotFound(f"{self.digest} {self._gone}")
-            if piece not in self.have:
+            if piece in self.have:
+                return
+            if vouched is None:
                 files.mark(self.have, piece, True)
                 self.have.add(piece)
+                return
+            assert data is not None and self.vouched is vouched, "a blob is completed while it is written to"
+            _put_listed(self, vouched, piece, data, digest)
 
     def holds(self, start: int, length: int) -> bool:
         """Whether every piece of a range within the blob is held."""
@@ -185,8 +215,7 @@ class Blob:
 
     def read_range(self, start: int, length: int) -> bytes:
         """`length` bytes from `start`, at most READ_BYTES_MAX; raises NotFound unless every piece
-        in it is held, UsageError for a range outside the blob. The pieces were verified when
-        written, not again now."""
+        in it is held, UsageError for a range outside the blob. They were verified when written."""
         return self._read(start, length, lambda fd: os.pread(fd, length, start))
 
     def read_into(self, start: int, buffer: memoryview) -> None:
@@ -209,16 +238,21 @@ class Blob:
 
     def finish(self) -> None:
         """Make the blob complete: every piece is held. Idempotent; raises Conflict when pieces are
-        missing."""
+        missing, and as long as the SHA-256 of a blob that is vouched for has not matched."""
         files = self.files
+        proven = _proven_list(self)
+        pieces_digest = self._context.keep(proven) if proven is not None else self.pieces_digest
         with files.disk:
             if self.complete:
                 return
-            if not self.have.complete:
-                missing = self.have.count - len(self.have)
+            if missing := self.have.count - len(self.have):
                 raise Conflict(f"{self.digest} is not complete: {missing} of {self.have.count} pieces are missing")
             if self._gone:
                 raise NotFound(f"{self.digest} {self._gone}")
+            if proven is not None:
+                _require_still(self, proven)
+                self._context.index.set_pieces(self.digest, pieces_digest)
+                self.pieces_digest, self._pieces, self.whole, self.vouched = pieces_digest, proven, True, None
             files.complete()
             self.complete = True
             with failures(self.path):
@@ -234,7 +268,7 @@ class Blob:
         """Read every held piece; returns those whose bytes on disk are wrong. `drop` takes them out
         of `have`; a complete blob that loses pieces becomes partial again."""
         with self.held():
-            wrong = wrong_pieces(self.fileno(), self.layout, list(self.have), lambda: self.pieces)
+            wrong = wrong_pieces(self.fileno(), self.layout, list(self.have), _hashes(self))
             if drop:
                 self.drop(wrong)
         return wrong
@@ -242,31 +276,22 @@ class Blob:
     def recheck(self) -> list[int]:
         """Read the pieces that an earlier process marked, unless that was done, and drop those
         whose bytes are wrong; returns these."""
-        unread = self._unread
-        if unread is None:
+        if (unread := self._unread) is None:
             return []
         with unread:
             if self._unread is None:  # another thread was at it
                 return []
             with self.held():
-                wrong = wrong_pieces_in_threads(self.fileno(), self.layout, list(self.have), lambda: self.pieces)
+                wrong = wrong_pieces_in_threads(self.fileno(), self.layout, list(self.have), _hashes(self))
                 self.drop(wrong)
             self._unread = None
         return wrong
 
-    def drop(self, wrong: list[int]) -> None:
+    def drop(self, wrong: Sequence[int]) -> None:
         """Take pieces out of `have`; a complete blob that loses some becomes partial again."""
-        if not wrong:
-            return
-        files = self.files
-        with files.disk, failures(self.path):
-            for piece in wrong:
-                if not self.complete:
-                    files.mark(self.have, piece, False)
-                self.have.discard(piece)
-            if self.complete:
-                files.reopen(self.have)
-                self.complete = False
+        if wrong:
+            with self.files.disk, failures(self.path):
+                _drop(self, wrong)
 
     def give(self, output: Path) -> str:
         """Place a copy of a complete blob at `output`, atomically, and return the method (see
@@ -286,29 +311,6 @@ class Blob:
 
     # -- for the store
 
-    def reconcile(self, *, trusted: bool) -> None:
-        """At opening, before others have the blob: bring `have`, index and files in line. Unless
-        `trusted`, every piece of `have` is verified first. Raises OSError."""
-        files = self.files
-        if not trusted:
-            for piece in self.verify():
-                self.have.discard(piece)
-        elif not self.complete and len(self.have):
-            self._unread = threading.Lock()
-            if self.have.complete:
-                self.recheck()
-        with files.disk:
-            if self.complete and not self.have.complete:
-                files.reopen(self.have)
-                self.complete = False
-            elif self.complete:
-                files.confirm()
-                self._context.sync(self.digest, self.pieces_digest)
-            elif not trusted:
-                files.rewrite_bitmap(self.have)
-        if not self.complete and self.have.complete:
-            self.finish()
-
     def retire(self) -> None:
         """Close the files for removal; raises Conflict when the blob is in use."""
         with self._lock:
@@ -323,7 +325,9 @@ class Blob:
     def close(self) -> None:
         """Close the files at the end of the store. A partial blob is synchronised and marked clean,
         so that it is trusted after a restart of the machine too. Raises OSError."""
-        files = self.files
+        files, vouched = self.files, self.vouched
+        if vouched is not None:
+            vouched.close()
         with files.disk:
             with self._lock:
                 self._gone = "cannot be used: the store is closed"
@@ -336,6 +340,128 @@ class Blob:
                     # mean another file.
                     if self._holds == 0:
                         files.close_content()
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the SHA-256 of a blob that is vouched for compares with its digest."""
+
+    matches: bool
+    lost: tuple[int, ...] = ()
+    """Pieces whose bytes on disk were no longer what was stored, and that were dropped: without
+    them nothing can be said."""
+
+
+def vouch(blob: Blob, piece: int, data: bytes, *, prevail: bool = False) -> tuple[bytes, bool]:
+    """Store a piece that this host has read from upstream, in a blob that is vouched for. Returns
+    its hash, and whether it is stored: where the list has another hash it is not, unless `prevail`.
+    Raises what Blob.write raises, and Conflict once the blob has a piece list."""
+    _require_piece(blob, piece)
+    vouched = require_vouched(blob)
+    digest = vouched.hash(piece, data)
+    listed = vouched.vouch(piece, digest, prevail=prevail)
+    return digest, listed and store_vouched(blob, piece, data, digest)
+
+
+def store_vouched(blob: Blob, piece: int, data: bytes, digest: bytes) -> bool:
+    """Store a piece whose `digest` was listed; False when the list has another hash since. Raises
+    what Blob.write raises."""
+    with blob.held(), failures(blob.path, needed=len(data)):
+        try:
+            blob._put(piece, data, digest)
+        except Unlisted:
+            return False
+    return True
+
+
+def unmark(blob: Blob, lost: Sequence[int]) -> None:
+    """Bring the bitmap in line after `VouchedPieces.put` has taken pieces out of `blob.have`. Waits
+    for the disk."""
+    with blob.files.disk, failures(blob.path):
+        if not blob.complete:
+            for piece in lost:
+                blob.files.mark(blob.have, piece, piece in blob.have)
+
+
+def check_whole(blob: Blob) -> Comparison:
+    """Compare the SHA-256 of a blob that is vouched for, all of whose pieces are held. Where it
+    differs, what is stored is compared with the list first: this host's own disk may be wrong.
+    Raises Conflict while pieces are missing."""
+    vouched = blob.vouched
+    if vouched is None:
+        return Comparison(blob.complete)
+    with blob.held(), failures(blob.path):
+        vouched.whole.follow(blob.fileno)
+    if vouched.prove(hex_of(blob.digest)):
+        return Comparison(True)
+    lost = blob.verify(drop=True)
+    if not lost and not blob.have.complete:
+        raise Conflict(f"{blob.digest} has lost pieces meanwhile")
+    return Comparison(False, tuple(lost))
+
+
+def _put_listed(
+    blob: Blob, vouched: VouchedPieces, piece: int, data: bytes | bytearray | memoryview, digest: bytes
+) -> None:
+    """Write and mark a piece whose hash is listed, unless the list changes meanwhile: Unlisted is
+    raised then. The caller holds `files.disk`."""
+    files = blob.files
+    files.note(piece, vouched.admit(piece, digest))
+    pwrite_all(blob.fileno(), data, blob.layout.offset(piece))
+    files.mark(blob.have, piece, True)
+    try:
+        vouched.keep(piece, digest)
+    except Unlisted:
+        files.mark(blob.have, piece, False)
+        raise
+
+
+def _drop(blob: Blob, wrong: Sequence[int]) -> None:
+    """The caller holds `files.disk`. Raises OSError."""
+    files = blob.files
+    if blob.vouched is not None:
+        blob.vouched.drop(wrong)
+    for piece in wrong:
+        if not blob.complete:
+            files.mark(blob.have, piece, False)
+        blob.have.discard(piece)
+    if blob.complete:
+        files.reopen(blob.have)
+        blob.complete = False
+
+
+def _hashes(blob: Blob) -> Callable[[], PieceList]:
+    """The piece list, when it is needed; what is listed so far is put together once."""
+    vouched = blob.vouched
+    if vouched is None:
+        return lambda: blob.pieces
+    listed = vouched.provisional()
+    return lambda: listed
+
+
+def require_vouched(blob: Blob) -> VouchedPieces:
+    """The list of a blob that is vouched for. Raises Conflict for any other blob."""
+    if (vouched := blob.vouched) is None:
+        raise Conflict(f"{blob.digest} is vouched for no more: it has a piece list")
+    return vouched
+
+
+def _proven_list(blob: Blob) -> PieceList | None:
+    """The piece list that a blob becomes complete with, where it was vouched for. Raises Conflict
+    as long as the SHA-256 of the whole has not matched."""
+    vouched = blob.vouched
+    if vouched is None:
+        return None
+    if not vouched.proven:
+        raise Conflict(f"{blob.digest} is not complete: the SHA-256 of the whole has not matched yet")
+    return vouched.provisional()
+
+
+def _require_still(blob: Blob, proven: PieceList) -> None:
+    """The list that `_proven_list` gave is still the one. Raises Conflict. The caller holds
+    `files.disk`, so that no piece is dropped from here on."""
+    if _proven_list(blob) != proven:
+        raise Conflict(f"{blob.digest} has lost pieces, and got others, while it was completed")
 
 
 def content_digest(blob: Blob) -> Digest:

@@ -1,6 +1,7 @@
 """The files of one blob: its content, and the bitmap that a partial one of several pieces has.
 
     partial/<hex>.data, .have   content, of its full length from the beginning, and bitmap
+    partial/<hex>.hashes        the hashes of its pieces, as long as it has no piece list
     blobs/sha256/<hex>          content of a complete blob, read-only
 
 Index, content and bitmap change in such an order that recovery completes what was begun, wherever
@@ -21,6 +22,7 @@ from uuid import UUID
 from p2pdist.model.digest import Digest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.store.blobs.bitmap import BitmapFile, has_bitmap
+from p2pdist.store.blobs.hashes import HashesFile, StoredHash
 from p2pdist.store.disk import allocate, failures
 from p2pdist.store.index import Index
 from p2pdist.store.layout import Paths
@@ -38,6 +40,8 @@ class BlobContext:
     """Reads a piece list; raises Corrupt."""
     sync: Callable[[Digest, Digest], None]
     """Brings a complete blob, named with its piece list, to the disk in the background."""
+    keep: Callable[[PieceList], Digest]
+    """Stores a piece list, under the store's lock, and returns its digest."""
     in_memory: bool = False
     """Whether the store is on tmpfs: no call waits for a disk."""
 
@@ -53,14 +57,19 @@ class BlobFiles:
         "bitmap",
         "disk",
         "fd",
+        "hashed",
+        "hashes",
         "inode",
         "lock",
         "marked",
         "path",
+        "unsettled",
         "writable",
     )
 
-    def __init__(self, context: BlobContext, digest: Digest, layout: PieceLayout, *, complete: bool) -> None:
+    def __init__(
+        self, context: BlobContext, digest: Digest, layout: PieceLayout, *, complete: bool, hashed: bool = False
+    ) -> None:
         self._context, self._digest, self._layout = context, digest, layout
         self.disk = threading.RLock()
         """Held around every call that may wait for the disk."""
@@ -73,8 +82,14 @@ class BlobFiles:
         self.bitmap: BitmapFile | None = None
         """The bitmap while it is open: from the first change of a piece until `close_bitmap`."""
         self.marked = has_bitmap(layout)
+        self.hashes: HashesFile | None = None
+        """The hashes of pieces while their file is open, as the bitmap is."""
+        self.hashed = hashed
+        """Whether the blob has such a file, instead of a piece list."""
         self.writable = not complete
         """Whether the content is that of a partial blob; `complete` and `reopen` change it."""
+        self.unsettled = False
+        """Whether the blob lost pieces and is still called complete: the disk took no change."""
         self.path = (context.paths.complete if complete else context.paths.data)(digest)
         """The content; changes with `writable`."""
 
@@ -88,6 +103,8 @@ class BlobFiles:
         with self.disk:
             if self.marked:
                 self._create_bitmap(have)
+            if self.hashed:
+                self.hashes = HashesFile.create(self._context.paths.hashes(self._digest), self._layout.count)
             self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             allocate(self.fd, self._layout.size)
 
@@ -108,6 +125,12 @@ class BlobFiles:
         if self.marked:
             (self.bitmap or self._open_bitmap()).store(have, piece, held)
 
+    def note(self, piece: int, stored: StoredHash) -> None:
+        """Write the hash of a piece that is about to be marked."""
+        if self.hashes is None:
+            self.hashes = HashesFile(self._context.paths.hashes(self._digest))
+        self.hashes.store(piece, stored)
+
     def complete(self) -> None:
         """Make the content that of a complete blob, in index and on disk; `remove_bitmap` comes
         after it."""
@@ -122,7 +145,7 @@ class BlobFiles:
     def reopen(self, have: PieceSet) -> None:
         """Make the content of a complete blob that of a partial one again. An open descriptor keeps
         its number, from which a thread may be sending."""
-        context = self._context
+        context, self.unsettled = self._context, True
         if self.marked:  # first: recovery believes it before the index
             self._create_bitmap(have)
         context.index.set_complete(self._digest, complete=False, boot=str(context.boot))
@@ -136,6 +159,7 @@ class BlobFiles:
             else:
                 os.dup2(content, self.fd, inheritable=False)
                 os.close(content)
+        self.unsettled = False
 
     def confirm(self) -> None:
         """Bring index and bitmap in line with a complete content."""
@@ -152,6 +176,8 @@ class BlobFiles:
         are then trusted after a restart of the machine, too."""
         if self.bitmap is not None:
             os.fdatasync(self.fileno())
+            if self.hashes is not None:
+                self.hashes.flush()
             self.bitmap.stamp(self._context.boot, clean=True)
 
     def close_content(self) -> None:
@@ -161,16 +187,22 @@ class BlobFiles:
             self.fd = -1
 
     def close_bitmap(self) -> None:
-        """Close the bitmap. Idempotent."""
+        """Close the bitmap, and the file of hashes. Idempotent."""
         if self.bitmap is not None:
             self.bitmap.close()
             self.bitmap = None
+        if self.hashes is not None:
+            self.hashes.close()
+            self.hashes = None
 
     def remove_bitmap(self) -> None:
-        """Close and remove the bitmap. Idempotent."""
+        """Close and remove the bitmap, and the file of hashes. Idempotent."""
         self.close_bitmap()
         if self.marked:
             self._context.paths.bitmap(self._digest).unlink(missing_ok=True)
+        if self.hashed:
+            self._context.paths.hashes(self._digest).unlink(missing_ok=True)
+            self.hashed = False
 
     def _create_bitmap(self, have: PieceSet) -> None:
         self.bitmap = BitmapFile.create(self._context.paths.bitmap(self._digest), have, self._context.boot)

@@ -3,7 +3,8 @@ process left can be trusted.
 
 What can be believed: a piece marked under the running boot (its bytes are at least in the page
 cache); every mark of a bitmap left clean; a complete blob that is durable, or was completed under
-the running boot. All else is verified against its piece list; wrong pieces are dropped. A bitmap,
+the running boot. All else is verified against its piece list, or against the hashes that are stored
+beside it where it has none; wrong pieces are dropped. A bitmap,
 where there is one, is believed before the index, since finish() removes it last and dropping pieces
 writes it first. A blob of one piece has none, and is verified unless it was complete.
 
@@ -26,6 +27,7 @@ from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, P
 from p2pdist.store.blobs.bitmap import has_bitmap, read_bitmap
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.files import BlobContext
+from p2pdist.store.blobs.hashes import VOUCHED, read_hashes
 from p2pdist.store.disk import failures
 from p2pdist.store.index import Entry
 
@@ -38,13 +40,14 @@ def recover(context: BlobContext) -> dict[Digest, Blob]:
     """All blobs of a store that is locked but not yet in use. Removes what belongs to none. Raises
     P2PDistError."""
     blobs: dict[Digest, Blob] = {}
-    entries = context.index.entries()
+    entries, wholes = context.index.entries(), context.index.wholes()
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="store-recovery") as pool:
         for entry, blob in zip(entries, pool.map(lambda entry: _recover_blob(context, entry), entries), strict=True):
             if blob is None:
                 context.index.delete(entry.digest)
             else:
                 blobs[entry.digest] = blob
+                blob.whole = (blob.digest, blob.pieces_digest) in wholes
     _remove_strays(context, blobs)
     return blobs
 
@@ -69,14 +72,24 @@ def _recover_blob(context: BlobContext, entry: Entry) -> Blob | None:
         trusted = trusted and size == entry.size
         if size > entry.size:
             _shorten(context.paths.complete(entry.digest) if complete else context.paths.data(entry.digest), entry.size)
-        blob = Blob(context, entry, have, complete=complete)
+        stored = read_hashes(paths.hashes(entry.digest), count) if entry.pieces_digest == VOUCHED else None
+        if entry.pieces_digest == VOUCHED and (stored is None or complete):
+            logger.warning("%s is dropped: the hashes of its pieces are lost", entry.digest)
+            return None
+        if stored is not None:
+            have = PieceSet(count)
+            for piece in stored if bitmap is None else bitmap.pieces:
+                if piece in stored:
+                    have.add(piece)
+        unread = trusted and not complete and len(have) > 0
+        blob = Blob(context, entry, have, complete=complete, vouched=stored, unread=unread)
         if complete and entry.complete and trusted and bitmap is None:
             if not entry.durable:
                 context.sync(blob.digest, blob.pieces_digest)
             return blob
         try:
             before = len(have)
-            blob.reconcile(trusted=trusted)
+            _reconcile(context, blob, trusted=trusted)
         except Corrupt as error:
             logger.warning("%s is dropped: %s", entry.digest, error)
             blob.retire()
@@ -88,12 +101,40 @@ def _recover_blob(context: BlobContext, entry: Entry) -> Blob | None:
         return blob
 
 
+def _reconcile(context: BlobContext, blob: Blob, *, trusted: bool) -> None:
+    """Bring `have`, index and files in line. Unless `trusted`, every piece of `have` is verified
+    first. Raises OSError."""
+    files = blob.files
+    if not trusted:
+        wrong = blob.verify()
+        if blob.vouched is not None:
+            blob.vouched.drop(wrong)
+        else:
+            for piece in wrong:
+                blob.have.discard(piece)
+    elif not blob.complete and blob.have.complete:
+        blob.recheck()
+    with files.disk:
+        if blob.complete and not blob.have.complete:
+            files.reopen(blob.have)
+            blob.complete = False
+        elif blob.complete:
+            files.confirm()
+            context.sync(blob.digest, blob.pieces_digest)
+        elif not trusted:
+            files.rewrite_bitmap(blob.have)
+    if not blob.complete and blob.have.complete and blob.vouched is None:
+        blob.finish()
+
+
 def _is_possible(context: BlobContext, entry: Entry) -> bool:
     """Whether a row is about a blob cut as its piece list says. A blob that is complete may have
     lost its list."""
     power = entry.piece_size & (entry.piece_size - 1) == 0 and PIECE_SIZE_MIN <= entry.piece_size <= PIECE_SIZE_MAX
     if not power or not 0 <= entry.size <= PIECES_LIMIT * entry.piece_size:
         return False
+    if entry.pieces_digest == VOUCHED:
+        return not entry.complete
     try:
         return context.load(entry.pieces_digest).layout == PieceLayout(entry.size, entry.piece_size)
     except Corrupt:
@@ -125,6 +166,8 @@ def _remove_strays(context: BlobContext, blobs: dict[Digest, Blob]) -> None:
         expected.add(blob.path)
         if has_bitmap(blob.layout) and not blob.complete:
             expected.add(paths.bitmap(digest))
+        if blob.vouched is not None:
+            expected.add(paths.hashes(digest))
     for directory in (paths.blobs, paths.partial, paths.temporary):
         for path in directory.iterdir():
             if path not in expected:

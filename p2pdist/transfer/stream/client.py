@@ -235,4 +235,4 @@ class IncomingStream:
         text = f"{self.source} closed the connection without an answer"
         if self._tls is not None:
             return f"{text}; it may not accept this agent's certificate"
-        return f"{text}; if it speaks TLS, this agent needs --tls-cert as well"
+        return f"{text}; if it speaks TLS, this agent needs --join-file or --tls-cert as well"

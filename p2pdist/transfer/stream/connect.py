@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from p2pdist.model.address import parse_address
+from p2pdist.model.errors import Refused
 from p2pdist.model.plan import Source
 from p2pdist.transfer.names import NAMES
 from p2pdist.transfer.tls import Tls
@@ -78,8 +79,12 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections, and every one that is given from now on."""
+        self._closed = True
+        self.clear()
+
+    def clear(self) -> None:
+        """Close all connections that are idle now."""
         with self._lock:
-            self._closed = True
             for waiting in self._waiting.values():
                 for _, connection in waiting:
                     connection.close()
@@ -157,7 +162,11 @@ def secure(connection: socket.socket, source: Source, tls: Tls, use: UseSocket, 
         plain = getattr(error, "reason", None) == "WRONG_VERSION_NUMBER"
         reason = "it does not speak TLS, as this agent does" if plain else str(error)
         raise Unreachable(f"{source} at {source.address}: no TLS connection: {reason}") from None
-    if host_in is not None and (found := host_in(secured.getpeercert())) != source.host:
+    try:
+        found = host_in(secured.getpeercert()) if host_in is not None else source.host
+    except Refused as error:
+        raise Unreachable(f"{source} at {source.address}: {error.what}") from None
+    if found != source.host:
         raise Unreachable(f"{source} at {source.address} shows a certificate of {found or 'no host'}")
     return secured
 

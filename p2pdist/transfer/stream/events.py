@@ -103,11 +103,12 @@ class Mailbox(Generic[Letter]):
 PROBLEM_TIMEOUT_S = 2.0
 
 Ending = Literal[
-    "done", "closed", "refused", "denied", "reset", "short", "corrupt", "missing", "busy", "protocol", "failed"
+    "done", "closed", "refused", "denied", "reset", "short", "corrupt", "stale", "missing", "busy", "protocol", "failed"
 ]
 """Why a stream ended: all was received; this side closed it; the peer refused, or could not be
-reached; does not take this host's ticket; broke the connection; ended early; sent wrong bytes;
-lacks the blob; is over its limits; broke the protocol; this side failed."""
+reached; does not take this host's ticket; broke the connection; ended early; sent wrong bytes; sent
+a piece whose hash is not listed, or is another one since a moment ago; lacks the blob; is over its
+limits; broke the protocol; this side failed."""
 
 
 class PieceReceived(Struct, frozen=True, gc=False):

@@ -203,17 +203,36 @@ class FrameReader:
 
 class TlsFrameReader:
     """Reads the frames that come over TLS, with at most `data_max` bytes of data each. TLS hands
-    out what it has decrypted: at most one record of 16 KiB at a time."""
+    out what it has decrypted: at most one record of 16 KiB at a time.
+
+    While frames come slowly the thread sleeps until much of a frame is there, as FrameReader's
+    does: encrypted bytes are never fewer than those that they hold, and TLS takes whole records
+    from a connection that blocks, so a mark of what a frame still lacks is always reached. With a
+    time limit the ssl module waits for the connection itself, within a record as well, and then
+    there is no mark.
+    """
 
     def __init__(self, connection: ssl.SSLSocket, data_max: int) -> None:
         self._connection = connection
         self._buffer = memoryview(bytearray(_DATA_AT + data_max))
         self._taken = 0
+        self._mark = 1
+        """SO_RCVLOWAT in bytes; written by `_set_mark`."""
+        self._fast = False
+        """Whether the last frame came faster than FAST_BYTES_S; written by `done`."""
+        self._since = time.monotonic()
+        """When the last frame was done with."""
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._there = 0
+        """Bytes that the connection held after the last wait and that were not taken since."""
+        self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
         """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
         length. Raises CutShort and OSError, and TimeoutError when nothing comes for `timeout_s`."""
         if timeout_s is not None:
+            self._set_mark(1)
             self._connection.settimeout(timeout_s)
         while self._taken < FRAME.size:
             self._take(FRAME.size + shortest)
@@ -228,10 +247,15 @@ class TlsFrameReader:
 
     def done(self) -> None:
         """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
-        self._taken = 0
+        now = time.monotonic()
+        self._fast = self._taken > FAST_BYTES_S * (now - self._since)
+        if self._fast:
+            self._set_mark(1)
+        self._since, self._taken = now, 0
 
     def leave(self) -> None:
         """Bring the connection to the state in which the reader found it, for other uses."""
+        self._set_mark(1)
         self._connection.settimeout(None)
 
     def receiving(self) -> int | None:
@@ -241,9 +265,21 @@ class TlsFrameReader:
         piece = int(FRAME.unpack_from(self._buffer, _HEAD_AT)[0])
         return None if piece == STREAM_END else piece
 
+    def _set_mark(self, count: int) -> None:
+        if count != self._mark:
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._mark = count
+
     def _take(self, end: int) -> None:
+        """Take one record's part of the frame's first `end` bytes, once much of them is there."""
         view = self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end]
+        waits = self._there <= 0 and not self._fast and self._connection.gettimeout() is None
+        if waits and not self._connection.pending():
+            self._there = min(len(view), STEP_BYTES)
+            self._set_mark(self._there)
+            self._poll.poll()
         count = self._connection.recv_into(view)
         if not count:
             raise CutShort(len(view))
         self._taken += count
+        self._there -= count

@@ -177,7 +177,8 @@ class StripeStream:
 
     @property
     def receiving(self) -> int | None:
-        """The piece under way: its frame has begun, and it is not yet stored."""
+        """The piece under way: its frame has begun, and it is not yet stored. Other sources are not
+        asked for it, so a source must not name a piece that this stream did not request."""
         with self._lock:
             return self._receiving()
 
@@ -199,7 +200,12 @@ class StripeStream:
 
     def _receiving(self) -> int | None:
         piece = self.frames.receiving() if self.frames is not None else None
-        return piece if piece is not None and piece < self._layout.count else None
+        return piece if piece is not None and self._lacks(piece) else None
+
+    def _lacks(self, piece: int) -> bool:
+        """Whether a piece was requested and has not come."""
+        stripe, stripes = self.request.stripe, self.request.stripes
+        return piece < self._layout.count and piece % stripes == stripe and piece not in self._have
 
     def close(self) -> None:
         """Abort now: a piece that is not yet whole is dropped."""
@@ -266,8 +272,7 @@ class StripeStream:
     def check_frame(self, piece: int, length: int) -> None:
         """Check a frame's head before a byte of the piece is received: the piece was requested, has
         not come before, and has `length` bytes. Raises Ended."""
-        stripe, stripes = self.request.stripe, self.request.stripes
-        if piece >= self._layout.count or piece % stripes != stripe or piece in self._have:
+        if not self._lacks(piece):
             raise Ended("protocol", f"{self.source} sent piece {piece}, which was not asked for or came before")
         if length != self._layout.length(piece):
             expected = self._layout.length(piece)

@@ -1,17 +1,25 @@
-"""Serves a blob, or a range of it, to any HTTP client (RFC 9110: ranges, conditional requests)."""
+"""Serves a blob, or ranges of it, to any HTTP client (RFC 9110: ranges, conditional requests).
+
+Several ranges are a multipart/byteranges body, whose parts come in the order in which the client
+names them and are never joined: clients of lazily read layers match them one by one. No byte is
+sent more than RANGE_OVERLAP times to one request.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from aiohttp import web
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError
-from p2pdist.model.pieces import PieceLayout, PieceSet
+from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
+from p2pdist.model.pieces import PieceLayout
 from p2pdist.transfer.stream.sendfile import Connection
 from p2pdist.transfer.stream.server import UNSENT_BYTES, descriptor_of
 
@@ -22,8 +30,14 @@ and then."""
 BLOCK_BYTES = 1 << 20
 """Most that a reader sends each time the uplink schedules it."""
 
+RANGE_OVERLAP = 2
+"""How many ranges of one request may ask for the same byte."""
+
+CONTENT_TYPE = "application/octet-stream"
+
 logger = logging.getLogger(__name__)
-_ONE_RANGE = re.compile(r"bytes=[ \t]*([0-9]{0,19})-([0-9]{0,19})[ \t]*\Z", re.IGNORECASE)
+_UNIT = re.compile(r"bytes=(?=[ \t,0-9-])", re.IGNORECASE)
+_RANGE = re.compile(r"[ \t]*([0-9]{0,20})-([0-9]{0,20})[ \t]*\Z")
 
 WaitFor = Callable[[int], Awaitable[None]]
 
@@ -39,26 +53,86 @@ class ReaderFlow(Protocol):
         """The kernel has taken `length` bytes."""
 
 
+class HeldPieces(Protocol):
+    """The live set of pieces that may be sent."""
+
+    def __contains__(self, piece: int, /) -> bool: ...
+    def __len__(self) -> int: ...
+
+
 class Unsatisfiable(Exception):
-    """The range begins beyond the end of the blob (416)."""
+    """No range begins within the blob, or too many ask for the same bytes (416)."""
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
     """Start and end (exclusive) of a Range header over `size` bytes; None when the whole is to be
     sent: the header is absent, malformed, of another unit, or names several ranges (RFC 9110,
     14.2). Raises Unsatisfiable."""
-    match = _ONE_RANGE.match(text)
-    if match is None or not (match[1] or match[2]):
+    if "," in text:
         return None
-    if not match[1]:
-        start, end = max(0, size - int(match[2])), size
-    else:
-        start, end = int(match[1]), int(match[2]) + 1 if match[2] else size
-        if end <= start and match[2]:
+    ranges = parse_ranges(text, size, ranges_max=1)
+    return ranges[0] if ranges else None
+
+
+def parse_ranges(text: str, size: int, *, ranges_max: int) -> list[tuple[int, int]] | None:
+    """Starts and ends (exclusive) of the ranges in a Range header, in its order and without those
+    beyond the end; None when the whole is to be sent. Raises Unsatisfiable, and UsageError for more
+    than `ranges_max` ranges, so that the client asks for fewer."""
+    if (unit := _UNIT.match(text)) is None:
+        return None
+    parts = [part for part in text[unit.end() :].split(",") if part.strip(" \t")]
+    if len(parts) > ranges_max:
+        raise UsageError(f"{len(parts)} ranges are asked for at once", remedy=f"Ask for at most {ranges_max}")
+    ranges = []
+    for part in parts:
+        match = _RANGE.match(part)
+        if match is None or not (match[1] or match[2]):
             return None
-    if start >= size or start >= end:
+        if not match[1]:
+            start, end = max(0, size - int(match[2])), size
+        else:
+            start, end = int(match[1]), int(match[2]) + 1 if match[2] else size
+            if end <= start and match[2]:
+                return None
+        if start < min(end, size):
+            ranges.append((start, min(end, size)))
+    if not parts:
+        return None
+    if not ranges or _overlap(ranges) > RANGE_OVERLAP:
         raise Unsatisfiable
-    return start, min(end, size)
+    return ranges
+
+
+def _overlap(ranges: list[tuple[int, int]]) -> int:
+    """How many ranges ask for the byte that most of them ask for."""
+    depth = deepest = 0
+    for _, step in sorted([(start, 1) for start, _ in ranges] + [(end, -1) for _, end in ranges]):
+        depth += step
+        deepest = max(deepest, depth)
+    return deepest
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOptions:
+    """What a route asks for beyond a plain answer."""
+
+    headers: Mapping[str, str]
+    """More fields of the head."""
+
+    ranges_max: int = 1
+    """Ranges that one request may name; a request that names more than the one that 1 allows gets
+    the whole blob."""
+
+    begin_by: float | None = None
+    """In the event loop's time. When the first byte is not there by then, and no piece of the blob
+    has come since the request did, Unavailable is raised; where pieces do come, the head goes out,
+    and the body follows."""
+
+    sent: Callable[[int], None] = lambda length: None
+    """Hears how many bytes of the body the kernel has taken."""
+
+
+PLAIN = RangeOptions({})
 
 
 async def serve_range(
@@ -67,42 +141,46 @@ async def serve_range(
     blob_file: BinaryIO | int,
     layout: PieceLayout,
     *,
-    have: PieceSet | None = None,
+    have: HeldPieces | None = None,
     wait_for: WaitFor | None = None,
+    proven: Callable[[], Awaitable[None]] | None = None,
     flow: ReaderFlow | None = None,
     dead_after_s: float = 300.0,
     disk: bool = True,
+    options: RangeOptions = PLAIN,
 ) -> web.StreamResponse:
-    """Answer GET or HEAD for a blob: whole, or the one range that the request names.
+    """Answer GET or HEAD for a blob: whole, or the ranges that the request names.
 
     `have` is the live set of pieces that may be sent (None: all); for any other piece
     `wait_for(piece)` is awaited, which returns once the piece is in the file and verified. If it
     raises before the head has been sent, the error goes to the caller (a problem document); later,
-    the connection is broken so that the client sees a truncated body. With `flow` every block waits
-    for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until this returns.
-    `dead_after_s`: the kernel drops a client that acknowledges nothing for so long. `disk`: the
-    file is on a disk, whose reads may hang.
+    the connection is broken so that the client sees a truncated body. `proven` is awaited before
+    the last piece of the body is sent, and raises where what was sent is wrong. With `flow` every
+    block waits for `flow.wait`, and the kernel holds little unsent. `blob_file` stays open until
+    this returns. `dead_after_s`: the kernel drops a client that acknowledges nothing for so long.
+    `disk`: the file is on a disk, whose reads may hang.
     """
-    headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"}
+    headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes", **options.headers}
     early = _precondition(request, digest, headers)
     if early is not None:
         return early
-    part = _part(request, digest, layout.size, headers)
-    start, end = part or (0, layout.size)
-    response = web.StreamResponse(status=206 if part else 200, headers=headers)
-    response.content_type = "application/octet-stream"
-    response.content_length = end - start
-    if request.method == "HEAD" or start == end:
+    ranges = _ranges(request, digest, layout.size, headers, options.ranges_max)
+    parts = _parts(ranges, layout.size, headers)
+    response = web.StreamResponse(status=206 if ranges else 200, headers=headers)
+    response.content_length = sum(len(part.head) + part.end - part.start for part in parts)
+    if request.method == "HEAD" or not response.content_length:
         await response.prepare(request)
         return response
-    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow)
+    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, options.sent, proven)
     connection = _connection(request, flow, dead_after_s, disk=disk)
     try:
         with connection:
-            await body.available(start)
+            await body.begin(parts[0].start, parts[0].end, options.begin_by)
             await response.prepare(request)
             await connection.flushed()
-            await body.send(connection, start, end)
+            for part in parts:
+                await body.send_head(connection, part.head, more=part.end > part.start)
+                await body.send(connection, part.start, part.end)
     except ConnectionError:
         connection.gone = True
     except Exception as error:
@@ -118,19 +196,50 @@ async def serve_range(
     return response
 
 
-def _part(request: web.Request, digest: Digest, size: int, headers: dict[str, str]) -> tuple[int, int] | None:
-    """Start and end of the range that a GET asks for, which `headers` state then; None for the
-    whole blob. Raises HTTPRequestRangeNotSatisfiable."""
-    if request.method != "GET" or not _range_applies(request, digest):
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes of a body: `head`, then those of the blob from `start` to `end`."""
+
+    head: bytes
+    start: int
+    end: int
+
+
+def _parts(ranges: list[tuple[int, int]] | None, size: int, headers: dict[str, str]) -> list[_Part]:
+    """What the body is made of, of which `headers` say then what a client must know (RFC 9110,
+    15.3.7)."""
+    headers["Content-Type"] = CONTENT_TYPE
+    if ranges is None:
+        return [_Part(b"", 0, size)]
+    if len(ranges) == 1:
+        start, end = ranges[0]
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        return [_Part(b"", start, end)]
+    boundary = os.urandom(16).hex()
+    headers["Content-Type"] = f"multipart/byteranges; boundary={boundary}"
+    parts, before = [], ""
+    for start, end in ranges:
+        head = f"{before}--{boundary}\r\nContent-Type: {CONTENT_TYPE}\r\n"
+        parts.append(_Part(f"{head}Content-Range: bytes {start}-{end - 1}/{size}\r\n\r\n".encode(), start, end))
+        before = "\r\n"
+    return [*parts, _Part(f"\r\n--{boundary}--\r\n".encode(), size, size)]
+
+
+def _ranges(
+    request: web.Request, digest: Digest, size: int, headers: dict[str, str], ranges_max: int
+) -> list[tuple[int, int]] | None:
+    """Starts and ends of the ranges that a GET asks for; None for the whole blob. Raises
+    HTTPRequestRangeNotSatisfiable and UsageError."""
+    text = request.headers.get("Range", "")
+    if request.method != "GET" or not text or not _range_applies(request, digest):
+        return None
+    if ranges_max == 1 and "," in text:
         return None
     try:
-        part = parse_range(request.headers.get("Range", ""), size)
+        return parse_ranges(text, size, ranges_max=ranges_max)
     except Unsatisfiable:
         headers["Content-Range"] = f"bytes */{size}"
         raise web.HTTPRequestRangeNotSatisfiable(headers=headers) from None
-    if part is not None:
-        headers["Content-Range"] = f"bytes {part[0]}-{part[1] - 1}/{size}"
-    return part
 
 
 def _connection(request: web.Request, flow: ReaderFlow | None, dead_after_s: float, *, disk: bool) -> Connection:
@@ -160,14 +269,22 @@ class _Body:
     """The bytes of a blob as they become available."""
 
     def __init__(
-        self, file: int, layout: PieceLayout, have: PieceSet | None, wait_for: WaitFor | None, flow: ReaderFlow | None
+        self,
+        file: int,
+        layout: PieceLayout,
+        have: HeldPieces | None,
+        wait_for: WaitFor | None,
+        flow: ReaderFlow | None,
+        sent: Callable[[int], None],
+        proven: Callable[[], Awaitable[None]] | None,
     ) -> None:
         assert have is None or wait_for is not None, "missing pieces can be waited for"
         self._file = file
         self._layout = layout
         self._have = have
         self._wait_for = wait_for
-        self._flow = flow
+        self._flow, self._proven = flow, proven
+        self._sent = sent
         self._run_bytes = RUN_BYTES if flow is None else BLOCK_BYTES
 
     def _has(self, piece: int) -> bool:
@@ -180,15 +297,48 @@ class _Body:
             assert self._wait_for is not None
             await self._wait_for(piece)
 
+    def _held_back(self, end: int) -> int:
+        """Where the bytes of a body that ends at `end` begin that are sent once it is proven."""
+        return end if self._proven is None else self._layout.offset((end - 1) // self._layout.piece_size)
+
+    async def _prove(self) -> None:
+        if self._proven is not None:
+            await self._proven()
+
+    async def begin(self, position: int, end: int, by: float | None) -> None:
+        """Wait until a body of the bytes from `position` to `end` may begin; see
+        RangeOptions.begin_by."""
+        before = len(self._have) if self._have is not None else 0
+        try:
+            async with asyncio.timeout_at(by):
+                await self.available(position)
+                if position >= self._held_back(end):
+                    await self._prove()
+        except TimeoutError:
+            if self._have is None or len(self._have) <= before:
+                raise Unavailable("no byte has come in the time that a client may wait", remedy="Ask again") from None
+
+    async def send_head(self, connection: Connection, head: bytes, *, more: bool) -> None:
+        """Send what stands before the bytes of a part; `more`: these follow at once."""
+        if head:
+            await connection.send(head, more=more)
+            self._sent(len(head))
+
     async def send(self, connection: Connection, start: int, end: int) -> None:
+        """Send the bytes from `start` to `end` as they come."""
+        held_back = self._held_back(end)
         while start < end:
             await self.available(start)
-            run_end = self._run_end(start, min(end, start + self._run_bytes))
+            if start >= held_back:
+                await self._prove()
+            limit = held_back if start < held_back else end
+            run_end = self._run_end(start, min(limit, start + self._run_bytes))
             if self._flow is not None:
                 await self._flow.wait(run_end - start)
             await connection.send_file(self._file, start, run_end - start)
             if self._flow is not None:
                 self._flow.block_sent(run_end - start)
+            self._sent(run_end - start)
             start = run_end
 
     def _run_end(self, start: int, end: int) -> int:

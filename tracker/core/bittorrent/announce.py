@@ -225,8 +225,8 @@ class Announces:
         return max(INTERVAL_MIN_S, min(INTERVAL_MAX_S, self.peers // ANNOUNCES_PER_S))
 
     def web_seeds(self, blob: Digest, ip: bytes, *, now: float, chance: int) -> list[str]:
-        """Addresses (host:port) of agents that hold the whole blob, the nearest to `ip` first, then
-        the least busy ones."""
+        """URLs (http://host:port, https: of an agent that speaks TLS) of agents that hold the whole
+        blob, the nearest to `ip` first, then the least busy ones."""
         swarm = self.swarms.get(blob)
         if swarm is None:
             return []
@@ -236,11 +236,11 @@ class Announces:
             host = self.hosts[member.host]
             if member.seed and member.present and not host.banned:
                 near = (host.zone == zone != "") + (host.zone == zone and host.rack == rack != "")
-                found.append((-near, member.load, host.address))
+                found.append((-near, member.load, f"{'https' if host.tls else 'http'}://{host.address}"))
         turn = chance % len(found) if found else 0
         found = found[turn:] + found[:turn]
         found.sort(key=lambda seed: seed[:2])
-        return [address for _, _, address in found[:WEB_SEEDS_MAX]]
+        return [url for _, _, url in found[:WEB_SEEDS_MAX]]
 
     def _answer(
         self, torrent: TorrentSwarm, info_hash: bytes, contacts: tuple[Contact, ...], warning: str

@@ -50,7 +50,7 @@ class Leases:
 
     def free(self, swarm: Swarm) -> int:
         """How many more leases a swarm may be granted now."""
-        return 0 if all(swarm.edges.roots) else self._left(swarm)
+        return 0 if all(swarm.edges.roots) and not swarm.starved else self._left(swarm)
 
     def room(self, swarm: Swarm, held: int) -> int:
         """How many leases a swarm may hold in all; it held `held` when the count was told."""

@@ -19,7 +19,7 @@ so it does this once.
 Each superpeer that reads counts as a lease. Where there are not leases for all of them, and as soon
 as a host receives by trees, the holders of the stripes' leases read instead. A blob is not shared
 while a host has the whole of it and did not get it by BitTorrent: the superpeers would read what
-none of their peers has, and no host needs to read any more (repair/repair.py). It comes from that
+none of their peers has, and no host needs to read any more (repair/remedies.py). It comes from that
 host, which may answer BitTorrent too, or by trees once the swarm stands still. A host that became
 whole in the swarm is known there, and ends no sharing: else all hosts would be told whenever the
 first one is done. But sharing does not begin while a host has the whole blob: a late host would
@@ -96,4 +96,6 @@ def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, .
 def _fit(swarm: Swarm, name: str, zone: str) -> bool:
     """Whether a host may be a superpeer of the zone."""
     member = swarm.members.get(name)
+    if name in swarm.origin.barred:
+        return False
     return member is not None and member.zone == zone and member.slots > 0 and not member.slow_receiver

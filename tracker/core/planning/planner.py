@@ -12,6 +12,10 @@ Where some hosts receive by trees and others by BitTorrent, newcomers of the lat
 and so become roots: their peers get from them what they read, and so do their children in the
 trees. What comes by trees alone no peer has, and BitTorrent brings it to no host.
 
+A host without a piece that several parents failed, each of which says that it has pieces, is
+starved: those hosts may be strangers that vouch for each other, and one of them the root. One such
+host a stripe reads the origin besides the roots, and keeps that lease until it has the stripe.
+
 Repair uses the same pass: the children of a lost parent are receivers without a parent. The one
 with the most pieces comes first and so gets the slot that became free. Where a rack lacks slots,
 unallotted ones are used, then idle ones of other stripes, and then a host is overloaded. Only where
@@ -99,6 +103,7 @@ class _StripePass:
         """Attach the hosts; hosts for which there is no parent stay unplanned. In a tree that is
         drawn anew the few pieces that hosts have do not matter."""
         queues = self._queues(redraw)
+        self._rescue(queues)
         while True:
             attached = self._import(queues)
             importing = any(queue and not self.slots.fed(rack) for rack, queue in queues.items())
@@ -115,6 +120,30 @@ class _StripePass:
                 self._attach_anyhow(host)
         for rack in self.imported:
             self._import_once(rack)
+
+    def _rescue(self, queues: dict[str, list[str]]) -> None:
+        """Let a host read the origin that several parents gave nothing, although its zone has a
+        root, or a host says that it has everything: one a stripe. Other starved hosts receive from
+        that one."""
+        if not self.swarm.starved:
+            return
+        members, stripe, edges = self.swarm.members, self.stripe, self.swarm.edges
+        rescued = [members[host] for host in edges.roots[stripe] if stripe in members[host].rescued]
+        for queue in queues.values():
+            for host in [host for host in queue if host in self.swarm.starved]:
+                parent = next(
+                    (root.host for root in rescued if root.free(stripe) > 0 and (host, root.host) not in edges.avoided),
+                    None,
+                )
+                if not rescued and self.leases > 0 and (host, FROM_ORIGIN) not in edges.avoided:
+                    parent = FROM_ORIGIN
+                if parent is None:
+                    continue
+                queue.remove(host)
+                self._attach(host, parent)
+                if parent == FROM_ORIGIN:
+                    edges.rescue(stripe, host)
+                    rescued.append(members[host])
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
         """By rack the hosts that wait, the first one last: hosts that have pieces or children, the
@@ -259,9 +288,11 @@ class _StripePass:
                 self.swarm.edges.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:
-        """Whether a host may be granted the lease of the stripe: its zone has none, and the origin
-        has not just failed it."""
+        """Whether a host may be granted the lease of the stripe: its zone has none, it did not lie,
+        and the origin has not just failed it."""
         roots = [self.swarm.members[root] for root in self.swarm.edges.roots[self.stripe]]
+        if member.host in self.swarm.origin.barred:
+            return False
         if self.leases <= 0 or sum(1 for root in roots if root.zone == member.zone) >= self.zone_streams:
             return False
         return (member.host, FROM_ORIGIN) not in self.swarm.edges.avoided

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+from tracker.core.edges import only_leaves
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.slow_receivers import Carriers
 from tracker.core.swarm import Swarm
@@ -292,7 +293,7 @@ class SlotIndex:
         idle = member.slots - member.load
         rank = 0 if idle > 0 else 1 if member.slots else 2
         load = -float(idle) if rank == 0 else member.load / max(member.slots, 0.25)
-        inner = rank > 0 and not self.swarm.edges.only_leaves(self.stripe, member)
+        inner = rank > 0 and not only_leaves(self.swarm.members, self.stripe, member)
         return rank, inner, load, self._depth(member), member.host
 
     def _depth(self, member: Member) -> int:

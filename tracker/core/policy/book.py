@@ -76,7 +76,15 @@ class PolicyBook:
         if len(self._known) > MANIFESTS_MAX:
             self._known.popitem(last=False)
 
-    # -- rights to read
+    def title(self, blob: Digest) -> str:
+        """What a blob is of, in words for operators: the tag that was asked for last of the package
+        that was noted last, without a tag that package's name; "" for what is not known here."""
+        for package in reversed(self._packages.get(blob, {})):
+            tags = self._tags.get(package.digest, {}) if package.digest is not None else {}
+            return str(next((tag for tag in reversed(tags) if tag.name == package.name), package.name))
+        return ""
+
+    # -- who may read
 
     def bind(self, name: str, manifest: Digest, parts: Iterable[Digest]) -> None:
         """A package of this name is known to be the manifest, which consists of these blobs and

@@ -31,6 +31,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from p2pdist.model.errors import UsageError
+from p2pdist.model.image import parse_image
 from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.policy import PATTERN_CHARACTERS_MAX, PackagePolicy
 from tracker.core.policy.parse import SHOWN_MAX, Mistake, Section
@@ -45,9 +46,14 @@ def parse_pattern(text: str) -> str:
     if not _PATTERN.match(text) or len(text) > PATTERN_CHARACTERS_MAX:
         raise UsageError(f"{text[:80]!r} matches no reference", remedy='Write one such as "team/trainer:*"')
     if not any(mark in text for mark in "*?["):
-        if ":" not in text:
+        registry, slash, rest = text.partition("/")
+        port = bool(slash) and ":" in registry
+        if ":" not in (rest if port else text):
             raise UsageError(f"{text!r} names no tag", remedy=f'Write "{text}:*" for all its tags')
-        parse_reference(text)
+        if port:
+            parse_image(f"docker://{text}")
+        else:
+            parse_reference(text)
     return text
 
 

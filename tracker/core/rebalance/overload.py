@@ -11,6 +11,7 @@ two pieces.
 
 from __future__ import annotations
 
+from tracker.core.edges import only_leaves
 from tracker.core.member import Member
 from tracker.core.swarm import Swarm
 
@@ -39,7 +40,8 @@ def spread_overload(swarm: Swarm, *, now: float) -> int:
     moved = 0
     racks: dict[str, _Rack] = {}
     inner = {
-        member.host: any(not swarm.edges.only_leaves(s, member) for s in range(swarm.stripes)) for member in overloaded
+        member.host: any(not only_leaves(swarm.members, s, member) for s in range(swarm.stripes))
+        for member in overloaded
     }
     for member in sorted(overloaded, key=lambda each: (not inner[each.host], _lowest(swarm, each), each.order)):
         if moved >= limit:
@@ -65,7 +67,8 @@ class _Rack:
         self.bearing = [
             each
             for each in present
-            if each.load == each.slots and all(swarm.edges.only_leaves(stripe, each) for stripe in range(swarm.stripes))
+            if each.load == each.slots
+            and all(only_leaves(swarm.members, stripe, each) for stripe in range(swarm.stripes))
         ]
         self.bearing.sort(key=lambda each: (-_lowest(swarm, each), each.order))
 

@@ -31,7 +31,7 @@ from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.leases import Leases
 from tracker.core.planning.schedule import Schedule
 from tracker.core.policy.book import PolicyBook
-from tracker.core.repair.repair import AVOID_S, move_lease
+from tracker.core.repair.remedies import AVOID_S, move_lease
 from tracker.core.swarm import Swarm
 
 FIRST_PIECE_S = 0.25

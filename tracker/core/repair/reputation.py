@@ -17,7 +17,7 @@ from tracker.core.host import Host
 from tracker.core.monitor.progress import keeps_up
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import reclassify
-from tracker.core.repair.repair import demote
+from tracker.core.repair.remedies import demote
 from tracker.core.swarm import Swarm
 
 RECOVERY_S = 3.0
@@ -101,6 +101,20 @@ class Reputation:
         if host.penalise(by, reason, now=now):
             self.fit_children(host, "blamed", now=now)
 
+    def forgive(self, host: Host, by: str, *, now: float) -> None:
+        """A complaint of wrong bytes is withdrawn."""
+        banned = host.banned
+        if host.penalties.get(by, ("", 0.0))[0] == "corrupt":
+            del host.penalties[by]
+        if banned and not host.banned:
+            self._give_back(host, now)
+
+    def _give_back(self, host: Host, now: float) -> None:
+        """A host that is no longer banned has its upload slots again."""
+        for blob in host.swarms:
+            swarm = self.swarms[blob]
+            swarm.members[host.name].set_slots(self.slots(host, swarm, now=now))
+
     def _vouch(self, host: Host, now: float) -> None:
         """The children that have been getting pieces from a host speak for it, however long ago the
         first one came."""
@@ -127,6 +141,4 @@ class Reputation:
             if host is not None and host.banned and not banned:
                 self.fit_children(host, "blamed", now=now)
             if host is not None and banned and not host.banned:
-                for blob in host.swarms:
-                    swarm = self.swarms[blob]
-                    swarm.members[name].set_slots(self.slots(host, swarm, now=now))
+                self._give_back(host, now)

@@ -29,7 +29,7 @@ from tracker.core.monitor.progress import (
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import relocate
 from tracker.core.policy.book import PolicyBook
-from tracker.core.repair.repair import AVOID_S
+from tracker.core.repair.remedies import AVOID_S
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
 

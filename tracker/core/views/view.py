@@ -63,7 +63,8 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True)
 class SwarmRow:
-    """One swarm. Bytes and `rate_bytes_s` are of all hosts together."""
+    """One swarm. Bytes and `rate_bytes_s` are of all hosts together. `title` is what the blob is
+    of, such as `docker.io/library/debian:12`, as far as that is known."""
 
     digest: Digest
     size: int
@@ -77,6 +78,7 @@ class SwarmRow:
     rate_bytes_s: float
     eta_s: float | None
     origin_leases: int
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +295,7 @@ class View:
             self.rates.bytes_s(swarm),
             self.rates.eta_s(swarm),
             swarm.leases(),
+            self.fleet.policies.title(swarm.key),
         )
 
     def _count(self, running: list[Swarm]) -> Totals:

@@ -80,10 +80,10 @@ function swarmLine() {
 function fillSwarm(line, row) {
   const cells = line.children, share = row.bytes_wanted ? row.bytes_held / row.bytes_wanted : 1;
   line.dataset.digest = row.digest;
-  line.title = row.digest;
+  line.title = row.title ? `${row.title} ${row.digest}` : row.digest;
   line.classList.toggle("chosen", row.digest === selection.swarm);
   setText(cells[0].firstChild.firstChild, short(row.digest));
-  setText(cells[0].lastChild, `${bytes(row.size)}${row.priority === "preseed" && row.state !== "seeded" ? ", preseed" : ""}`);
+  setText(cells[0].lastChild, `${row.title ? `${row.title}, ` : ""}${bytes(row.size)}${row.priority === "preseed" && row.state !== "seeded" ? ", preseed" : ""}`);
   setText(cells[1], row.state);
   cells[1].className = `state-${row.state}`;
   setText(cells[2], `${row.complete} of ${row.hosts}`);

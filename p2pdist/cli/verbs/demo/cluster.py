@@ -104,7 +104,9 @@ class Cluster:
             host = Host(name, f"127.0.0.1:{port}", self.sockets / f"{name}.sock", self.place / "stores" / name)
             host.store.mkdir(parents=True)
             agent = ["agent", "--tracker", self.tracker_url, "--listen", host.address, "--store", str(host.store)]
-            await self.processes.start(name, [*program(), *agent, "--socket", str(host.socket), "--name", name])
+            await self.processes.start(
+                name, [*program(), *agent, "--socket", str(host.socket), "--name", name, "--mirror", "off"]
+            )
             self.hosts.append(host)
         await asyncio.gather(*(self._wait(client, f"http://{host.address}/readyz") for host in self.hosts))
 

@@ -104,7 +104,7 @@ class _Reader:
 
 
 class Repository(Protocol):
-    """An origin or a local layout. p2pdist/origin/origin.py has the contract of each method."""
+    """An origin or a local layout. p2pdist/origin/contract.py has the contract of each method."""
 
     @property
     def url(self) -> str: ...

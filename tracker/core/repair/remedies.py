@@ -61,6 +61,8 @@ def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_
         swarm.edges.notify(host, stripe)
         if parent is None and known != FROM_ORIGIN and not swarm.members[known].present:
             swarm.edges.detach(stripe, host)
+    if parent == FROM_ORIGIN and host in swarm.origin.barred:
+        return
     if parent is None or (parent == FROM_ORIGIN and (_is_whole(swarm, stripe) or not yield_lease(swarm, stripe, host))):
         return
     if parent != FROM_ORIGIN:
@@ -153,7 +155,11 @@ def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
     """Whether a host that reads a stripe from the origin may go on: it has more of it than the
     holders of its zone's lease, which then lose it."""
     count, zone = swarm.members[host].counts[stripe], swarm.members[host].zone
-    holders = [holder for holder in swarm.edges.roots[stripe] if swarm.members[holder].zone == zone]
+    holders = [
+        holder
+        for holder in swarm.edges.roots[stripe]
+        if swarm.members[holder].zone == zone and stripe not in swarm.members[holder].rescued
+    ]
     if any(swarm.members[holder].counts[stripe] >= count for holder in holders):
         return False
     for holder in holders:
@@ -169,7 +175,8 @@ def spare_origin(swarm: Swarm, host: str) -> bool:
         if holders and member.serves and member.counts[stripe] == swarm.totals[stripe]:
             found = True
             for holder in list(holders):
-                swarm.edges.detach(stripe, holder)
+                if stripe not in swarm.members[holder].rescued:
+                    swarm.edges.detach(stripe, holder)
     return found
 
 

@@ -1,0 +1,1 @@
+"""Images of upstream registries on one host."""

@@ -1,0 +1,153 @@
+"""The blobs of an agent that have no piece list of their own: fetching them, and what a tracker
+sends of their lists.
+
+A host that has such a blob whole has made a piece list of it, and tells it to a tracker that lacks
+one (Recall), or that would have it read the blob again (Reread).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.origin import RangeSource
+from p2pdist.agent.pull.registry import Registry
+from p2pdist.agent.pull.vouched import listing_of, statements
+from p2pdist.agent.tasks import Tasks
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused
+from p2pdist.model.messages import LISTED_MAX, Basis, KnownPieces, Listed, Priority, Recall, Reread, Vouched
+from p2pdist.model.pieces import PieceList
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+
+SOURCES_MAX = 8
+"""Repositories that are tried for one blob."""
+
+logger = logging.getLogger(__name__)
+
+
+class Sources:
+    """Where one blob can be read: in the repositories under whose names it was asked for. A
+    manifest may name a blob that its own repository does not have, so each of them is tried."""
+
+    def __init__(self) -> None:
+        self._sources: list[RangeSource] = []
+        """Those that refused last come last."""
+
+    def add(self, source: RangeSource) -> None:
+        """Try another one, too, and first; one that is equal to it is known already."""
+        if source not in self._sources:
+            self._sources.insert(0, source)
+            del self._sources[SOURCES_MAX:]
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """`length` bytes of the blob. Raises P2PDistError, that of the last one tried."""
+        tried: list[RangeSource] = []
+        while True:
+            source = next(source for source in self._sources if source not in tried)
+            try:
+                return await source.read_range(digest, start, length)
+            except (NotFound, Refused):
+                tried.append(source)
+                if source in self._sources:
+                    self._sources.remove(source)
+                    self._sources.append(source)
+                if all(other in tried for other in self._sources):
+                    raise
+
+
+class VouchedBlobs:
+    """On the event loop. `send` sends a message to the tracker, if one answers."""
+
+    def __init__(self, store: BlobStore, registry: Registry, send: Callable[[Vouched], None]) -> None:
+        self._store, self._registry, self._send = store, registry, send
+        self._watched: set[Digest] = set()
+        """The blobs that are being pulled."""
+        self._sources: dict[Digest, Sources] = {}
+        """Of the blobs that are being pulled."""
+        self._tasks = Tasks(logger, "a blob without a piece list could not be looked after")
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        await self._tasks.stop()
+
+    async def fetch_vouched(
+        self, digest: Digest, size: int, upstream: RangeSource, priority: Priority = "start"
+    ) -> tuple[Blob, BlobPull | None]:
+        """The blob of `size` bytes, of which nobody has made a piece list, not yet held, and its
+        pull, started or joined; None when the blob is complete. Hosts with a lease read it from
+        `upstream`. The pull of a package that brings the same blob ends first, as its piece list
+        may describe something else, and so does one of another size, as manifests state any."""
+        claim = partial(self._store.begin_vouched, digest, size)
+        while True:
+            sources = self._sources.setdefault(digest, Sources())
+            sources.add(upstream)
+            try:
+                blob, pull = await self._registry.bring(digest, claim, priority, upstream=sources)
+            finally:
+                if digest not in self._watched:
+                    self._sources.pop(digest, None)
+            if pull is None or (blob.size == size and (pull.vouched is not None or blob.whole)):
+                break
+            await asyncio.wait([pull.done])
+            await asyncio.sleep(0)
+        if pull is not None and digest not in self._watched:
+            self._watched.add(digest)
+            self._sources[digest] = sources
+            pull.done.add_done_callback(partial(self._ended, digest))
+        return blob, pull
+
+    def _ended(self, digest: Digest, done: asyncio.Future[None]) -> None:
+        """A pull has ended. Nothing of what is wrong is kept: it would be wrong again."""
+        self._watched.discard(digest)
+        self._sources.pop(digest, None)
+        if not done.cancelled() and isinstance(done.exception(), Corrupt):
+            self._tasks.spawn(self._registry.discard(digest))
+
+    # -- the tracker
+
+    def receive(self, message: Listed | Reread | Recall) -> None:
+        """Take in what the tracker sends of a list, or asks for."""
+        pull = self._registry.fetching(message.blob)
+        if pull is not None and pull.vouched is not None:
+            pull.vouched.receive(message)
+        elif isinstance(message, Reread | Recall):
+            self._tasks.spawn(self._tell(message.blob, message.round if isinstance(message, Reread) else 0))
+
+    async def _tell(self, digest: Digest, round_: int) -> None:
+        """Tell the tracker the piece list of a blob that is here whole."""
+        blob = self._store.get(digest)
+        if blob is None or not (blob.complete and blob.whole):
+            logger.info("blob=%s: the tracker asks for its piece list, which is not here", digest)
+            return
+        try:
+            pieces = await asyncio.to_thread(_list_of, blob)
+        except P2PDistError as error:
+            logger.warning("blob=%s: the tracker asks for its piece list: %s", digest, error)
+            return
+        # An arbiter is believed what it has read: this is what it would read.
+        basis: Basis = "read" if round_ else "whole"
+        for message in statements(digest, listing_of(pieces), basis, round_):
+            self._send(message)
+
+    # -- other agents
+
+    async def known(self, digest: Digest, first: int) -> KnownPieces:
+        """What is known here of the pieces of a blob from `first` on. Raises NotFound."""
+        blob = self._store.get(digest)
+        if blob is None or not self._registry.serves(digest):
+            raise NotFound(f"this agent neither holds nor fetches {digest}")
+        if (vouched := blob.vouched) is not None:
+            listing = vouched.view.known(first, LISTED_MAX)
+            return KnownPieces(listing.pieces, listing.hashes)
+        listing = listing_of(await asyncio.to_thread(_list_of, blob), first, LISTED_MAX)
+        return KnownPieces(listing.pieces, listing.hashes, blob.whole and blob.complete)
+
+
+def _list_of(blob: Blob) -> PieceList:
+    """The piece list of a blob; waits for the disk."""
+    return blob.pieces

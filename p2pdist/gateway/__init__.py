@@ -1,0 +1,1 @@
+"""Interfaces that other projects' clients speak, served from what the agent holds and fetches."""

@@ -1,0 +1,58 @@
+"""What a mirror counts: requests, and bytes of bodies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+KINDS = ("manifest", "blob", "tags", "referrers", "base", "token", "other")
+RESULTS = ("ok", "unknown", "unavailable", "refused", "invalid", "broken")
+"""ok: answered as asked for. unknown: 404. unavailable: 5xx. refused: 401 and 403. invalid: every
+other 4xx. broken: the body ended early, because the client went away or the pull failed."""
+
+SOURCES = ("store", "swarm", "tracker", "none")
+"""store: it was here. swarm: it came while the client read, from other hosts or from upstream.
+tracker: a document that was asked for. none: no content was given."""
+
+_MOVING = ("store", "swarm", "tracker")
+
+
+class MirrorCounts:
+    """Of all requests since the agent began. On the event loop; metrics read it from threads."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, str]] = Counter(
+            dict.fromkeys(product(("manifest", "blob"), ("ok",), ("store", "swarm")), 0)
+        )
+        """By kind, result and source; the names that dashboards look for are there at once."""
+        self.bytes: Counter[str] = Counter(dict.fromkeys(_MOVING, 0))
+        """Bytes of bodies, by source."""
+        self.fallbacks: Counter[str] = Counter({"unknown": 0, "unavailable": 0})
+        """Requests for manifests and blobs that got 404 or 5xx before any byte of a body, so that
+        the client turns to the registry itself."""
+
+        self.address = ""
+        """HOST:PORT of the mirror's own port; empty when it has none."""
+
+    @property
+    def total(self) -> int:
+        """All requests, however they were answered."""
+        return sum(self.requests.values())
+
+    def answered(self, kind: str, status: int, source: str, *, whole: bool = True) -> None:
+        """A request was answered with `status`; not `whole`: its body ended early."""
+        result = result_of(status) if whole else "broken"
+        self.requests[kind, result, source if result in ("ok", "broken") else "none"] += 1
+        if kind in ("manifest", "blob") and result in self.fallbacks:
+            self.fallbacks[result] += 1
+
+
+def result_of(status: int) -> str:
+    """What a status counts as."""
+    if status < 400:
+        return "ok"
+    if status == 404:
+        return "unknown"
+    if status in (401, 403):
+        return "refused"
+    return "unavailable" if status >= 500 else "invalid"

@@ -1,0 +1,1 @@
+"""Vouched piece lists at simulated hosts."""

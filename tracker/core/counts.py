@@ -1,0 +1,57 @@
+"""Counts: what a tracker learns when a member of a swarm says how many pieces it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.membership import Membership
+from tracker.core.monitor.progress import note_rates
+from tracker.core.planning.schedule import JOIN_BATCH_S, Schedule
+from tracker.core.rebalance.tail import Tail
+from tracker.core.repair.claims import Claims
+from tracker.core.repair.lease_turnover import LeaseTurnover
+from tracker.core.repair.remedies import spare_origin
+from tracker.core.swarm import Swarm
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Takes new piece counts, and lets the parts of the fleet hear of them that they concern."""
+
+    membership: Membership
+    """Holds the fleet's hosts; hears which of them still receive."""
+    schedule: Schedule
+    """Hears which swarms are to be planned anew."""
+    claims: Claims
+    """Hears which hosts advance."""
+    turnover: LeaseTurnover
+    """Hears how the holders of leases advance."""
+    tail: Tail
+    """Hears of finished stripes."""
+
+    def take(self, swarm: Swarm, member: Member, counts: list[int], *, judge: bool, now: float) -> None:
+        """A member has other piece counts than before, maybe smaller ones. `judge`: the tracker has
+        run for long enough to judge claims."""
+        host = self.membership.hosts[member.host]
+        if any(new < old for new, old in zip(counts, member.counts, strict=True)):
+            swarm.forget_pieces(member.host, counts)
+            self.membership.sort(host, swarm)
+            self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
+            return
+        note_rates(swarm, member, counts, now=now)
+        self.claims.progressed(swarm, member, counts, judge=judge, now=now)
+        if FROM_ORIGIN in member.parents:
+            self.turnover.progressed(member, counts, now=now)
+        whole = sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals))
+        if host.wanted_in_vain and any(counts):
+            host.got(swarm.blob)
+        complete = swarm.advance(member.host, counts, now=now)
+        if sum(member.counts[stripe] == total for stripe, total in enumerate(swarm.totals)) > whole:
+            self.tail.note(swarm.key)
+        self.membership.sort(host, swarm)
+        if spare_origin(swarm, member.host):
+            self.schedule.ask(swarm.key, "whole copy", now)
+        if complete:
+            swarm.record(now, f"{member.host} is complete")
+            self.schedule.ask(swarm.key, "complete", now + JOIN_BATCH_S)

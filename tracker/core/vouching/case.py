@@ -1,0 +1,146 @@
+"""Case: the vouched list of one swarm, the hosts that follow it, and what they have been sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from p2pdist.model.messages import LISTED_MAX, Basis, Listed
+from tracker.core.events import Broadcast
+from tracker.core.host import Host
+from tracker.core.swarm import Swarm
+from tracker.core.vouching.ledger import Ledger
+
+RECALL_FIRST_S, RECALL_MAX_S = 0.3, 5.0
+"""How long gaps of a list are left to the hosts that read, before others are asked; the pauses
+grow up to RECALL_MAX_S."""
+
+
+@dataclass(slots=True)
+class Case:
+    """The vouched list of one swarm, and the hosts that follow it."""
+
+    swarm: Swarm
+    ledger: Ledger
+    followers: dict[str, int] = field(default_factory=dict)
+    """By host the session in which it was sent what is listed."""
+    readers: dict[str, set[int]] = field(default_factory=dict)
+    """The stripes of which a host has, or had, the lease."""
+    brought: dict[str, None] = field(default_factory=dict)
+    """Hosts that joined with pieces, which they may have read before."""
+    to_recall: dict[str, None] = field(default_factory=dict)
+    """Those of them that were not asked yet for what they know."""
+    recalled: dict[str, None] = field(default_factory=dict)
+    """Hosts that were asked."""
+    recall_at: float = inf
+    """When the next one is asked."""
+    recall_pause_s: float = RECALL_FIRST_S
+    sent: int = 0
+    """How many of the round's statements all followers were sent."""
+    sent_at: float = -inf
+    """When they were sent something last."""
+    began_at: float = 0.0
+    """When they were sent something of this round first."""
+    sent_before: list[Listed] = field(default_factory=list)
+    """What was sent, in few messages, for hosts that come later."""
+    accusations: dict[tuple[str, str], None] = field(default_factory=dict)
+    """(host, voter) of complaints of wrong bytes in this round."""
+    awaited: str = ""
+    """A host that had not judged the present round when that was looked at last. `all_judged`."""
+    failed_at: float = inf
+
+    @property
+    def rests(self) -> bool:
+        """Whether time changes nothing here."""
+        ledger = self.ledger
+        settled = ledger.phase == "held" or (not self.followers and ledger.round.arbiter is None)
+        return settled and self.sent == len(ledger.round.order) and ledger.phase != "failed"
+
+    @property
+    def news(self) -> bool:
+        """Whether something is listed that followers have not been sent."""
+        return self.sent < len(self.ledger.round.order)
+
+    def note_readers(self) -> None:
+        """Remember which hosts have leases."""
+        for stripe, roots in enumerate(self.swarm.edges.roots):
+            for name in roots:
+                self.readers.setdefault(name, set()).add(stripe)
+
+    def believes(self, host: str, stripe: int, basis: Basis) -> bool:
+        """Whether a host may state hashes of a stripe."""
+        arbiter = self.ledger.round.arbiter
+        if self.ledger.phase == "held" and basis != "read":
+            return False
+        if host == arbiter:
+            return basis != "told"
+        if basis == "read":
+            reads = stripe in self.readers.get(host, ()) or host in self.swarm.edges.roots[stripe]
+            return reads or (arbiter is None and host in self.brought)
+        if arbiter is not None:
+            return False
+        return self.swarm.members[host].seed if basis == "whole" else host in self.recalled
+
+    def drop_stale(self, hosts: Mapping[str, Host]) -> None:
+        """Forget followers that are gone: they come again with a Holding."""
+        for name, session in list(self.followers.items()):
+            host = hosts.get(name)
+            if host is None or host.session != session or name not in self.swarm.members:
+                del self.followers[name]
+
+    def send_news(self, hosts: Mapping[str, Host], *, now: float) -> Iterator[Broadcast]:
+        """Send all followers what they have not been sent."""
+        order = self.ledger.round.order
+        if not self.news:
+            return
+        self.drop_stale(hosts)
+        sessions = tuple(self.followers.values())
+        self.began_at = self.began_at if self.sent else now
+        self.sent_at = now
+        for start in range(self.sent, len(order), LISTED_MAX):
+            yield Broadcast(sessions, self._listed(order[start : start + LISTED_MAX]))
+        self.sent = len(order)
+
+    def so_far(self) -> list[Listed]:
+        """What all followers were sent, for one that comes now."""
+        number = self.ledger.round.number
+        known = sum(len(message.pieces) for message in self.sent_before)
+        if known < self.sent or (self.sent_before and self.sent_before[0].round != number):
+            whole = [message for message in self.sent_before if len(message.pieces) == LISTED_MAX]
+            whole = whole if whole and whole[0].round == number else []
+            rest = self.ledger.round.order[len(whole) * LISTED_MAX : self.sent]
+            parts = [rest[start : start + LISTED_MAX] for start in range(0, len(rest), LISTED_MAX)]
+            self.sent_before = [*whole, *map(self._listed, parts)]
+        return self.sent_before or ([Listed(self.swarm.blob, number, (), b"")] if number else [])
+
+    def begin(self, arbiter: str, *, failed: bool, now: float) -> Broadcast:
+        """Begin the next round: the message of it for all followers."""
+        self.ledger.begin(arbiter, failed=failed, now=now)
+        self.sent, self.sent_before, self.sent_at = 0, [], now
+        self.accusations.clear()
+        return Broadcast(tuple(self.followers.values()), Listed(self.swarm.blob, self.ledger.round.number, (), b""))
+
+    def all_judged(self, hosts: Mapping[str, Host]) -> bool:
+        """Whether each host that follows the list has judged the present round. One that has not is
+        remembered: many hosts judge at one moment, and this is asked after each."""
+        if self._waits(self.awaited, hosts):
+            return False
+        self.drop_stale(hosts)
+        # Hosts that came first are the first to judge: the last one is awaited for longest.
+        self.awaited = next((name for name in reversed(self.followers) if self._waits(name, hosts)), "")
+        return not self.awaited
+
+    def _waits(self, name: str, hosts: Mapping[str, Host]) -> bool:
+        """Whether a host follows the list, is there, and has not judged the present round."""
+        here, host = self.ledger.round, hosts.get(name)
+        if host is None or self.followers.get(name) != host.session or name not in self.swarm.members:
+            return False
+        voter = host.voter or name
+        return voter not in here.matching and voter not in here.own and voter not in here.against
+
+    def _listed(self, pieces: list[int]) -> Listed:
+        hashes = self.ledger.round.hashes
+        assert hashes is not None
+        stated = b"".join(hashes.hash_of(piece) or b"" for piece in pieces)
+        return Listed(self.swarm.blob, self.ledger.round.number, tuple(pieces), stated)

@@ -1,0 +1,103 @@
+"""Where a tracker's state is: PostgreSQL for several trackers, SQLite files of one, or memory.
+
+Files are for the tracker's user alone: they name packages, owners and hosts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from p2pdist.model.errors import Unavailable, UsageError
+from tracker.state.files import make_private
+
+CONNECT_TIMEOUT_S = 10
+STATEMENT_TIMEOUT_MS = 15_000
+
+
+class Database:
+    """A database. `where` is a PostgreSQL URL, a directory for SQLite, in which `name` is its
+    file, or empty: then it lasts as long as the object. Thread-safe."""
+
+    def __init__(self, where: str, name: str, *, durable: bool = True) -> None:
+        """`durable`: what was written outlives a crash of the machine."""
+        self.shared = is_postgresql(where)
+        self._lock = threading.RLock()
+        self._engine, self._where = _engine(where, name, durable=durable)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sql.Connection]:
+        """A transaction, of one thread at a time. Raises IntegrityError, and Unavailable where the
+        database does not answer."""
+        try:
+            with self._lock, self._engine.begin() as connection:
+                yield connection
+        except IntegrityError:
+            raise
+        except SQLAlchemyError as error:
+            cause = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+            raise Unavailable(
+                f"the tracker's database {self._where} does not answer: {cause}", remedy="Check it, and --state"
+            ) from error
+
+
+def is_postgresql(where: str) -> bool:
+    """Whether the state is in PostgreSQL."""
+    return where.startswith(("postgresql://", "postgres://"))
+
+
+def _engine(where: str, name: str, *, durable: bool) -> tuple[sql.Engine, str]:
+    """The engine, and how to call the database where people read it: without its password."""
+    if not is_postgresql(where):
+        return _sqlite(where, name, durable=durable)
+    try:
+        url = sql.make_url(where).set(drivername="postgresql+psycopg")
+        options = f"-c statement_timeout={STATEMENT_TIMEOUT_MS}"
+        engine = sql.create_engine(
+            url,
+            pool_pre_ping=True,
+            pool_size=2,
+            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "options": options},
+        )
+    except SQLAlchemyError as error:
+        raise UsageError(
+            "the --state is not the URL of a database", remedy="Write postgresql://user@host/name"
+        ) from error
+    except ImportError as error:
+        raise UsageError(
+            "psycopg, which talks to PostgreSQL, is not installed", remedy="pip install psycopg"
+        ) from error
+    return engine, url.render_as_string(hide_password=True).replace("+psycopg", "", 1)
+
+
+def _sqlite(where: str, name: str, *, durable: bool) -> tuple[sql.Engine, str]:
+    if not where:
+        return sql.create_engine(
+            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+        ), "in memory"
+    path = Path(where) / name
+    try:
+        make_private(path)
+    except OSError as error:
+        raise UsageError(f"the tracker cannot keep its state in {where}: {error.strerror}") from error
+    engine = sql.create_engine(
+        sql.URL.create("sqlite", database=str(path)), connect_args={"timeout": CONNECT_TIMEOUT_S}
+    )
+
+    def prepare(connection: Any, _record: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+
+    sql.event.listen(engine, "connect", prepare)
+    return engine, str(path)

@@ -1,0 +1,1 @@
+"""Upstream registries as a tracker reads them for its whole fleet."""
