@@ -30,7 +30,7 @@ help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
 	@echo 'make setup-all  the same, and (as root) what some tests need and are skipped without: Slurm, PostgreSQL, other clients ...'
 	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
-	@echo 'make test       the tests that take less than two seconds each, in less than six minutes'
+	@echo 'make test       the tests that take less than two seconds each, in about seven minutes'
 	@echo 'make check      formatting, lint, types, then these tests'
 	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs both'
 	@echo 'make test-long  the longest ones; TURN=3/10 for the fourth tenth of them. CI runs a twentieth a day'

@@ -307,16 +307,7 @@ class StreamClient:
         if not good:
             self._reject(stream, piece)
             return
-        if stream.parent is None:
-            pull.bytes_origin += length
-        else:
-            pull.bytes_peers += length
-        if pull.proof[piece]:
-            pull.duplicates += 1
-            pull.bytes_again += length
-        self._on_piece(pull, stream.number, piece)
-        if stream.finishing == piece and stream.child_open:
-            self._close_now(stream)
+        self._store(stream, piece, length)
 
     def _arrived_unlisted(self, listing: Listing, stream: Stream, piece: int, length: int, good: bool) -> None:
         """A piece of a blob with a vouched list has come: it may have to wait for its hash."""
@@ -334,6 +325,9 @@ class StreamClient:
     def take(self, stream: Stream, piece: int, length: int) -> None:
         """Store a piece that is as its list has it."""
         self._reader.arrived(stream, length)
+        self._store(stream, piece, length)
+
+    def _store(self, stream: Stream, piece: int, length: int) -> None:
         pull: Pull = stream.pull
         if stream.parent is None:
             pull.bytes_origin += length

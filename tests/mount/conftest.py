@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 from shown_trees import Store
 
 from p2pdist.mount import kernel
+
+LOOPS_WAIT_S = 5.0
 
 Layer = Callable[..., Path]
 
@@ -23,11 +26,18 @@ def no_mounts_left(tmp_path: Path) -> Iterator[None]:
     its files."""
     yield
     left = [entry.point for entry in kernel.mounted() if tmp_path in entry.point.parents]
-    loops = [name for name, file in _loop_devices() if file.startswith(f"{tmp_path}/")]
     for point in reversed(left):
         kernel.unmount(point, lazily=True)
     assert not left, "still mounted"
+    # A mount namespace that another process made meanwhile keeps a copy of a mount until it ends.
+    deadline = time.monotonic() + LOOPS_WAIT_S
+    while (loops := _loops_over(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not loops, "loop devices in use"
+
+
+def _loops_over(directory: Path) -> list[str]:
+    return [name for name, file in _loop_devices() if file.startswith(f"{directory}/")]
 
 
 def _loop_devices() -> Iterator[tuple[str, str]]:

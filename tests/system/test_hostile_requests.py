@@ -10,12 +10,15 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from site_rig import Site
 
 from p2pdist.agent.api.server import LOCAL_ROUTES, PUBLIC_ROUTES
 from p2pdist.transfer.openapi import Route
 from tracker.http.app import ROUTES
 from tracker.http.scheduler import PRESEED_ROUTES
+
+pytestmark = pytest.mark.slow
 
 WAITS_S = 0.5
 """An answer that comes later is missed, and proves nothing."""

@@ -20,6 +20,7 @@ from slurm_rig import Slurm, lacking, running_slurm
 from p2pdist.agent.api.client import LocalClient
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.skipif(lacking() != "", reason=f"needs Slurm and munge, lacks {lacking()}"),
     pytest.mark.xdist_group("slurm"),
