@@ -28,12 +28,12 @@ from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
-from p2pdist.model.device import DeviceChunk, DeviceLayout
+from p2pdist.model.device import DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
 from p2pdist.model.tree import Entry, File
-from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled, supervise
+from p2pdist.mount.lazy.view import LazyPackage, cells_of, is_filled, mark_filled, supervise
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
 from p2pdist.store.store import BlobStore
@@ -56,7 +56,7 @@ TRY_S = 0.25
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
 STALLS_KEPT = 4096
 AT_ONCE = 64
-"""Chunks that are filled in one go while no reader waits for them."""
+"""Cells that are filled in one go while no reader waits for them."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,6 @@ class LazyView:
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here."""
         self.whole = False
-        self.lost: Callable[[], None] = lambda: None
-        """Called when the supervisor is gone while contents are missing."""
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
@@ -159,6 +157,7 @@ class LazyView:
     async def read_layout(self, manifest: Manifest) -> None:
         """Compute where contents lie. Raises what `layout_of` raises."""
         self.trees, self.layout = await asyncio.to_thread(layout_of, self._store, manifest)
+        self._filler.layout = self.layout
         parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
@@ -169,6 +168,7 @@ class LazyView:
 
     def serve(self, directory: Path) -> None:
         """Serve readers of the view whose files are in `directory`, and fill it."""
+        self._filler.device.cells = cells_of(directory)
         self._spawn(self._serve(directory))
 
     async def _serve(self, directory: Path) -> None:
@@ -177,12 +177,12 @@ class LazyView:
             try:
                 greeting = await asyncio.to_thread(protocol.connect, directory)
             except OSError as error:
-                if self.whole:
+                if self.whole or not directory.is_dir():  # it was unmounted while programs read it
                     break
                 tries += 1
-                if tries > TRIES and not await self._revived(directory, error):
-                    self.lost()
-                    return
+                if tries > TRIES:
+                    tries = 0
+                    await self._revive(directory, error)
                 await asyncio.sleep(TRY_S)
                 continue
             tries, self._refused = 0, max(self._refused, greeting.refused)
@@ -197,19 +197,14 @@ class LazyView:
                     await asyncio.gather(filling, return_exceptions=True)
         self._finish()
 
-    async def _revived(self, directory: Path, error: OSError) -> bool:
-        """Start another supervisor where the one before was killed with its guard. False where that
-        fails, or this agent has not been connected to it."""
+    async def _revive(self, directory: Path, error: OSError) -> None:
+        """Start another supervisor where the one before was killed with its guard. Meanwhile readers
+        get EIO, or wait where this agent still holds the group."""
         logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
-        held = self._filler.device.held
-        if not held:
-            return False
         try:
-            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, held)
+            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, self._filler.device.held)
         except (P2PDistError, OSError) as failure:
             logger.error("no other supervisor can be started: %s", failure)
-            return False
-        return True
 
     async def _listen(self, connection: socket.socket) -> None:
         """Serve readers until the supervisor has ended, or gave its place to its guard."""
@@ -237,8 +232,9 @@ class LazyView:
             async with asyncio.timeout(self._limit_s):
                 await self._planned.wait()
                 assert self.layout is not None
-                chunks = [chunk for chunk in self.layout.chunks(offset, offset + count) if not self._filler.has(chunk)]
-                await asyncio.gather(*(keep_trying(self._filler, chunk, failed) for chunk in chunks))
+                cells = self._filler.device.cells.covering(offset, count)
+                missing = [cell for cell in cells if not self._filler.has_cell(cell)]
+                await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
             logger.error(
@@ -269,14 +265,11 @@ class LazyView:
         await self._pulled.wait()
         await self._planned.wait()
         assert self.layout is not None
-        batch: list[DeviceChunk] = []
-        for chunk in self.layout.chunks():
-            if not self._filler.has(chunk):
-                batch.append(chunk)
-            if len(batch) == AT_ONCE:
-                await self._fill_batch(batch)
-                batch.clear()
-        await self._fill_batch(batch)
+        cells = self._filler.device.cells.holding(0, self.layout.size)
+        for first in range(0, len(cells), AT_ONCE):
+            batch = [cell for cell in cells[first : first + AT_ONCE] if not self._filler.has_cell(cell)]
+            rest = await self._filler.fill_from_objects(batch)
+            await asyncio.gather(*(keep_trying(self._filler, cell, [""]) for cell in rest))
         await asyncio.to_thread(self._filler.device.flush)
         with suppress(OSError):  # the view is out of sight by now
             await asyncio.to_thread(mark_filled, directory)
@@ -284,10 +277,6 @@ class LazyView:
         logger.info("the lazy view of %s lacks nothing any more", self._reference)
         with suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(connection, ORDER.pack(WHOLE, 0, 0))
-
-    async def _fill_batch(self, batch: Sequence[DeviceChunk]) -> None:
-        left = await self._filler.fill_from_objects(batch)
-        await asyncio.gather(*(keep_trying(self._filler, chunk, [""]) for chunk in left))
 
     def status(self) -> LazyStatus:
         """How far it is."""
@@ -325,10 +314,20 @@ class LazyView:
 
 
 class LazyViews:
-    """The lazy views of an agent, by path. A reader waits for `limit_s` at most."""
+    """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `policy` says what
+    that of a package says of showing it lazily."""
 
-    def __init__(self, store: BlobStore, packages: Packages, pulls: Pulls, fetcher: Fetcher, *, limit_s: float) -> None:
-        self.limit_s = limit_s
+    def __init__(
+        self,
+        store: BlobStore,
+        packages: Packages,
+        pulls: Pulls,
+        fetcher: Fetcher,
+        *,
+        limit_s: float,
+        policy: Callable[[str], bool | None] = lambda reference: None,
+    ) -> None:
+        self.limit_s, self._policy = limit_s, policy
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
@@ -342,6 +341,8 @@ class LazyViews:
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         found = await self._packages.find(parse_reference(reference), lambda _: None)
+        if self._policy(str(found.reference)) is False:
+            raise eager("its policy says so")
         if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
             raise eager("the package has layers that are no trees")
         self._opening += 1
@@ -369,13 +370,12 @@ class LazyViews:
         assert view.layout is not None
         return LazyPackage(view.trees, view.layout, self.limit_s + GRACE_S)
 
-    def mounted(self, path: str, view: LazyView, directory: Path, lost: Callable[[], None]) -> None:
-        """A view was mounted at `path`: serve it. `lost` is called when it cannot be any more."""
+    def mounted(self, path: str, view: LazyView, directory: Path) -> None:
+        """A view was mounted at `path`: serve it."""
         self._views[path] = view
-        view.lost = lost
         view.serve(directory)
 
-    def resume(self, path: str, reference: str, directory: Path, lost: Callable[[], None]) -> None:
+    def resume(self, path: str, reference: str, directory: Path) -> None:
         """Serve a view that an earlier agent mounted."""
         view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
         if is_filled(directory):
@@ -385,7 +385,7 @@ class LazyViews:
             return
         view.known.set_result(None)
         view.begin()
-        self.mounted(path, view, directory, lost)
+        self.mounted(path, view, directory)
 
     def status(self, path: str) -> LazyStatus | None:
         """How far the view at `path` is; None when it is not lazy."""
