@@ -61,11 +61,11 @@ from p2pdist.mount.erofs.format import (
     SLOT,
     SUPERBLOCK,
     SUPERBLOCK_AT,
-    Superblock,
     TYPE_DEVICE,
     TYPE_DIRECTORY,
     TYPE_FILE,
     TYPE_SYMLINK,
+    Superblock,
     device_file_inode,
     file_inode,
     identity,
@@ -185,8 +185,8 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A file with `size` bytes of contents in `cells`, beside an image: `firsts` says at which block
-    of the contents each begins."""
+    """A file with `size` bytes of contents in `cells`, beside an image: `firsts` says at which
+    block of the contents each begins."""
 
     size: int
     firsts: Mapping[bytes, int]
