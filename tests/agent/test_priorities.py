@@ -342,18 +342,3 @@ async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_
     assert seed.agent.uplink.sent_bytes_total - before[1] == len(wanted) * PIECE
     assert {pull.priority for pull in (between, *pulls)} == {"preseed"}
     assert sum(pull.receipts.twice for pull in (between, *pulls)) == 0
-
-
-async def test_pieces_that_came_first_are_not_sent_again_by_the_stream_of_their_stripe(site: Site) -> None:
-    pieces = 64
-    digest = await site.publish(pieces)
-    seed = await site.host("seed", preseed_bytes_s=40 * PIECE)
-    await seed.seed(digest)
-    reader = await site.host("reader")
-    pull, fetching = await reader.pull(digest, seed.source, "preseed")
-    for first in (56, 40, 48):
-        await asyncio.wait_for(fetching.demand(range(first, first + 8)), 20)
-    await ended(pull)
-    counts = reader.agent.resources.received_bytes
-    assert counts["peer"] + counts["origin"] == (pieces + fetching.receipts.twice // PIECE) * PIECE
-    assert counts["twice"] == fetching.receipts.twice <= 2 * PIECE  # what was on its way
