@@ -164,12 +164,13 @@ def test_random_kills_of_all_processes_leave_no_wrong_byte(tmp_path: Path, views
                 view.start_agent()
             for number, process in zip(numbers, readers, strict=True):
                 got, errors = process.communicate(timeout=4 * LIMIT_S)
-                assert view.contents[number].startswith(got), f"file {number} of view {first}"
+                assert view.contents[number].startswith(got), f"wrong bytes of file {number} of view {first}"
                 assert got == view.contents[number] or errors, f"file {number} of view {first} is cut short"
                 right, refused = right + (not errors), refused + bool(errors)
         for number, data in enumerate(view.contents):  # what was refused comes when it is read again
             process = subprocess.run(["cat", str(view.path / str(number))], capture_output=True, timeout=4 * LIMIT_S)
-            assert process.stdout == data, f"file {number} of view {first}"
+            assert data.startswith(process.stdout), f"wrong bytes of file {number} of view {first} in the end"
+            assert process.stdout == data, f"file {number} of view {first}: {process.stderr!r}"
         view.close()
         views.remove(view)
     assert right and refused, "the kills came too early or too late"
