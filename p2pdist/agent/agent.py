@@ -20,6 +20,7 @@ from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourh
 from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.images.images import Images
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
+from p2pdist.agent.lazy.views import LIMIT_S, LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
@@ -107,6 +108,8 @@ class AgentSettings:
     """With settings, blobs may come by BitTorrent."""
     scrub_s: float = 7 * 86400.0
     """Seconds in which everything that is stored is read once; 0 for never."""
+    lazy_wait_s: float = LIMIT_S
+    """How long a read of a lazy view waits for its bytes."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
     upstreams: tuple[UpstreamSettings, ...] = ()
@@ -158,13 +161,22 @@ class Agent:
         self.vouched_blobs = VouchedBlobs(store, self.registry, session.send)
         self.images = self._images(settings)
         self.pulls = Pulls(
-            store, self.packages, self.registry, images=self.images, unreachable=self.reachability.warning
+            store,
+            self.packages,
+            self.registry,
+            images=self.images,
+            unreachable=self.reachability.warning,
+            lazy=self.policies.lazy,
         )
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
         self.preseeds = Preseeds(
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )
-        self.package_mounts = PackageMounts(store, self.pulls, self.mounts, roots=access.mount_roots)
+        limit_s = settings.lazy_wait_s
+        self.lazy = LazyViews(
+            store, self.packages, self.pulls, self.registry, limit_s=limit_s, policy=self.policies.lazy
+        )
+        self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
@@ -235,6 +247,7 @@ class Agent:
             asyncio.create_task(self.scrub.run(), name="scrub"),
         ]
         self.mounts.start()
+        self.package_mounts.start()
         if self.neighbourhood is not None:
             await self.neighbourhood.start()
 
@@ -244,6 +257,7 @@ class Agent:
 
     async def stop(self) -> None:
         """A clean stop: end pulls and streams, close the store. Mounted views stay."""
+        await self.lazy.close()
         if self.neighbourhood is not None:
             await self.neighbourhood.stop()
         await self._stop_fetching()

@@ -24,20 +24,22 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
 from p2pdist.agent.caller import Caller, make_directory, private_directory
+from p2pdist.agent.lazy.views import LazyViews, eager
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Refused, TooLarge, UsageError
+from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.manifest import TREE_TYPE, Config, Descriptor, Manifest, decode_manifest
 from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
-from p2pdist.mount.records import IMAGES, Process, process, user
+from p2pdist.mount.lazy.view import mount_lazy, view_directory
+from p2pdist.mount.records import IMAGES, LAZY, Process, process, user
 from p2pdist.mount.sight import NOTHING, Identity, seen
 from p2pdist.mount.views import Leftover, MountedView, clean_leftovers, hand_out, mount_view, unmount_view
 from p2pdist.store.blobs.blob import Blob
@@ -76,10 +78,29 @@ class PackageMounts:
     root and the agent's own may have views; none for no limit. On the event loop."""
 
     def __init__(
-        self, store: BlobStore, pulls: Pulls, mounts: Mounts, *, roots: Callable[[], Sequence[str]] = tuple
+        self,
+        store: BlobStore,
+        pulls: Pulls,
+        mounts: Mounts,
+        lazy: LazyViews,
+        *,
+        roots: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._store, self._pulls, self._mounts, self._roots = store, pulls, mounts, roots
+        self._lazy = mounts.lazy = lazy
         mounts.hold_inherited(self._hold_again)
+
+    def start(self) -> None:
+        """Serve the lazy views of an earlier agent."""
+        for status in self._mounts.list():
+            if status.how == LAZY:
+                name = f"{status.reference.partition('@')[0].partition(':')[0]}@{status.digest}"
+                self._serve(status.path, partial(self._lazy.resume, status.path, name))
+
+    def _serve(self, path: str, serve: Callable[[Path], None]) -> None:
+        directory = view_directory(path, self._mounts.work)
+        if directory is not None:  # else it was unmounted at once
+            serve(directory)
 
     async def mount(self, request: MountRequest, caller: Caller | None = None) -> MountStatus:
         """Pull a package and mount it for `caller`, or the agent itself. Raises what pulling and
@@ -88,11 +109,43 @@ class PackageMounts:
             caller.require_able(f"show a package at {request.path}")
             if not caller.trusted:
                 check_below(Path(os.path.realpath(_absolute(request.path))), self._roots())
+        if request.lazy and (shown := await self._mount_lazily(request, caller)) is not None:
+            return shown
         package, release = await self._pulled(request.package)
         try:
             return await self._mount(package, request, caller)
         finally:
             release()
+
+    async def _mount_lazily(self, request: MountRequest, caller: Caller | None) -> MountStatus | None:
+        """Mount a package before its contents are here; None when they are. Raises Conflict, with
+        the member `eager`, where that is not possible."""
+        if request.how:
+            raise eager(f"it is to be shown as {request.how}")
+        opened = await self._lazy.open(request.package)
+        if opened is None:
+            return None
+        view, package = opened
+        try:
+            show = partial(mount_lazy, self._lazy.package_of(view))
+            shown = await self._mounts.mount(
+                str(package.reference),
+                package.digest,
+                (),
+                package.config,
+                request,
+                lambda: _nothing_held,
+                caller,
+                roots=self._roots(),
+                show=show,
+            )
+        except BaseException as error:
+            await view.close()
+            if isinstance(error, Unavailable):
+                raise eager(error.what) from error
+            raise
+        self._serve(shown.path, partial(self._lazy.mounted, shown.path, view))
+        return structs.replace(shown, lazy=view.status())
 
     async def _pulled(self, reference: str) -> tuple[Package, Callable[[], None]]:
         """A package that is here and held, and what gives the claim up. Between the end of the pull
@@ -174,8 +227,20 @@ class _Entry:
     """The process with whose rights the directory was made; None where it was there before."""
 
 
+class Show(Protocol):
+    """Makes a package visible; arguments are those of `mount_view`."""
+
+    def __call__(
+        self, target: Path, /, *, work: Path, writable: bool, label: str, at: int | None, owner: Process | None
+    ) -> MountedView: ...
+
+
 def _nothing_held() -> None:
     return None
+
+
+def _method(request: MountRequest) -> str | None:
+    return None if request.how in ("", IMAGES) else request.how
 
 
 class Mounts:
@@ -191,10 +256,10 @@ class Mounts:
     """
 
     def __init__(self, work_dir: Path) -> None:
-        self._work = work_dir / "records"
+        self.work = work_dir / "records"
         self._views = work_dir / "shown"
         work_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        make_directory(self._work, 0o700)  # mount points of layers among them
+        make_directory(self.work, 0o700)  # mount points of layers among them
         make_directory(self._views, 0o711)
         self._entries: dict[str, _Entry] = {}
         """By path, or "images/<id>"."""
@@ -207,8 +272,9 @@ class Mounts:
         self._closed = False
         self._watches: set[asyncio.Task[None]] = set()
         """One task for each view that belongs to a process."""
+        self.lazy: LazyViews | None = None
         self._started = False
-        self.leftovers: list[Leftover] = clean_leftovers(self._work)
+        self.leftovers: list[Leftover] = clean_leftovers(self.work)
         for leftover in self.leftovers:
             outcome = "removed" if leftover.removed else leftover.note or "kept"
             logger.info("an earlier agent showed a package at %s: %s", leftover.path, outcome)
@@ -220,7 +286,7 @@ class Mounts:
     def hold_inherited(self, hold: Callable[[Digest], Release]) -> None:
         """Hold what the views of an earlier agent read: `hold` gets the digest of each manifest."""
         for path, entry in self._entries.items():
-            if entry.release is _nothing_held and entry.status.digest:
+            if entry.release is _nothing_held and entry.status.digest and entry.status.how != LAZY:
                 self._entries[path] = replace(entry, release=hold(Digest(entry.status.digest)))
 
     def start(self) -> None:
@@ -231,7 +297,10 @@ class Mounts:
 
     def list(self) -> list[MountStatus]:
         """The mounted views, and the images that callers mount themselves, by path."""
-        return [self._entries[path].status for path in sorted(self._entries)]
+        statuses = [self._entries[path].status for path in sorted(self._entries)]
+        if self.lazy is None:
+            return statuses
+        return [structs.replace(status, lazy=self.lazy.status(status.path)) for status in statuses]
 
     async def mount(
         self,
@@ -244,12 +313,14 @@ class Mounts:
         caller: Caller | None = None,
         *,
         roots: Sequence[str] = (),
+        show: Show | None = None,
     ) -> MountStatus:
         """Mount verified `layers`, bottom to top, as `request` says, for `caller`, or the agent
-        itself. `roots` are directories below which a caller that is not trusted may name a path;
-        none for no limit. `hold` claims them and returns what gives the claim up. Raises what
-        `p2pdist.mount.views.mount_view` raises, Refused for a path that the caller may not write
-        to, and TooLarge over MOUNTS_MAX; then nothing is held."""
+        itself; `show` mounts in their place where it is given. `roots` are directories below which
+        a caller that is not trusted may name a path; none for no limit. `hold` claims them and
+        returns what gives the claim up. Raises what `p2pdist.mount.views.mount_view` raises,
+        Refused for a path that the caller may not write to, and TooLarge over MOUNTS_MAX; then
+        nothing is held."""
         caller = caller or Caller.agent()
         if self._closed:
             raise Conflict("the agent is stopping and shows nothing new", remedy="Start it again")
@@ -267,16 +338,17 @@ class Mounts:
             pid=caller.pid if request.until_exit else 0,
         )
         images = [layer.path for layer in layers if isinstance(layer, SquashfsLayer)]
+        show = show or partial(mount_view, layers, method=_method(request), checked=True)
         if len(images) == len(layers):
             if request.how == "userns" or (request.how == "images" and os.geteuid() != 0):
                 return await self._finish(self._hand_out(status, images, hold, caller.uid))
         elif request.how == "userns":
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         if request.path and not caller.trusted:
-            return await self._finish(self._mount_for(caller, request.path, status, layers, hold, roots))
+            return await self._finish(self._mount_for(caller, request.path, status, show, hold, roots))
         target = await asyncio.to_thread(self._target, request.path, caller.uid)
         self._reserve(target)
-        return await self._finish(self._mount(str(target), status, layers, hold, uid=caller.uid))
+        return await self._finish(self._mount(str(target), status, show, hold, uid=caller.uid))
 
     def _reserve(self, target: Path) -> None:
         key = str(target)
@@ -289,7 +361,7 @@ class Mounts:
         caller: Caller,
         path: str,
         status: MountStatus,
-        layers: Sequence[Layer],
+        show: Show,
         hold: Callable[[], Release],
         roots: Sequence[str],
     ) -> MountStatus:
@@ -302,7 +374,7 @@ class Mounts:
             check_below(real, roots)  # of what is open: the user may have moved the directory meanwhile
             self._reserve(real)
             return await self._mount(
-                str(real), status, layers, hold, uid=caller.uid, at=at, made=caller if made else None
+                str(real), status, show, hold, uid=caller.uid, at=at, made=caller if made else None
             )
         except BaseException:
             if made:
@@ -391,7 +463,7 @@ class Mounts:
                 hand_out,
                 key,
                 images,
-                work=self._work,
+                work=self.work,
                 label=_label(status, uid),
                 writable=status.writable,
                 owner=owner,
@@ -415,29 +487,20 @@ class Mounts:
         self,
         key: str,
         status: MountStatus,
-        layers: Sequence[Layer],
+        show: Show,
         hold: Callable[[], Release],
         *,
         uid: int,
         at: int | None = None,
         made: Caller | None = None,
     ) -> MountStatus:
-        method = None if status.how in ("", IMAGES) else status.how
         release: Release = _nothing_held
         owner = _owner(status)
         try:
             release = hold()
-            view: MountedView = await asyncio.to_thread(
-                mount_view,
-                layers,
-                Path(key),
-                work=self._work,
-                writable=status.writable,
-                method=method,
-                label=_label(status, uid),
-                checked=True,
-                at=at,
-                owner=owner,
+            label = _label(status, uid)
+            view = await asyncio.to_thread(
+                show, Path(key), work=self.work, writable=status.writable, label=label, at=at, owner=owner
             )
         except BaseException:
             release()
@@ -460,6 +523,8 @@ class Mounts:
         del self._entries[key]
         if entry.made is not None:
             await entry.made.act(partial(_remove_empty, Path(key)), f"remove {key}")
+        if self.lazy is not None:
+            await self.lazy.unmounted(key, in_use=in_use)
         if in_use and entry.status.how == TREES_MOUNTED:
             logger.warning("%s is out of sight and in use; what it shows is kept until this agent ends", key)
             self._kept.append(entry.release)
@@ -471,11 +536,11 @@ class Mounts:
         """Unmount in a thread; returns whether the view was in use. Raises Conflict when it is,
         unless `force`."""
         try:
-            unmount_view(path, work=self._work)
+            unmount_view(path, work=self.work)
         except Conflict:
             if not force:
                 raise
-            unmount_view(path, work=self._work, force=True)
+            unmount_view(path, work=self.work, force=True)
             return True
         return False
 

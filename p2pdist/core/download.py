@@ -33,6 +33,10 @@ A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complaine
 with growing pauses; that changes nothing here, and lets the tracker look closer. While the download
 is paused another transport brings the pieces and no stream is opened.
 
+A reader may wait for single pieces (`Wanted`). Streams of their own bring these, beside the stream
+of the stripe, which may bring them again. Nothing is complained of for them: the stripe's own
+stream finds out what is wrong with a source.
+
 Where the blob has a vouched piece list (vouched/whole.py) a piece may have to wait for its hash
 (`Awaiting`): its source is neither slow nor silent meanwhile. Pieces that turn out to be listed
 otherwise are lost and come again, and the download is complete only when its owner says that the
@@ -46,7 +50,7 @@ and nothing after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,7 +60,7 @@ from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import Candidates, Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
-from p2pdist.model.messages import Reason
+from p2pdist.model.messages import DEMAND_PIECES_MAX, Reason
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
@@ -90,6 +94,12 @@ REOPEN_S = 0.05
 TROUBLE_S = 2.0
 """The user is told why a source failed once nothing has come for so long."""
 
+WANTED_S = 2.0
+"""A wanted piece that has not come for so long is requested from the next source as well."""
+
+DEMANDS_MAX = 4
+"""Streams at once that bring wanted pieces of one stripe."""
+
 ORIGIN_CORRUPT_MAX = 3
 """The pull is given up after so many wrong pieces from the origin."""
 
@@ -108,6 +118,14 @@ class Planned:
     """The tracker has planned, or the agent has in its place."""
 
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A reader waits for these pieces. It is said again until they are stored, or nobody waits for
+    them."""
+
+    pieces: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +200,7 @@ class WholeMatches:
 Event = (
     PieceStored
     | Planned
+    | Wanted
     | StreamEnded
     | Quiet
     | TrackerChanged
@@ -203,6 +222,16 @@ class OpenStream:
     stream: int
     source: Source
     stripe: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDemand:
+    """Receive these pieces of a stripe from a source, before what streams bring meanwhile."""
+
+    stream: int
+    source: Source
+    stripe: int
+    pieces: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +269,7 @@ class GaveUp:
     error: P2PDistError
 
 
-Command = OpenStream | CloseStream | Complain | AskTicket | Completed | GaveUp
+Command = OpenStream | OpenDemand | CloseStream | Complain | AskTicket | Completed | GaveUp
 
 
 # -- state
@@ -357,8 +386,8 @@ class _Stripe:
         return reads_origin and self.candidates.parent != ORIGIN
 
     def end_of(self, receiving: Receiving, reason: str, *, finishing: bool) -> End:
-        """What the end of its stream says of the source. `finishing`: another stream finishes a
-        piece of the stripe."""
+        """What the end of its stream says of the source. `finishing`: another stream brings pieces
+        of the stripe."""
         if reason not in ("done", "closed"):
             return "failed"
         if receiving.delivered:
@@ -406,6 +435,91 @@ class _Stripe:
 
 
 @dataclass(slots=True)
+class _Demand:
+    """A stream that brings wanted pieces of a stripe."""
+
+    stripe: int
+    pieces: frozenset[int]
+    source: Source
+    opened_at: float
+
+
+@dataclass(slots=True)
+class _Streams:
+    """The streams of a download, by number: one for each stripe that is Receiving, others that
+    finish a piece, and others that bring wanted pieces."""
+
+    writing: set[int] = field(default_factory=set)
+    """Those that were opened and have not ended."""
+    stripes: dict[int, _Stripe] = field(default_factory=dict)
+    """The stripes that are Receiving."""
+    finishing: dict[int, int] = field(default_factory=dict)
+    """Those that were closed after the piece under way and have not ended: numbers of stripes."""
+    demands: dict[int, _Demand] = field(default_factory=dict)
+    """Those that bring wanted pieces."""
+    _last: int = 0
+
+    def _number(self) -> int:
+        self._last += 1
+        self.writing.add(self._last)
+        return self._last
+
+    def open(self, stripe: _Stripe, source: Source, *, now: float) -> OpenStream:
+        """Have a waiting stripe come from a source."""
+        stream = self._number()
+        stripe.state, stripe.stored_at = Receiving(stream, source, now, now, moved_at=now), now
+        self.stripes[stream] = stripe
+        return OpenStream(stream, source, stripe.number)
+
+    def close(self, stripe: _Stripe, *, after_piece: bool) -> Iterator[CloseStream]:
+        """Have a stripe wait, if it is Receiving."""
+        if isinstance(stripe.state, Receiving):
+            stream, stripe.state = stripe.state.stream, Waiting()
+            if after_piece:
+                self.finishing[stream] = stripe.number
+            self.stripes.pop(stream, None)
+            yield CloseStream(stream, after_piece)
+
+    def demand(self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, *, now: float) -> list[OpenDemand]:
+        """Open streams for wanted pieces: one for each stripe of which no stream brings them."""
+        opened = []
+        for stripe in stripes:
+            mine = {piece for piece in pieces if piece % len(stripes) == stripe.number}
+            if mine and (demand := self._demand_of(stripe, mine, sources, now=now)) is not None:
+                stream = self._number()
+                self.demands[stream] = demand
+                opened.append(OpenDemand(stream, demand.source, stripe.number, tuple(sorted(demand.pieces))))
+        return opened
+
+    def _demand_of(self, stripe: _Stripe, wanted: set[int], sources: Sources, *, now: float) -> _Demand | None:
+        """From where a stripe comes, else from another choice of the tracker. What is late counts
+        as not coming."""
+        opened = [demand for demand in self.demands.values() if demand.stripe == stripe.number]
+        late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S}
+        wanted = wanted.difference(*(demand.pieces for demand in opened if demand.source not in late))
+        state, candidates = stripe.state, stripe.candidates
+        first = state.source if isinstance(state, Receiving) else None
+        for source in (first, candidates.parent, *candidates.alternates):
+            if source is not None and source not in late and sources.usable(source, now=now):
+                many = not wanted or len(opened) >= DEMANDS_MAX
+                first_ones = frozenset(sorted(wanted)[:DEMAND_PIECES_MAX])
+                return None if many else _Demand(stripe.number, first_ones, source, now)
+        return None
+
+    def finish(self, stripe: _Stripe) -> bool:
+        """Whether another stream than its own brings pieces of a stripe."""
+        demanded = any(demand.stripe == stripe.number for demand in self.demands.values())
+        return demanded or stripe.number in self.finishing.values()
+
+    def ended(self, stream: int) -> _Stripe | None:
+        """A stream has let go of the file. Returns the stripe that came by it until now."""
+        self.writing.discard(stream)
+        self.demands.pop(stream, None)
+        self.finishing.pop(stream, None)
+        return self.stripes.pop(stream, None)
+
+
+@dataclass(slots=True)
 class _Window:
     """A window of SLOW_WINDOW_S, in which the stripes are compared."""
 
@@ -443,14 +557,8 @@ class Download:
     """Completed or GaveUp was commanded."""
     counts: list[int] = field(default_factory=list)
     """Pieces stored per stripe."""
-    writing: set[int] = field(default_factory=set)
-    """Streams that were opened and have not ended."""
     _stripes: list[_Stripe] = field(default_factory=list)
-    _streams: dict[int, _Stripe] = field(default_factory=dict)
-    """The stripes that are Receiving, by stream."""
-    _finishing: dict[int, int] = field(default_factory=dict)
-    """Streams that were closed after the piece under way and have not ended, and their stripes."""
-    _next_stream: int = 1
+    _streams: _Streams = field(default_factory=_Streams)
     _progressed_at: float = 0.0
     """When a piece was stored last."""
     _tracker: bool = True
@@ -486,6 +594,9 @@ class Download:
                 self._stored(number, piece, now, out)
             case Planned(plan):
                 self._planned(plan, now, out)
+            case Wanted(pieces) if not self._paused:  # else a swarm writes, and brings them
+                missing = {piece for piece in pieces if piece not in self.have}
+                out += self._streams.demand(self._stripes, missing, self.sources, now=now)
             case StreamEnded():
                 self._ended(event, now, out)
             case Quiet():
@@ -503,7 +614,7 @@ class Download:
                     self._close_all(out, after_piece=True)
             case Tick():
                 self._tick(now, out)
-            case Awaiting(number) if waiting := self._streams.get(number):
+            case Awaiting(number) if waiting := self._streams.stripes.get(number):
                 waiting.await_hash()
             case Lost(pieces):
                 self._lose(pieces)
@@ -519,6 +630,11 @@ class Download:
         """The host that each stripe comes from: "" for the origin, None for no host."""
         states = [stripe.state for stripe in self._stripes]
         return tuple(state.source.host if isinstance(state, Receiving) else None for state in states)
+
+    @property
+    def writing(self) -> set[int]:
+        """The streams that were opened and have not ended."""
+        return self._streams.writing
 
     @property
     def fed(self) -> bool:
@@ -607,40 +723,28 @@ class Download:
         if source is None:
             stripe.state = Waiting(until)
             return
-        stream, self._next_stream = self._next_stream, self._next_stream + 1
-        stripe.state, stripe.stored_at = Receiving(stream, source, now, now, moved_at=now), now
-        self._streams[stream] = stripe
-        self.writing.add(stream)
-        out.append(OpenStream(stream, source, stripe.number))
+        out.append(self._streams.open(stripe, source, now=now))
 
     def _close(self, stripe: _Stripe, out: list[Command], *, after_piece: bool) -> None:
-        if not isinstance(stripe.state, Receiving):
-            return
-        stream, stripe.state = stripe.state.stream, Waiting()
-        out.append(CloseStream(stream, after_piece))
-        if after_piece:
-            self._finishing[stream] = stripe.number
-        del self._streams[stream]
+        out.extend(self._streams.close(stripe, after_piece=after_piece))
 
     def _close_all(self, out: list[Command], *, after_piece: bool = False) -> None:
+        out.extend(CloseStream(stream, after_piece) for stream in self._streams.demands)
         for stripe in self._stripes:
             self._close(stripe, out, after_piece=after_piece)
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
-        self.writing.discard(event.stream)
-        stripe = self._streams.get(event.stream)
+        stripe = self._streams.ended(event.stream)
         # A superpeer that cannot read the origin of its own accord may still receive from other
         # hosts; with a lease other hosts wait for what it finds out.
         unasked = stripe is not None and stripe.reads_unasked
         if event.reason == "failed" and not (unasked and isinstance(event.error, Unavailable)):
             self._give_up(event.error or P2PDistError(f"{self.blob} could not be stored"), out)
             return
-        self._streams.pop(event.stream, None)
-        self._finishing.pop(event.stream, None)
         if stripe is None or not isinstance(stripe.state, Receiving):
             return
         receiving = stripe.state
-        finishing = stripe.number in self._finishing.values()
+        finishing = self._streams.finish(stripe)
         match stripe.end_of(receiving, event.reason, finishing=finishing):
             case "has nothing else":
                 stripe.state = Waiting(now + max(REOPEN_S, stripe.pace_s))
@@ -707,7 +811,7 @@ class Download:
 
     def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
         """Complain of a source that was silent for too long, and leave it if there is another."""
-        stripe = self._streams.get(event.stream)
+        stripe = self._streams.stripes.get(event.stream)
         source = stripe.silent(event, self.sources, now=now) if stripe is not None and self._tracker else None
         if stripe is None or source is None:
             return

@@ -423,7 +423,9 @@ class StreamRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/streams: send the pieces of one stripe that `have` (a bitmap over all
     pieces, see PieceSet) lacks, oldest first and each once, as they become available. The response
     is a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the
-    frame STREAM_END closes a stream in which everything asked for was sent."""
+    frame STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader
+    waits for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
+    first as well, and sends the host none of them in its other stream of the stripe."""
 
     blob: Digest
     stripe: int
@@ -431,6 +433,10 @@ class StreamRequest(msgspec.Struct, frozen=True):
     have: bytes
     host: str = ""
     priority: Priority = "start"
+    demand: bool = False
+
+
+DEMAND_PIECES_MAX = 64
 
 
 class BlobHolding(msgspec.Struct, frozen=True):
@@ -465,20 +471,23 @@ STREAM_END = 0xFFFFFFFF
 
 
 class PullRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/pulls; exactly one of package (a reference) and blob (a digest)."""
+    """Body of POST /v1/pulls; exactly one of package (a reference) and blob (a digest). `lazy`: a
+    package whose policy has it shown lazily is not pulled, and the status says so."""
 
     package: str | None = None
     blob: str | None = None
     output: str | None = None
     wait: bool = False
     priority: Priority = "start"
+    lazy: bool = False
 
 
 class PullStatus(msgspec.Struct, frozen=True):
     """Progress of a pull. Byte counts cover the layers, and each byte once: a byte that two sources
     sent counts for the first one (p2pdist_agent_received_bytes_total counts both); bytes_cached
     were in the store before. Of an image bytes_upstream takes the place of bytes_origin. `warning`
-    says why the pull reads the origin, now or later, although other hosts have the content."""
+    says why the pull reads the origin, now or later, although other hosts have the content.
+    `lazy`: nothing was pulled, since the package is to be shown lazily."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -495,6 +504,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     error: dict[str, Any] | None = None
     warning: str = ""
     bytes_upstream: int = 0
+    lazy: bool = False
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
@@ -507,13 +517,32 @@ class MountRequest(msgspec.Struct, frozen=True):
     mount method (MOUNT_METHODS), or requests the layer images, for a caller that can mount them
     itself: "userns" always, "images" only when the agent cannot mount. With `until_exit` the view
     belongs to the calling process: the agent unmounts it when that process, and the programs that
-    were started from the view, have ended. Otherwise it stays until it is unmounted."""
+    were started from the view, have ended. Otherwise it stays until it is unmounted. `lazy`: the
+    package is not pulled first, contents come while they are read; where that is not possible the
+    answer is a problem whose member `eager` says why."""
 
     package: str
     path: str = ""
     writable: bool = False
     how: str = ""
     until_exit: bool = False
+    lazy: bool = False
+
+
+class LazyStatus(msgspec.Struct, frozen=True):
+    """A lazy view: `whole` once nothing is missing. Bytes of contents in all, filled, and awaited
+    by the `readers` that wait now; how many reads have waited (`stalls`), for how long at most half
+    and 99 % of the last ones did, and how many got an error because nothing came (`refused`)."""
+
+    whole: bool = False
+    bytes_total: int = 0
+    bytes_filled: int = 0
+    bytes_awaited: int = 0
+    readers: int = 0
+    stalls: int = 0
+    stall_p50_s: float = 0.0
+    stall_p99_s: float = 0.0
+    refused: int = 0
 
 
 class MountStatus(msgspec.Struct, frozen=True):
@@ -521,7 +550,8 @@ class MountStatus(msgspec.Struct, frozen=True):
     `how` "images" nothing is mounted: `images` are the verified layer images, bottom to top, kept
     until `path`, which is then a name beginning with "images/", is deleted. `device` and `inode`
     are what the agent sees at `path`, for callers whose mount namespace may differ; 0 where nothing
-    is mounted. `pid` is the process that the view belongs to; 0: it stays until it is unmounted."""
+    is mounted. `pid` is the process that the view belongs to; 0: it stays until it is unmounted.
+    `lazy` says how far a view is whose contents come while they are read, None for others."""
 
     reference: str
     digest: str
@@ -536,6 +566,7 @@ class MountStatus(msgspec.Struct, frozen=True):
     device: int = 0
     inode: int = 0
     pid: int = 0
+    lazy: LazyStatus | None = None
 
 
 class Pulls(msgspec.Struct, frozen=True):

@@ -30,11 +30,15 @@ from p2pdist.model.manifest import ROOT_VARIABLE
 from p2pdist.mount import kernel
 from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.overlay import unmount_layers
+from p2pdist.mount.supervisor.protocol import dismiss
 
 HOLDERS_MAX = 5
 SEARCH_S_MAX = 1.0
 IMAGES = "images"
 """The `method` of images that are handed out: nothing is mounted."""
+
+LAZY = "lazy"
+"""The `method` of a view whose contents come while they are read."""
 
 _ENDED = (b"Z", b"X")
 _ID = re.compile(r"[0-9a-f]{16}\Z")
@@ -292,6 +296,8 @@ def take_down(record: Record, work: Path, *, lazily: bool = False) -> None:
         kernel.unmount_here(target, lazily=lazily)
         entry = kernel.mounted_at(target)
     unmount_layers(record.directory(work))
+    if record.method == LAZY and not lazily:  # else programs may still read it
+        dismiss(record.directory(work))
     if record.staging:
         remove_tree(Path(record.staging))
     if entry is None and record.inode and _inode(target) == record.inode:

@@ -117,7 +117,7 @@ def mount_view(
     if method in _OF_TREES and not trees:
         raise UsageError(f"{method} is for packages with trees, and this has none", remedy="Use overlay or unpack")
     known = [_inspected(layer) for layer in layers]
-    package = _Package(known, _check_target(target, at), work.resolve(), writable, label, checked, at, owner)
+    package = _Package(known, check_target(target, at), work.resolve(), writable, label, checked, at, owner)
     blocked = "" if method in (None, *_MOUNTED) else "as asked for"
     if method is None and os.geteuid() != 0:
         blocked = "not root"
@@ -140,7 +140,7 @@ def mount_view(
             )
         return _materialize(package, None if method == "unpack" else method, blocked)
     except OSError as error:
-        raise _failed(package.target, error) from error
+        raise failed(package.target, error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,9 @@ def _inspected(layer: Layer | Path) -> Image | TreeLayer:
     return inspect(path.resolve())
 
 
-def _check_target(target: Path, at: int | None) -> Path:
+def check_target(target: Path, at: int | None) -> Path:
+    """The real path of a target, which is an empty directory or does not exist; `at` as in
+    `mount_view`. Raises Conflict, NotFound, P2PDistError."""
     target = Path(os.path.realpath(target)) if at is None else target
     try:
         if any(os.scandir(target if at is None else f"/proc/self/fd/{at}")) or kernel.mounted_at(target):
@@ -195,11 +197,12 @@ def _check_target(target: Path, at: int | None) -> Path:
     except NotADirectoryError as error:
         raise Conflict(f"{target} is not a directory", remedy="Name an empty directory, or a new one") from error
     except PermissionError as error:
-        raise _failed(target, error) from error
+        raise failed(target, error) from error
     return target
 
 
-def _failed(target: Path, error: OSError) -> P2PDistError:
+def failed(target: Path, error: OSError) -> P2PDistError:
+    """The failure to show a package at `target`."""
     place = os.fsdecode(error.filename) if error.filename else str(target)
     remedy = "Name another directory, or see that the agent may write there and mount"
     if isinstance(error, NoUpper):
@@ -207,8 +210,9 @@ def _failed(target: Path, error: OSError) -> P2PDistError:
     return P2PDistError(f"the package cannot be shown at {target}: {place}: {error.strerror or error}", remedy=remedy)
 
 
-def _begin(record: Record, work: Path) -> Record:
-    """Write the record, then make the target if it is missing."""
+def begin(record: Record, work: Path) -> Record:
+    """Write the record, then make its directory, and the target if that is missing. Raises
+    OSError."""
     record = replace(record, created=not os.path.lexists(record.target))
     save(record, work)
     record.directory(work).mkdir(mode=0o700)
@@ -223,7 +227,7 @@ def _mount(package: _Package) -> MountedView:
     method = "erofs" if trees else "squashfs" if straight else "overlay"
     record = package.record(method)
     try:
-        record = _begin(record, package.work)
+        record = begin(record, package.work)
         directory = record.directory(package.work)
         mount_layers(layers, directory, package.place, source=record.source, writable=package.writable)
     except BaseException:
@@ -244,7 +248,7 @@ def _materialize(package: _Package, method: str | None, blocked: str) -> Mounted
     staging = package.target.parent / f".p2pdist-{record.id}"
     record = replace(record, staging=str(staging))
     try:
-        record = _begin(record, package.work)
+        record = begin(record, package.work)
         staging.mkdir(mode=0o700)
         made = materialize.materialize(
             package.layers, staging, writable=package.writable, method=method, checked=package.checked

@@ -8,6 +8,7 @@ from p2pdist.core.download import (
     ORIGIN_CORRUPT_MAX,
     REOPEN_S,
     STALL_FIRST_S,
+    WANTED_S,
     AskTicket,
     CloseStream,
     Command,
@@ -16,6 +17,7 @@ from p2pdist.core.download import (
     Download,
     Event,
     GaveUp,
+    OpenDemand,
     OpenStream,
     Paused,
     PieceStored,
@@ -25,6 +27,7 @@ from p2pdist.core.download import (
     StreamEnded,
     Tick,
     TrackerChanged,
+    Wanted,
 )
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import FIRST_PIECE_UNKNOWN_S, RESPONSE_UNKNOWN_S, SETTLED_PACES, SETTLED_SPREAD, Sources
@@ -581,3 +584,39 @@ def test_a_source_that_takes_no_ticket_for_long_is_complained_of() -> None:
         pull(Tick(), DENIED_S)
     pull(PieceStored(DENIALS_MAX + 1, 0))
     assert pull(StreamEnded(DENIALS_MAX + 1, "denied")) == [AskTicket()]
+
+
+def test_wanted_pieces_come_by_streams_of_their_own_each_once() -> None:
+    """From where their stripes come; a stream that brings them is not doubled."""
+    pull = Pull(count=8, stripes=2)
+    assert pull(Wanted((6,))) == []  # no source is known yet
+    pull.plan(0, A, C)
+    pull.plan(1, B)
+    assert pull(Wanted((3, 6, 4))) == [OpenDemand(3, A, 0, (4, 6)), OpenDemand(4, B, 1, (3,))]
+    assert pull(Wanted((3, 6, 4))) == []
+    assert pull(PieceStored(3, 6)) == []
+    assert pull(Wanted((6, 2))) == [OpenDemand(5, A, 0, (2,))]
+    assert pull(StreamEnded(4, "done")) == []
+    assert pull(Wanted((3,))) == [OpenDemand(6, B, 1, (3,))]  # it gave what it had, and that was not it
+
+
+def test_a_wanted_piece_that_does_not_come_is_requested_from_the_next_source() -> None:
+    pull = Pull(count=4)
+    pull.plan(0, A, B)
+    assert pull(Wanted((2,))) == [OpenDemand(2, A, 0, (2,))]
+    assert pull(Wanted((2,)), WANTED_S / 2) == []
+    assert pull(Wanted((2,)), WANTED_S / 2) == [OpenDemand(3, B, 0, (2,))]
+
+
+def test_streams_for_wanted_pieces_end_with_the_download_and_give_way_to_a_swarm() -> None:
+    pull = Pull(count=2)
+    pull.plan(0, A)
+    pull(Wanted((1,)))
+    pull(PieceStored(1, 0))
+    assert pull(PieceStored(1, 1)) == [CloseStream(1, after_piece=True), CloseStream(2, after_piece=False), Completed()]
+    pull = Pull(count=2)
+    pull.plan(0, A)
+    pull(Wanted((1,)))
+    assert CloseStream(2, after_piece=True) in pull(Paused(True))
+    assert pull.core.writing == {1, 2}  # until they have ended no swarm begins
+    assert pull(Wanted((0,))) == []

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
 from p2pdist.agent.pull.origin import RangeSource
@@ -29,6 +30,7 @@ from p2pdist.core.download import (
     Completed,
     Download,
     GaveUp,
+    OpenDemand,
     OpenStream,
     PieceStored,
     Planned,
@@ -36,6 +38,7 @@ from p2pdist.core.download import (
     StreamEnded,
     Tick,
     TrackerChanged,
+    Wanted,
 )
 from p2pdist.core.pull import (
     SWARM,
@@ -56,7 +59,7 @@ from p2pdist.core.pull import (
 from p2pdist.core.transport import CutShort, Policy
 from p2pdist.core.vouched.whole import CheckWhole, Judge, VerifyPieces
 from p2pdist.model.address import by_name
-from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, foreseen
+from p2pdist.model.errors import Corrupt, P2PDistError, foreseen
 from p2pdist.model.messages import Advance, Complaint, Holding, Judged, Priority, Vouched
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan, Source
@@ -69,6 +72,8 @@ from p2pdist.transfer.stream.events import Mailbox, PieceReceived, StreamClosed,
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
+DEMAND_S = 0.05
+"""How often a source is looked for anew while wanted pieces do not come."""
 
 
 class PieceWaits:
@@ -98,6 +103,45 @@ class PieceWaits:
             else:
                 waiter.set_exception(error)
                 waiter.exception()  # marks it as seen: the callers may have been cancelled
+
+
+class Receipts:
+    """Bytes of the pieces of a blob."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._layout, self._counted = blob.layout, PieceSet(blob.layout.count, blob.have.bits)
+        self.before = sum(blob.layout.length(piece) for piece in blob.have)
+        """Bytes that the store held before the pull."""
+        self.by_source = {"origin": 0, "peer": 0}
+        """Bytes received, each piece once."""
+        self.twice = 0
+        """Bytes that came again, since two sources had the piece under way."""
+
+    def count(self, piece: int, *, from_origin: bool) -> bool:
+        """A piece has come; returns whether it is new."""
+        new = self._counted.add(piece)
+        if new:
+            self.by_source["origin" if from_origin else "peer"] += self._layout.length(piece)
+        else:
+            self.twice += self._layout.length(piece)
+        return new
+
+
+@contextmanager
+def demanded(pull: BlobPull | None, pieces: Sequence[int]) -> Iterator[None]:
+    """While a child waits for pieces that a pull lacks, they come first here as well. So what many
+    hosts wait for at once is asked of the root of its stripe, and of the origin, once."""
+    task = asyncio.create_task(_brought(pull, pieces)) if pull is not None and pieces else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+
+
+async def _brought(pull: BlobPull, pieces: Sequence[int]) -> None:
+    with suppress(P2PDistError):  # the child's stream ends as well
+        await pull.demand(pieces)
 
 
 class Body:
@@ -149,11 +193,7 @@ class BlobPull:
         """Gets None, or the failure, at the end."""
         self.note = ""
         """What the pull waits for before its first piece, in words for the user."""
-        self.bytes_by_source = {"origin": 0, "peer": 0}
-        """Bytes of the pieces received, each piece once."""
-        self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
-        """Bytes that the store held before this pull."""
-        self._counted = PieceSet(blob.layout.count, blob.have.bits)
+        self.receipts = Receipts(blob)
         self._context, self._stripes = context, blob.layout.stripes
         self._download = Download(
             blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
@@ -253,7 +293,8 @@ class BlobPull:
         self._submit(PriorityChanged("start"))
 
     def reject(self, error: P2PDistError) -> None:
-        """The swarm cannot go on. Where this host has met the reason itself, it can say more."""
+        """The swarm cannot go on, or the agent stops: streams are closed, what has arrived stays.
+        Where this host has met the reason itself, it can say more."""
         met = self._streams.origin_error
         self._submit(Rejected(met if met is not None and type(met) is type(error) else error))
 
@@ -274,10 +315,17 @@ class BlobPull:
         """A reading of the blob that begins now."""
         return Body(self)
 
-    def stop(self) -> None:
-        """End without a result, as when the agent stops: streams are closed, what has arrived
-        stays."""
-        self._submit(Rejected(Unavailable("the agent stops")))
+    async def demand(self, pieces: Sequence[int]) -> None:
+        """Have pieces come before all others, and wait for them; raises the pull's failure."""
+        while missing := tuple(piece for piece in pieces if piece not in self._download.have):
+            if self.done.done():
+                return self.done.result()
+            self._mail.context.run(self._submit, Wanted(missing))
+            waits = [asyncio.ensure_future(self.piece(piece)) for piece in missing]
+            try:
+                await asyncio.wait_for(asyncio.gather(*waits), DEMAND_S)
+            except TimeoutError:
+                continue  # there may be a plan by now
 
     # -- core
 
@@ -287,6 +335,9 @@ class BlobPull:
                 case OpenStream(stream, source, stripe):
                     self._writers.changed(1)
                     self._streams.open(stream, source, stripe)
+                case OpenDemand(stream, source, stripe, pieces):
+                    self._writers.changed(1)
+                    self._streams.open(stream, source, stripe, pieces)
                 case CloseStream(stream, after_piece):
                     self._streams.close(stream, after_piece=after_piece)
                 case Complain(stripe, source, reason, piece):
@@ -405,8 +456,8 @@ class BlobPull:
             source.is_origin if source is not None else self._swarm is not None and self._swarm.read_here(piece)
         )
         length = self.blob.layout.length(piece)
-        if self._counted.add(piece):  # what two sources had under way is received twice, and counts once here
-            self.bytes_by_source["origin" if from_origin else "peer"] += length
+        if not self.receipts.count(piece, from_origin=from_origin):
+            self._context.count_received("twice", length)
         centre = "origin" if self.vouched is None else "upstream"
         self._context.count_received(centre if from_origin else "peer" if source is not None else "bittorrent", length)
         self._stored(number, piece)

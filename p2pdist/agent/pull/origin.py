@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
@@ -121,7 +121,8 @@ class OriginReader:
     """A stream whose source is the origin: posts the events of an IncomingStream, on the event
     loop. `selection` is the part of another blob at the origin that this blob is. Each piece is
     read within `reading`, and `pause` is awaited after it, both with the piece's length in bytes.
-    With `vouched` the blob has no piece list, and the reader vouches for what it reads."""
+    With `vouched` the blob has no piece list, and the reader vouches for what it reads. `pieces`
+    are the only ones to read, none for all that the stripe lacks."""
 
     def __init__(
         self,
@@ -135,6 +136,7 @@ class OriginReader:
         reading: Callable[[int], AbstractAsyncContextManager[None]],
         pause: Callable[[int], Awaitable[None]],
         selection: Selection | None = None,
+        pieces: Sequence[int] = (),
         vouched: VouchedPull | None = None,
     ) -> None:
         self.number = number
@@ -142,7 +144,7 @@ class OriginReader:
         """Always None: a reader has several pieces under way."""
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
-        self._on_event, self._vouched = on_event, vouched
+        self._on_event, self._vouched, self._pieces = on_event, vouched, pieces
         self._storing_s = 0.0
         self._reading, self._pause = reading, pause
         self._task: asyncio.Task[None] | None = None
@@ -175,7 +177,7 @@ class OriginReader:
         lacking = (
             self._blob.have.missing(self._stripe, self._stripes) if vouched is None else vouched.unread(self._stripe)
         )
-        pieces = iter(lacking)
+        pieces = iter(self._pieces or lacking)
         async with asyncio.TaskGroup() as group:
             for _ in range(REQUESTS_MAX):
                 group.create_task(self._read_some(pieces))
@@ -183,6 +185,8 @@ class OriginReader:
     async def _read_some(self, pieces: Iterator[int]) -> None:
         layout, vouched = self._blob.layout, self._vouched
         for piece in pieces:
+            if vouched is None and piece in self._blob.have:
+                continue  # another stream brought it meanwhile
             if vouched is not None and not await vouched.is_unread(piece):
                 continue
             async with self._reading(layout.length(piece)):

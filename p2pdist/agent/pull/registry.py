@@ -31,7 +31,7 @@ from p2pdist.core.sources import Sources
 from p2pdist.core.stream_slots import Peer
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, P2PDistError
+from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
@@ -179,10 +179,7 @@ class Registry:
     def stop_fetching(self, error: P2PDistError | None = None) -> None:
         """End all pulls, with `error`, or because the agent stops; what has arrived stays."""
         for pull in list(self._fetching.values()):
-            if error is not None:
-                pull.reject(error)
-            else:
-                pull.stop()
+            pull.reject(error or Unavailable("the agent stops"))
 
     def leave_revoked(self) -> None:
         """Receive nothing more from hosts that are revoked."""
@@ -306,8 +303,12 @@ class Registry:
         takes on the child's priority, since the child's pieces come through it (priority
         inheritance; Sha, Rajkumar and Lehoczky, 1990). Raises Unavailable when there is no slot."""
         peer = Peer(address, request.host)
-        flow = self._uplink.open(request.blob, request.stripe, have, request.priority, peer=peer, cut=cut)
-        self._join(request.blob, request.priority)
+        demand = request.demand
+        flow = self._uplink.open(
+            request.blob, request.stripe, have, request.priority, peer=peer, cut=cut, demand=demand
+        )
+        if not demand:  # else these pieces alone take the priority on
+            self._join(request.blob, request.priority)
         return flow
 
     def _fetched(self, pull: BlobPull, done: asyncio.Future[None]) -> None:

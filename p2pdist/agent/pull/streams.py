@@ -137,12 +137,15 @@ class PullStreams:
         self._hash_waits: dict[int, HashWait] = {}  # of streams of a vouched blob
         self._open: dict[int, IncomingStream | OriginReader] = {}
         self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
+        self._demanded: dict[int, tuple[int, ...]] = {}  # what streams bring for which a reader waits
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
 
-    def open(self, number: int, source: Source, stripe: int) -> None:
-        """Receive a stripe from a source; StreamClosed follows in any case."""
+    def open(self, number: int, source: Source, stripe: int, pieces: tuple[int, ...] = ()) -> None:
+        """Receive a stripe from a source, or of it only the `pieces` for which a reader waits;
+        StreamClosed follows in any case."""
         self._sources[number] = (source, stripe)
+        self._demanded[number] = pieces
         stream: IncomingStream | OriginReader
         if not source.is_origin and self._context.is_revoked(source.host):
             self._mail.post(StreamClosed(number, "refused", f"{source} is revoked", Refused(f"{source} is revoked")))
@@ -161,17 +164,16 @@ class PullStreams:
                 self._mail.post,
                 number=number,
                 selection=self._selection,
-                reading=lambda length: self._reading(stripe, length),
+                reading=lambda length: self._reading(stripe, length, again=bool(pieces)),
                 pause=self._pause,
+                pieces=pieces,
                 vouched=self._vouched,
             )
         else:
-            have = PieceSet(self._blob.layout.count, self._blob.have.bits)
-            for other in self._open.values():
-                if other.receiving is not None:
-                    have.add(other.receiving)
+            have = self._all_but(pieces) if pieces else self._stored_or_coming()
+            priority: Priority = "start" if pieces else self.priority
             request = StreamRequest(
-                self._blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, self.priority
+                self._blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, priority, bool(pieces)
             )
             stream = IncomingStream(
                 source,
@@ -205,6 +207,22 @@ class PullStreams:
     def awaiting(self) -> list[int]:
         """The streams of which a piece has come whose hash is not listed yet."""
         return [number for number, wait in self._hash_waits.items() if wait.piece is not None]
+
+    def _all_but(self, pieces: tuple[int, ...]) -> PieceSet:
+        have = PieceSet(self._blob.layout.count)
+        for piece in set(range(have.count)).difference(pieces):
+            have.add(piece)
+        return have
+
+    def _stored_or_coming(self) -> PieceSet:
+        have = PieceSet(self._blob.layout.count, self._blob.have.bits)
+        for other in self._open.values():
+            if other.receiving is not None:
+                have.add(other.receiving)
+        for pieces in self._demanded.values():
+            for piece in pieces:
+                have.add(piece)
+        return have
 
     def quiet(self) -> list[Quiet]:
         """The streams whose sources have given nothing. A preseed whose source has responded is
@@ -255,6 +273,7 @@ class PullStreams:
         """Take in that a stream has ended; returns its source and stripe, and why it ended."""
         stream = self._open.pop(closed.stream, None)
         self._hash_waits.pop(closed.stream, None)
+        self._demanded.pop(closed.stream, None)
         left = closed.stream in self._left
         self._left.discard(closed.stream)
         source, stripe = self._sources.pop(closed.stream)

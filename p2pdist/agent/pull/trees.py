@@ -9,7 +9,7 @@ from each pack as soon as it is here, while others are on their way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -41,9 +41,16 @@ class Fetch(Protocol):
     def __call__(self, blob: Descriptor, selection: Selection | None = None) -> Awaitable[Blob]: ...
 
 
+Sources = Mapping[Digest, tuple[Descriptor, Selection | None]]
+"""By pack, the blob to fetch: the pack, or a selection of its pieces."""
+
+Planned = Callable[[Sequence[Missing], Sources], None]
+"""Hears what is missing of which trees, and from where it comes, before any of it does."""
+
+
 class TreePull:
     """The trees of one package. `holds` keeps them from eviction once they are here. `skipped`
-    hears of the bytes of blobs that need not be moved."""
+    hears of the bytes of blobs that need not be moved, `planned` of what is going to be."""
 
     def __init__(
         self,
@@ -53,9 +60,10 @@ class TreePull:
         pieces: Callable[[Descriptor], PieceList],
         holds: ExitStack,
         skipped: Callable[[int], None],
+        planned: Planned | None = None,
     ) -> None:
         self._manifest, self._store, self._fetch, self._pieces = manifest, store, fetch, pieces
-        self._holds, self._skipped = holds, skipped
+        self._holds, self._skipped, self._planned = holds, skipped, planned
         self._filling = asyncio.Lock()
         self.bytes_content = 0  # of the contents that are made of packs, for which room is kept
 
@@ -106,10 +114,13 @@ class TreePull:
                 ranges.setdefault(need.pack, []).extend(need.ranges)
         packs = [part for part in self._manifest.parts if part.media_type == PACK_TYPE]
         self._skipped(sum(pack.size for pack in packs if pack.digest not in ranges))
-        await together(self._bring(pack, ranges[pack.digest], incomplete) for pack in packs if pack.digest in ranges)
+        chosen = [(pack, self._selection(pack, ranges[pack.digest])) for pack in packs if pack.digest in ranges]
+        if self._planned is not None:
+            sources = {pack.digest: (part.descriptor if part else pack, part) for pack, part in chosen}
+            self._planned(incomplete, sources)
+        await together(self._bring(pack, selection, incomplete) for pack, selection in chosen)
 
-    async def _bring(self, pack: Descriptor, ranges: list[tuple[int, int]], incomplete: Sequence[Missing]) -> None:
-        selection = self._selection(pack, ranges)
+    async def _bring(self, pack: Descriptor, selection: Selection | None, incomplete: Sequence[Missing]) -> None:
         if selection is None:
             await self._fetch(pack)
         else:

@@ -15,6 +15,7 @@ import click
 from p2pdist.cli.daemon import discovery_settings, listen_address, log_options, run, set_level
 from p2pdist.cli.main import read_again
 from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
+from p2pdist.model.address import address_text
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.model.image import MIRROR_PORT
 from p2pdist.model.units import parse_size
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
+    from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
@@ -182,6 +184,14 @@ def tls_options(command: Function) -> Function:
     help="Read everything in the store once in so many days, slowly, and fetch again what is wrong; 0 for never.",
 )
 @click.option(
+    "--lazy-wait",
+    default=60.0,
+    show_default=True,
+    type=Seconds(0.1, 86400.0),
+    metavar="SECONDS",
+    help="How long a read of a lazy view waits for its bytes; then it fails with EIO.",
+)
+@click.option(
     "--drain-seconds",
     default=5.0,
     show_default=True,
@@ -214,6 +224,7 @@ def command(
     discovery_interface: tuple[str, ...],
     discover: bool | None,
     scrub_days: float,
+    lazy_wait: float,
     drain_seconds: float,
     name: str,
     hostnames: tuple[str, ...],
@@ -227,10 +238,8 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.model.address import address_text
 
     address, trackers = listen_address(listen), _urls(tracker)
-    discovers = not trackers if discover is None else discover
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -244,14 +253,23 @@ def command(
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
-        discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
+        discovery=_discovery(address, network_id, discovery_interface, not trackers if discover is None else discover),
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
+        lazy_wait_s=lazy_wait,
         drain_s=drain_seconds,
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
         hostnames=hostnames,
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
+
+
+def _discovery(
+    address: tuple[str, int], network_id: str, interfaces: tuple[str, ...], wanted: bool
+) -> DiscoverySettings | None:
+    """How neighbours are found, where that is `wanted`. Raises UsageError."""
+
+    return discovery_settings(address, network_id, interfaces) if wanted else None
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -324,7 +342,6 @@ async def _serve(
     from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import close, listen, listen_unix, raise_file_limit, stop_listening
-    from p2pdist.model.address import address_text
     from p2pdist.transfer.connections import ConnectionBook, connections_max
 
     level_now = partial(read_again, click.get_current_context(), "log_level")

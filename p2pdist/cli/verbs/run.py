@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import HOW_HELP, check_seen, follow_pull, pulled_name, socket_option
+from p2pdist.cli.connect import HOW_HELP, check_seen, lazy_option, lazy_or_pulled, pulled_name, socket_option
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.manifest import Config
-from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus
+from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, PullStatus
 
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
@@ -34,10 +34,13 @@ _OTHER_MOUNTS = (
     type=click.Choice([*MOUNT_METHODS, "userns"]),
     help=f"{HOW_HELP} userns: to the program only, for squashfs layers.",
 )
+@lazy_option
 @socket_option
 @click.argument("reference", metavar="REF")
 @click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
-def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, socket: Path) -> int:
+def command(
+    reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, lazy: bool | None, socket: Path
+) -> int:
     """Run the program of the package REF, with ARG after its entrypoint, and end with its exit
     code. The package is pulled first where it is missing. Options of this command come before REF.
 
@@ -55,8 +58,11 @@ def command(reference: str, arguments: tuple[str, ...], writable: bool, how: str
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
-    name = pulled_name(reference, follow_pull(client, reference, quiet=False))
-    return _Run(name, arguments, writable, how, client).run()
+    request = MountRequest(reference, "", writable, how or "", until_exit=True)
+    shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
+    if not isinstance(shown, PullStatus):
+        return _Run(reference, arguments, writable, how, client).run_in(shown)
+    return _Run(pulled_name(reference, shown), arguments, writable, how, client).run()
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
@@ -89,7 +95,12 @@ class _Run:
         return self._show_and_run("", f"a user namespace cannot be used: {reason}")
 
     def _show_and_run(self, how: str, reason: str = "") -> int:
-        shown = self._client.mount(MountRequest(self._name, "", self._writable, how, until_exit=True))
+        return self.run_in(
+            self._client.mount(MountRequest(self._name, "", self._writable, how, until_exit=True)), reason
+        )
+
+    def run_in(self, shown: MountStatus, reason: str = "") -> int:
+        """The program's exit code, from a view that is unmounted afterwards."""
         try:
             check_seen(shown, _OTHER_MOUNTS)
             if shown.how == "images":

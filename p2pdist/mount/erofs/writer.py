@@ -25,14 +25,16 @@ import struct
 from binascii import hexlify
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import BinaryIO
 
 from blake3 import blake3
 
+from p2pdist.model.device import Cells
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout
 from p2pdist.mount import kernel
@@ -41,6 +43,9 @@ from p2pdist.mount.erofs.format import (
     CHUNK_BITS,
     CHUNK_SIZE,
     CHUNKED,
+    DEFLATE_SETTINGS,
+    DEVICE_BLOCK,
+    DEVICE_SLOT,
     DIRENT_SIZE,
     HOLDS_WHITEOUTS,
     HOLE,
@@ -60,12 +65,15 @@ from p2pdist.mount.erofs.format import (
     TYPE_DIRECTORY,
     TYPE_FILE,
     TYPE_SYMLINK,
+    Superblock,
+    device_file_inode,
     file_inode,
     identity,
     inode,
     object_path,
+    packed_file_inode,
+    packed_inode,
     redirect,
-    superblock,
     xattr_body,
     xattr_count,
 )
@@ -175,11 +183,22 @@ class _Directory:
         return xattr_body(self.entry.xattrs, mark)
 
 
-class _Writer:
-    """An image while it is written. `at` is where in the image the next byte goes."""
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A file with `size` bytes of contents in `cells`, beside an image: `firsts` says at which
+    block of the contents each begins."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    size: int
+    firsts: Mapping[bytes, int]
+    cells: Cells
+
+
+class _Writer:
+    """An image while it is written. `at` is where in the image the next byte goes. With `device`
+    files have their contents there, without it in objects."""
+
+    def __init__(self, file: BinaryIO, device: Device | None = None) -> None:
+        self._file, self._device = file, device
         self._part = blake3()
         self._part_left = PART_SIZE - REST_AT
         self._hashes = bytearray()
@@ -191,19 +210,29 @@ class _Writer:
         self._links: Counter[bytes] = Counter()
         self._nids: dict[bytes, int] = {}
         file.seek(REST_AT)
+        self._packed = 0
+        """The number of the packed inode."""
+        if device is not None:
+            self._put_device(device)
 
     def write(self, entries: Sequence[Entry]) -> None:
         """All entries of a tree, in walking order, and then the superblock."""
         self._links.update(entry.target for entry in entries if type(entry) is HardLink)
         links, pack, put = self._links, _COMMON_FILE.pack, self._parts.append
-        place, here = b"", self._root
+        place, here, plain = b"", self._root, self._device is None
         names, nids, types = here.names, here.nids, here.types
         for entry in entries:
             parent, _, name = entry.path.rpartition(b"/")
             if parent != place:
                 place, here = parent, self._directories[parent]
                 names, nids, types = here.names, here.nids, here.types
-            if type(entry) is File and 0 < entry.size <= CHUNK_SIZE and not entry.xattrs and entry.path not in links:
+            if (
+                type(entry) is File
+                and 0 < entry.size <= CHUNK_SIZE
+                and plain
+                and not entry.xattrs
+                and entry.path not in links
+            ):
                 self._inodes += 1
                 seconds, rest = divmod(entry.mtime_ns, _SECOND_NS)
                 # fmt: off
@@ -224,6 +253,19 @@ class _Writer:
         self._put_directories()
         self._finish()
 
+    def _put_device(self, device: Device) -> None:
+        """Put what says where the device is, and the packed inode of one with headed cells."""
+        blocks = device.cells.file_size(device.size) // BLOCK_SIZE
+        self._put(DEFLATE_SETTINGS.ljust(DEVICE_SLOT.size, b"\0"))
+        self._put(DEVICE_SLOT.pack(blocks, DEVICE_BLOCK))
+        if device.cells.headed:
+            self._packed = self._at // SLOT
+            for part in packed_inode(len(device.cells.holding(0, device.size)), self._number()):
+                self._parts.append(part)
+                self._at += len(part)
+                self._flush()
+            self._pad(_round_up(self._at, SLOT))
+
     def _put_entry(self, entry: Entry, here: _Directory) -> tuple[int, int] | None:
         """Number and type of an entry; a directory's number comes later. None for a whiteout that
         hides nothing."""
@@ -235,7 +277,13 @@ class _Writer:
                 self._directories[entry.path] = _Directory(entry, here)
                 return 0, TYPE_DIRECTORY
             case File():
-                nid = self._put(file_inode(entry, self._number(), 1 + self._links[entry.path]))
+                links = 1 + self._links[entry.path]
+                if self._device is None or not entry.size:
+                    data = file_inode(entry, self._number(), links)
+                else:
+                    file_on_device = packed_file_inode if self._packed else device_file_inode
+                    data = file_on_device(entry, self._number(), links, self._device.firsts[entry.content])
+                nid = self._put(data)
                 self._nids[entry.path] = nid
                 return nid, TYPE_FILE
             case HardLink():
@@ -337,7 +385,9 @@ class _Writer:
         root = self._directory_inode(self._root)
         if self._at % PART_SIZE:
             self._end_part()
-        head = superblock(self._inodes, self._at // BLOCK_SIZE, identity(bytes(self._hashes), root))
+        name = identity(bytes(self._hashes), root)
+        blocks, device = self._at // BLOCK_SIZE, self._device is not None
+        head = Superblock(self._inodes, blocks, name, device, self._packed).encode()
         self._file.seek(0)
         self._file.write((bytes(SUPERBLOCK_AT) + head + root).ljust(REST_AT, b"\0"))
 
@@ -346,12 +396,13 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def write_image(entries: Sequence[Entry], path: Path) -> None:
+def write_image(entries: Sequence[Entry], path: Path, device: Device | None = None) -> None:
     """Write the image of a tree, whose entries `check_entries` has let pass, at `path`, which
-    appears once it is whole. What a killed process left at the partial name beside it is replaced;
-    two may not write the same image at a time. Raises OSError."""
+    appears once it is whole. With `device` the contents are there, without it in objects. What a
+    killed process left at the partial name beside it is replaced; two may not write the same image
+    at a time. Raises OSError."""
     with partial_file(path) as file:
-        _Writer(file).write(entries)
+        _Writer(file, device).write(entries)
 
 
 @contextmanager
@@ -388,12 +439,15 @@ def is_image(path: Path) -> bool:
     return (magic, 1 << bits, blocks * BLOCK_SIZE) == (MAGIC, BLOCK_SIZE, size)
 
 
-def mount_image(image: Path, target: Path) -> None:
+def mount_image(image: Path, target: Path, device: Path | None = None) -> None:
     """Mount an image read-only, nosuid and nodev, at the empty directory `target`, straight from
-    its file. Raises Corrupt when the image is damaged, or OSError where that is not possible here
-    (ENOTBLK: before Linux 6.12, or the file is on a tmpfs)."""
+    its file; `device` is a path without commas of its device. Raises Corrupt when the image is
+    damaged, or OSError where that is not possible here (ENOTBLK: before Linux 6.12, or the file is
+    on a tmpfs)."""
+    # What the kernel had read of a cell nothing had filled it would keep, and never look again.
+    options = "" if device is None else f"device={device},cache_strategy=disabled"
     try:
-        kernel.mount(image, target, "erofs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+        kernel.mount(image, target, "erofs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV, options)
     except OSError as error:
         if error.errno == errno.ENOTBLK:
             reason = "this kernel mounts no EROFS image from a file there"

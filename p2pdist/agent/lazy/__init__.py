@@ -1,0 +1,1 @@
+"""Lazy views of an agent: contents come while programs read them."""

@@ -1,0 +1,420 @@
+"""Lazy views of packages: shown once their metadata is here, filled while they are read.
+
+A mount begins the pull of the package as a preseed, waits until that knows what is missing, and
+mounts the trees over an empty device (p2pdist/mount/lazy). From then on a reader that waits has the
+chunks that it reads fetched as a start, before what the pull brings. When the pull has ended, the
+rest of the device is filled from objects; then nothing supervises the view any more, and nothing of
+the store is kept for it. A view outlives its agent: the next one connects to its supervisor and
+computes the same layout from the package again.
+
+A reader waits for `limit_s` at most, then it gets EIO, and the log says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
+from p2pdist.agent.lazy.stalls import Stalls
+from p2pdist.agent.pull.packages import Package, Packages
+from p2pdist.agent.pull.pulls import Pulls
+from p2pdist.agent.pull.trees import Sources
+from p2pdist.model.device import Cells, DeviceLayout
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError
+from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
+from p2pdist.model.messages import LazyStatus, PullRequest
+from p2pdist.model.tree import Entry, File
+from p2pdist.mount.lazy.view import LazyPackage, cells_of, is_filled, mark_filled, supervise
+from p2pdist.mount.supervisor import protocol
+from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.missing import Missing
+
+VIEWS_MAX = 16
+ROOM_TIMES = 3
+"""The disk must have so many times the bytes of the contents free: for packs, objects, device."""
+
+LIMIT_S = 60.0
+"""How long a reader waits, unless the agent is told otherwise."""
+
+GRACE_S = 5.0
+"""The supervisor waits so much longer than the agent, which knows better why nothing came."""
+
+TRIES = 8
+TRY_S = 0.25
+"""A supervisor that does not answer so often in a row is gone: its guard takes less time."""
+
+PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
+AT_ONCE = 64
+"""Cells that are filled in one go while no reader waits for them."""
+
+logger = logging.getLogger(__name__)
+
+
+def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry]], DeviceLayout]:
+    """The trees of a package, bottom to top, and where their contents lie. Roots and catalogs are
+    in the store. Raises NotFound, Corrupt, TooLarge. In a thread."""
+    catalogs = [part.digest for part in manifest.parts if part.media_type == CATALOG_TYPE]
+    trees: list[Sequence[Entry]] = []
+    sizes: dict[bytes, int] = {}
+    chunk_lists: dict[bytes, bytes] = {}
+    for layer in manifest.layers:
+        read = store.trees.reader.read(layer.digest, catalogs)
+        trees.append(read.tree.entries)
+        for entry in read.tree.entries:
+            if type(entry) is File and entry.size:
+                sizes.setdefault(entry.content, entry.size)
+        lists = read.chunk_lists()
+        chunk_lists.update((content, lists[name]) for content, name in read.tree.chunk_lists.items())
+    return trees, DeviceLayout(sizes, chunk_lists)
+
+
+class LazyView:
+    """One lazy view: what it has of its package, and who waits for what. On the event loop."""
+
+    def __init__(
+        self, store: BlobStore, pulls: Pulls, fetcher: Fetcher, reference: str, limit_s: float, stalls: Stalls
+    ) -> None:
+        self.trees: list[Sequence[Entry]] = []
+        self.layout: DeviceLayout | None = None
+        """None until roots and catalogs are here."""
+        self.whole = False
+        self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
+        """Gets the package once it is known that something is missing; None: nothing is."""
+        self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
+        self._filler = Filler(store, fetcher)
+        self._planned = asyncio.Event()
+        self._pulled = asyncio.Event()
+        self._awaited: dict[int, int] = {}
+        """Bytes that each waiting reader waits for, by its number."""
+        self._stalls, self._told_refused = Stalls(stalls), 0
+        """The waits here, and how many refusals the supervisor has told of."""
+        self._holds = ExitStack()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = False
+
+    # -- the package
+
+    def begin(self) -> None:
+        """Begin to pull the package, in the background and until it is here."""
+        self._spawn(self._pull())
+
+    async def _pull(self) -> None:
+        pause_s = PULL_AGAIN_S
+        while not self._pulled.is_set():
+            try:
+                request = PullRequest(package=self._reference, priority="preseed")
+                pull = self._pulls.start(request, planned=self._plan)
+                assert pull.task is not None
+                await asyncio.wait([pull.task])
+                if pull.error is not None:
+                    raise pull.error
+                assert pull.package is not None
+                await self._here(pull.package)
+            except P2PDistError as error:
+                if not self.known.done():
+                    self.known.set_exception(error)
+                    self.known.exception()
+                    return
+                logger.warning("the rest of %s does not come: %s", self._reference, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PULL_AGAIN_S_MAX)
+
+    def _plan(self, package: Package, incomplete: Sequence[Missing], sources: Sources) -> None:
+        """What is missing is known: readers can be served from now on."""
+        self._filler.whereabouts = Whereabouts.of(incomplete, sources)
+        if not self.known.done():
+            self.known.set_result(package)
+        else:
+            self._spawn(self._know(package))
+
+    async def _here(self, package: Package) -> None:
+        """Everything is here: hold it until it is in the device. Raises NotFound, Conflict when it
+        was evicted meanwhile."""
+        with ExitStack() as holds:
+            for layer in package.manifest.layers:
+                if layer.media_type == TREE_TYPE:
+                    holds.enter_context(self._store.trees.held(layer.digest))
+            self._holds.push(holds.pop_all())
+        if not self.known.done():
+            self.known.set_result(None)
+        elif self.known.result() is None or self.layout is None:
+            await self._know(package)
+        self._pulled.set()
+
+    async def _know(self, package: Package) -> None:
+        if self.layout is None:
+            await self.read_layout(package.manifest)
+
+    async def read_layout(self, manifest: Manifest) -> None:
+        """Compute where contents lie. Raises what `layout_of` raises."""
+        self.trees, self.layout = await asyncio.to_thread(layout_of, self._store, manifest)
+        self._filler.layout = self.layout
+        parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
+        for blob in filter(None, (self._store.get(part.digest) for part in parts)):
+            with suppress(NotFound):  # another agent computes the layout from them
+                self._holds.enter_context(blob.held())
+        self._planned.set()
+
+    # -- readers
+
+    def serve(self, directory: Path) -> None:
+        """Serve readers of the view whose files are in `directory`, and fill it."""
+        self._filler.device.cells = cells_of(directory)
+        self._spawn(self._serve(directory))
+
+    async def _serve(self, directory: Path) -> None:
+        tries = 0
+        while not self._ended:
+            try:
+                greeting = await asyncio.to_thread(protocol.connect, directory)
+            except OSError as error:
+                if self.whole or not directory.is_dir():  # it was unmounted while programs read it
+                    break
+                tries += 1
+                if tries > TRIES:
+                    tries = 0
+                    await self._revive(directory, error)
+                await asyncio.sleep(TRY_S)
+                continue
+            tries = 0
+            self._stalls.refuse(max(0, greeting.refused - self._told_refused))
+            self._told_refused = greeting.refused
+            self._filler.device.take(greeting.filler, greeting.group)
+            with greeting.connection as connection:
+                connection.setblocking(False)
+                filling = asyncio.create_task(self._fill(directory, connection))
+                try:
+                    await self._listen(connection)
+                finally:
+                    filling.cancel()
+                    await asyncio.gather(filling, return_exceptions=True)
+        self._finish()
+
+    async def _revive(self, directory: Path, error: OSError) -> None:
+        """Start another supervisor where the one before was killed with its guard. Meanwhile
+        readers get EIO, or wait where this agent still holds the group."""
+        logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
+        try:
+            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, self._filler.device.held)
+        except (P2PDistError, OSError) as failure:
+            logger.error("no other supervisor can be started: %s", failure)
+
+    async def _listen(self, connection: socket.socket) -> None:
+        """Serve readers until the supervisor has ended, or gave its place to its guard."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                notice = Notice.parse(await loop.sock_recv(connection, NOTICE.size))
+            except OSError:
+                return
+            match notice:
+                case None:
+                    return
+                case Notice(kind=kind, number=number, offset=offset, count=count) if kind == FAULT:
+                    self._spawn(self._fault(connection, number, offset, count))
+                case Notice(kind=kind, number=number) if kind == EXPIRED:
+                    self._told_refused += 1
+                    self._stalls.refuse()
+                    self._awaited.pop(number, None)
+
+    async def _fault(self, connection: socket.socket, number: int, offset: int, count: int) -> None:
+        """Have what a reader waits for filled, and let it go on."""
+        began = asyncio.get_running_loop().time()
+        self._awaited[number] = count
+        failed, refused = ["it has not come"], 0
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._planned.wait()
+                assert self.layout is not None
+                cells = self._filler.device.cells.covering(offset, count)
+                missing = [cell for cell in cells if not self._filler.has_cell(cell)]
+                await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
+        except (P2PDistError, TimeoutError) as error:
+            reason = error.what if isinstance(error, P2PDistError) else failed[-1]
+            logger.error(
+                "a reader of %s gets EIO after %.1f s, it waited for %d bytes at %d: %s",
+                self._reference,
+                asyncio.get_running_loop().time() - began,
+                count,
+                offset,
+                reason,
+            )
+            refused = errno.EIO
+        except Exception:
+            logger.exception("a reader of %s gets EIO", self._reference)
+            refused = errno.EIO
+        finally:
+            self._awaited.pop(number, None)
+        self._stalls.add(asyncio.get_running_loop().time() - began, refused=bool(refused))
+        with suppress(OSError):  # the supervisor has ended: its guard asks again
+            connection.send(ORDER.pack(ANSWER, number, refused))
+
+    # -- the rest
+
+    async def _fill(self, directory: Path, connection: socket.socket) -> None:
+        """Fill what is missing once the package is here, and end the supervision."""
+        await self._pulled.wait()
+        await self._planned.wait()
+        assert self.layout is not None
+        cells = self._filler.device.cells.holding(0, self.layout.size)
+        for first in range(0, len(cells), AT_ONCE):
+            batch = [cell for cell in cells[first : first + AT_ONCE] if not self._filler.has_cell(cell)]
+            rest = await self._filler.fill_from_objects(batch)
+            await asyncio.gather(*(keep_trying(self._filler, cell, [""]) for cell in rest))
+        await asyncio.to_thread(self._filler.device.flush)
+        with suppress(OSError):  # the view is out of sight by now
+            await asyncio.to_thread(mark_filled, directory)
+        self.whole = True
+        logger.info("the lazy view of %s lacks nothing any more", self._reference)
+        with suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(connection, ORDER.pack(WHOLE, 0, 0))
+
+    def status(self) -> LazyStatus:
+        """How far it is."""
+        total = self.layout.bytes_content if self.layout is not None else 0
+        return LazyStatus(
+            self.whole,
+            total,
+            total if self.whole else self._filler.bytes_filled,
+            sum(self._awaited.values()),
+            len(self._awaited),
+            self._stalls.count,
+            round(self._stalls.quantile(0.5), 4),
+            round(self._stalls.quantile(0.99), 4),
+            self._stalls.refused,
+        )
+
+    async def close(self) -> None:
+        """End, with the view or with the agent: what is supervised stays so."""
+        self._ended = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._holds.close()
+        self._filler.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class LazyViews:
+    """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `policy` says what
+    that of a package says of showing it lazily."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        packages: Packages,
+        pulls: Pulls,
+        fetcher: Fetcher,
+        *,
+        limit_s: float,
+        policy: Callable[[str], bool | None] = lambda reference: None,
+    ) -> None:
+        self.limit_s, self._policy = limit_s, policy
+        self.stalls = Stalls()
+        """The waits in all views since the agent was started."""
+        self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
+        self._views: dict[str, LazyView] = {}
+        self._opening = 0
+
+    async def open(self, reference: str) -> tuple[LazyView, Package] | None:
+        """A view of a package, which is known and not mounted yet; None when all of the package is
+        here, and there is nothing to wait for. Raises Conflict (`eager`) where it cannot be lazy,
+        and what pulling raises."""
+        if os.geteuid() != 0:
+            raise eager("the agent is not root")
+        if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
+            raise eager(f"{VIEWS_MAX} lazy views are being filled")
+        found = await self._packages.find(parse_reference(reference), lambda _: None)
+        if self._policy(str(found.reference)) is False:
+            raise eager("its policy says so")
+        if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
+            raise eager("the package has layers that are no trees")
+        self._opening += 1
+        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls)
+        try:
+            view.begin()
+            package = await asyncio.shield(view.known)
+            if package is None:
+                await view.close()
+                return None
+            await view.read_layout(package.manifest)
+            assert view.layout is not None
+            free = shutil.disk_usage(self._store.root).free
+            if free < ROOM_TIMES * view.layout.size:
+                raise eager(f"the disk of the store has {free} bytes free, of {ROOM_TIMES * view.layout.size}")
+        except BaseException:
+            await view.close()
+            raise
+        finally:
+            self._opening -= 1
+        return view, package
+
+    def package_of(self, view: LazyView) -> LazyPackage:
+        """What is to be mounted of an open view."""
+        assert view.layout is not None
+        return LazyPackage(view.trees, view.layout, self.limit_s + GRACE_S, Cells(headed=True))
+
+    def mounted(self, path: str, view: LazyView, directory: Path) -> None:
+        """A view was mounted at `path`: serve it."""
+        self._views[path] = view
+        view.serve(directory)
+
+    def resume(self, path: str, reference: str, directory: Path) -> None:
+        """Serve a view that an earlier agent mounted."""
+        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls)
+        if is_filled(directory):
+            view.whole = True
+            self._views[path] = view
+            protocol.dismiss(directory, WHOLE)  # the agent may have ended before it said so
+            return
+        view.known.set_result(None)
+        view.begin()
+        self.mounted(path, view, directory)
+
+    def all(self) -> list[LazyStatus]:
+        """How far each view is."""
+        return [view.status() for view in self._views.values()]
+
+    def status(self, path: str) -> LazyStatus | None:
+        """How far the view at `path` is; None when it is not lazy."""
+        view = self._views.get(path)
+        return view.status() if view is not None else None
+
+    async def unmounted(self, path: str, *, in_use: bool) -> None:
+        """A view is gone; one that is still `in_use`, out of sight, is filled to its end."""
+        view = self._views.get(path) if in_use else self._views.pop(path, None)
+        if view is None:
+            return
+        if in_use:
+            self._views[f"{path} (out of sight {id(view):x})"] = self._views.pop(path)
+        else:
+            await view.close()
+
+    async def close(self) -> None:
+        """The agent stops; views and their supervisors stay."""
+        for view in self._views.values():
+            await view.close()
+        self._views.clear()
+
+
+def eager(reason: str) -> Conflict:
+    """Why a view cannot be lazy."""
+    return Conflict(f"the package is not shown lazily: {reason}", remedy="Show it without --lazy", eager=reason)

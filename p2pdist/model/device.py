@@ -1,0 +1,148 @@
+"""The device of a lazy view: all contents of its trees, one behind the other in one sparse file.
+
+Each content begins at a block of the file, in the order in which the trees have them, so what is
+read one after the other is near each other. A content is one chunk, or several as its chunk list
+says; a chunk is what is fetched, verified and written at once. Where a chunk lies follows from the
+trees alone: a new agent computes the same layout again.
+
+In the file the contents are cut into cells of CELL_BYTES. Where holes of the file could be read,
+each cell has a head: a block before its bytes that ends with the header of a stored DEFLATE block
+(RFC 1951, 3.2.4). The images say that the cell is compressed, so a kernel that finds no head, for
+nothing has filled the cell, fails to decompress it, and the reader gets an error and no zeros. The
+head is written after everything else of the cell.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from p2pdist.model.errors import TooLarge
+from p2pdist.model.tree import ChunkList
+
+BLOCK_BYTES = 4096
+CELL_BLOCKS = 15
+CELL_BYTES = CELL_BLOCKS * BLOCK_BYTES
+"""With its head a cell has as many bytes as the kernel reads at once, 16 pages; a stored DEFLATE
+block has at most 65,535."""
+
+HEAD = struct.pack("<BHH", 1, CELL_BYTES, CELL_BYTES ^ 0xFFFF)
+"""The last bytes of a head; zeros are before it."""
+
+BLOCKS_MAX = 3 << 30
+"""What an EROFS image can address of a device, heads included."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChunk:
+    """A chunk of a content, `length` bytes at `offset` of it, and at `at` of all contents."""
+
+    at: int
+    content: bytes
+    offset: int
+    chunk: bytes
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of a file, with heads or without. Contents are addressed as if there were none."""
+
+    headed: bool
+
+    @property
+    def file_bytes(self) -> int:
+        """What a cell takes in the file."""
+        return CELL_BYTES + self.headed * BLOCK_BYTES
+
+    def file_size(self, size: int) -> int:
+        """Bytes of the file with contents of `size` bytes."""
+        return -(-size // CELL_BYTES) * self.file_bytes
+
+    def covering(self, offset: int, count: int) -> range:
+        """The cells that have bytes in a range of the file."""
+        return range(offset // self.file_bytes, -(-(offset + count) // self.file_bytes))
+
+    def holding(self, at: int, length: int) -> range:
+        """The cells that have bytes of a range of the contents."""
+        return range(at // CELL_BYTES, -(-(at + length) // CELL_BYTES))
+
+    def places(self, at: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Where in the file bytes of the contents lie that begin at `at`: offset, and begin and end
+        among these bytes."""
+        begin = 0
+        while begin < length:
+            cell, within = divmod(at + begin, CELL_BYTES)
+            end = min(length, begin + CELL_BYTES - within)
+            yield cell * self.file_bytes + self.headed * BLOCK_BYTES + within, begin, end
+            begin = end
+
+    def head(self, cell: int) -> tuple[int, bytes]:
+        """Offset and bytes of what says that a cell is filled; no bytes where nothing does."""
+        offset = cell * self.file_bytes + BLOCK_BYTES - len(HEAD)
+        return (offset, HEAD) if self.headed else (offset, b"")
+
+
+class DeviceLayout:
+    """Where contents lie. `sizes` says in order which contents of how many bytes, `chunk_lists` has
+    the encoded chunk list of each that is several chunks. Raises TooLarge."""
+
+    def __init__(self, sizes: Mapping[bytes, int], chunk_lists: Mapping[bytes, bytes]) -> None:
+        self._sizes, self._lists = sizes, chunk_lists
+        self._contents = tuple(sizes)
+        counts = (-(-size // BLOCK_BYTES) for size in sizes.values())
+        *self._firsts, self.blocks = accumulate(counts, initial=0)
+        if self.blocks >= BLOCKS_MAX:
+            raise TooLarge(f"contents of {self.size} bytes do not fit into the device of one view")
+        self._cut: dict[bytes, tuple[list[int], list[bytes]]] = {}
+        """Offsets and names of the chunks of contents that were asked for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the contents, and of what is between them."""
+        return self.blocks * BLOCK_BYTES
+
+    @property
+    def bytes_content(self) -> int:
+        """Bytes of all contents."""
+        return sum(self._sizes.values())
+
+    def first_blocks(self) -> dict[bytes, int]:
+        """The block at which each content begins."""
+        return dict(zip(self._contents, self._firsts, strict=True))
+
+    def cell_chunks(self, cell: int) -> Iterator[DeviceChunk]:
+        """The chunks that have bytes in a cell."""
+        return self.chunks(cell * CELL_BYTES, (cell + 1) * CELL_BYTES)
+
+    def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[DeviceChunk]:
+        """The chunks that have bytes in the range from `begin` to `end` of the contents, in order;
+        without a range all of them. What is between contents belongs to none."""
+        end = self.size if end is None else min(end, self.size)
+        if begin >= end:
+            return
+        first = max(0, bisect_right(self._firsts, begin // BLOCK_BYTES) - 1)
+        for number in range(first, bisect_left(self._firsts, -(-end // BLOCK_BYTES))):
+            content, at = self._contents[number], self._firsts[number] * BLOCK_BYTES
+            offsets, names = self._cuts(content)
+            low = max(0, bisect_right(offsets, begin - at) - 1)
+            for index in range(low, len(names)):
+                offset, length = offsets[index], offsets[index + 1] - offsets[index]
+                if at + offset >= end:
+                    break
+                if at + offset + length > begin:
+                    yield DeviceChunk(at + offset, content, offset, names[index], length)
+
+    def _cuts(self, content: bytes) -> tuple[list[int], list[bytes]]:
+        """Where the chunks of a content begin, its end behind them, and their names."""
+        encoded = self._lists.get(content)
+        if encoded is None:
+            return [0, self._sizes[content]], [content]
+        if content not in self._cut:
+            chunks = ChunkList.decode(encoded).chunks
+            offsets = list(accumulate((length for _, length in chunks), initial=0))
+            self._cut[content] = offsets, [chunk for chunk, _ in chunks]
+        return self._cut[content]

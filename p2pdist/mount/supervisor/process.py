@@ -1,0 +1,405 @@
+"""The supervisor of one lazy view: a small process that keeps readers waiting while the agent is
+gone.
+
+Theory. The kernel lets the readers of a file go on, and read what is there, once the last
+descriptor of the fanotify group that is asked about the file is closed. They get EIO where nothing
+is there (model/device.py), but they are to wait. So two processes hold it, and neither is the
+agent: the supervisor, which reads events and answers them as the agent says, and its guard, which
+waits for the supervisor to end and takes its place, with a guard of its own. What readers wait for
+stands in memory that both share, so the guard goes on where the supervisor was killed. Readers that
+the supervisor had read and not yet noted get EIO. Where both are killed, an agent that is connected
+starts another pair with its own descriptor, and all that waited get EIO. Where the agent was killed
+with them, the next one starts a pair with a new group.
+
+An event is answered by the number of the descriptor that came with it, in the process that read
+it. After a takeover these numbers are kept occupied, or an event of the new process could have the
+number of one of the old.
+
+A reader of cells that have their heads goes on at once. Another waits for a limit at most, whether
+an agent is connected or not, then it gets EIO. The kernel tries again at once, for each page of
+what it reads ahead, so the same process gets EIO at once for REFUSED_S. Both
+processes ignore the signals that end services, and leave the control group of the agent's service,
+which a service manager kills as a whole. They import nothing of the project but this folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2pdist.mount.supervisor import fanotify
+from p2pdist.mount.supervisor.fanotify import Fault
+from p2pdist.mount.supervisor.protocol import (
+    ANSWER,
+    DEVICE,
+    DROP,
+    EXPIRED,
+    FAULT,
+    GREETING,
+    NOTICE,
+    ORDER,
+    READ,
+    SOCKET,
+    WHOLE,
+)
+
+CELL_BYTES = 1 << 16
+HEAD_BYTES, HEAD_END = 5, 4096
+"""The cells of a device, and where in each cell its head is, which has zeros for as long as
+something of the cell is missing."""
+
+KEYS_MAX = 4096
+"""Descriptors of a supervisor, and so readers that wait for it at once; one more gets EPERM."""
+
+AGENTS_MAX = 8
+"""Connections at once; the oldest gives way."""
+
+REFUSED_S = 1.0
+"""A process that got EIO waits for nothing that is missing for so long."""
+
+REFUSED_MAX = 1000
+"""Processes for which that is known."""
+
+POLL_S = 0.5
+READY_S = 10.0
+LOG = "supervisor.log"
+_SLOT = struct.Struct("=QQQd")
+"""A reader that waits, by key: its number, offset, count, and since when (CLOCK_MONOTONIC); zeros
+for none."""
+
+_COUNTER = struct.Struct("=Q")
+
+_CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/systemd/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs")
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A reader that waits since `since`; `number` is its own, `fault.key` may be used again."""
+
+    number: int
+    fault: Fault
+    since: float
+
+
+class _Pending:
+    """The readers that wait, in memory that survives the process which notes them."""
+
+    def __init__(self) -> None:
+        self._slots = mmap.mmap(-1, KEYS_MAX * _SLOT.size)
+        self._counter = mmap.mmap(-1, _COUNTER.size)
+
+    def put(self, fault: Fault) -> _Waiting:
+        """Note a reader, which gets a number."""
+        (last,) = _COUNTER.unpack_from(self._counter)
+        _COUNTER.pack_into(self._counter, 0, last + 1)
+        waiting = _Waiting(last + 1, fault, time.monotonic())
+        _SLOT.pack_into(self._slots, fault.key * _SLOT.size, waiting.number, fault.offset, fault.count, waiting.since)
+        return waiting
+
+    def remove(self, key: int) -> None:
+        """Forget a reader."""
+        _SLOT.pack_into(self._slots, key * _SLOT.size, 0, 0, 0, 0.0)
+
+    def all(self) -> list[_Waiting]:
+        """Those that wait."""
+        slots = enumerate(_SLOT.iter_unpack(self._slots))
+        return [
+            _Waiting(number, Fault(key, offset, count), since)
+            for key, (number, offset, count, since) in slots
+            if number
+        ]
+
+
+class _Heads:
+    """Which cells of the device have their heads (p2pdist/model/device.py)."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._seen: set[int] = set()
+
+    def cover(self, offset: int, count: int) -> bool:
+        """Whether all cells of a range can be read."""
+        return all(map(self._has, range(offset // CELL_BYTES, -(-(offset + count) // CELL_BYTES))))
+
+    def _has(self, cell: int) -> bool:
+        if cell not in self._seen:
+            with contextlib.suppress(OSError):
+                if any(os.pread(self._device, HEAD_BYTES, cell * CELL_BYTES + HEAD_END - HEAD_BYTES)):
+                    self._seen.add(cell)
+        return cell in self._seen
+
+
+class _Supervisor:
+    """One of the two processes: the guard while `watch` waits, then the supervisor."""
+
+    def __init__(self, directory: Path, limit_s: float, held: tuple[int, int] | None = None) -> None:
+        self._directory, self._limit_s = directory, limit_s
+        if held is None:
+            device = directory / DEVICE
+            self._filler, self._group = fanotify.open_silently(device), fanotify.open_group()
+            fanotify.mark(self._group, device)
+        else:
+            self._filler, self._group = held
+        (directory / SOCKET).unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        os.chdir(directory)
+        self._listener.bind(SOCKET)
+        self._listener.listen(8)
+        os.chdir("/")
+        self._pending = _Pending()
+        if held is not None:
+            self._refuse_unknown()
+        self._refused = 0
+        """Readers that got EIO because their time was up."""
+        self._refused_at: dict[int, float] = {}
+        """When processes got EIO, the latest last."""
+        self._heads = _Heads(self._filler)
+        self._agents: list[socket.socket] = []
+        """Connections, the latest last: that one hears of readers, and all may give orders."""
+        self._pids: dict[int, int] = {}
+        """The processes of readers that wait, by key, as far as they are known."""
+        self._guard = self._guard_fd = -1
+        """The other process, and what becomes readable when it ends."""
+
+    def run(self) -> None:
+        """Serve until the device is whole, or the view is gone."""
+        self._hire()
+        while True:
+            ready = _ready((self._group, self._listener, self._guard_fd, *self._agents))
+            if self._guard_fd in ready:
+                os.close(self._guard_fd)
+                self._guard_fd = -1  # the number is another descriptor's soon
+                os.waitpid(self._guard, 0)
+                self._hire()
+            if any(agent in ready and self._obey(agent) for agent in list(self._agents)):
+                return
+            if self._listener in ready:
+                self._accept()
+            if self._group in ready:
+                self._take()
+            self._expire()
+
+    # -- the other process
+
+    def _hire(self) -> None:
+        """Have a guard. It waits until this process ends, and takes its place."""
+        here = os.getpid()
+        mine = os.pidfd_open(here)
+        child = os.fork()
+        if child == 0:
+            if self._guard_fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(self._guard_fd)
+            for agent in self._agents:
+                agent.close()
+            self._agents.clear()
+            while not _ready((mine,)):
+                pass
+            os.close(mine)
+            self._take_over()
+            self.run()
+            os._exit(0)
+        os.close(mine)
+        self._guard, self._guard_fd = child, os.pidfd_open(child)
+
+    def _take_over(self) -> None:
+        """Go on for a supervisor that has ended."""
+        self._say("the supervisor was killed, its guard takes its place")
+        self._guard_fd = -1
+        keys = self._refuse_unknown()
+        blank = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for key in keys:
+            if not _is_open(key):
+                os.dup2(blank, key, inheritable=False)
+
+    def _refuse_unknown(self) -> set[int]:
+        """Refuse the readers that a supervisor before this one had read and not noted; returns the
+        keys of those that it noted."""
+        keys = {waiting.fault.key for waiting in self._pending.all()}
+        for key in range(KEYS_MAX):
+            if key not in keys:
+                fanotify.answer(self._group, key, errno.EIO)
+        return keys
+
+    # -- readers
+
+    def _take(self) -> None:
+        """Note the readers that have come, and tell the agent."""
+        try:
+            faults = fanotify.read_faults(self._group)
+        except OSError as error:
+            self._say(f"a reader is refused: {error}")
+            return
+        for fault in faults:
+            if self._heads.cover(fault.offset, fault.count):
+                self._answer(fault.key, 0)
+                self._tell(READ, _Waiting(0, fault, 0.0), lossy=True)
+            elif time.monotonic() - self._refused_at.get(fault.pid, -REFUSED_S) < REFUSED_S:
+                self._answer(fault.key, errno.EIO)
+            else:
+                self._pids[fault.key] = fault.pid
+                self._tell(FAULT, self._pending.put(fault))
+
+    def _answer(self, key: int, error: int) -> None:
+        fanotify.answer(self._group, key, error)
+        self._pending.remove(key)
+        pid = self._pids.pop(key, 0)
+        if error and pid:
+            self._refused_at.pop(pid, None)
+            self._refused_at[pid] = time.monotonic()
+            if len(self._refused_at) > REFUSED_MAX:
+                del self._refused_at[next(iter(self._refused_at))]
+        with contextlib.suppress(OSError):
+            os.close(key)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for waiting in self._pending.all():
+            fault = waiting.fault
+            if now - waiting.since > self._limit_s:
+                self._answer(fault.key, errno.EIO)
+                self._refused += 1
+                why = "no agent runs" if not self._agents else "the agent has not brought them"
+                self._say(f"a reader of {fault.count} bytes at {fault.offset} gets EIO: {why}")
+                self._tell(EXPIRED, waiting)
+
+    # -- the agent
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        self._agents.append(connection)
+        if len(self._agents) > AGENTS_MAX:
+            self._lose(self._agents[0])
+        try:
+            socket.send_fds(connection, [NOTICE.pack(GREETING, 0, 0, self._refused)], [self._filler, self._group])
+        except OSError:
+            self._lose(connection)
+        else:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        for waiting in self._pending.all():
+            self._tell(FAULT, waiting)
+
+    def _tell(self, kind: int, waiting: _Waiting, *, lossy: bool = False) -> None:
+        if self._agents:
+            try:
+                fault = waiting.fault
+                self._agents[-1].send(NOTICE.pack(kind, waiting.number, fault.offset, fault.count))
+            except OSError as error:  # also when it does not read what it is told: it connects again
+                if not (lossy and isinstance(error, BlockingIOError)):
+                    self._lose(self._agents[-1])
+
+    def _lose(self, agent: socket.socket) -> None:
+        """A connection has ended; the one before it hears of readers, if it was the latest."""
+        latest = agent is self._agents[-1]
+        self._agents.remove(agent)
+        agent.close()
+        if latest and self._agents:
+            self._tell_all()
+
+    def _obey(self, agent: socket.socket) -> bool:
+        """Take one message; True when there is nothing left to do."""
+        try:
+            data = agent.recv(ORDER.size)
+        except OSError:
+            data = b""
+        if len(data) != ORDER.size:
+            self._lose(agent)
+            return False
+        kind, number, error = ORDER.unpack(data)
+        keys = {waiting.number: waiting.fault.key for waiting in self._pending.all()}
+        if kind == ANSWER and number in keys:
+            self._answer(keys[number], error)
+        elif kind in (WHOLE, DROP):
+            self._end(0 if kind == WHOLE else errno.EIO)
+            return True
+        return False
+
+    def _end(self, error: int) -> None:
+        """Let all readers go: with EIO, unless the device is whole."""
+        os.kill(self._guard, signal.SIGKILL)
+        os.waitpid(self._guard, 0)
+        if not error:
+            fanotify.unmark(self._group, Path(f"/proc/self/fd/{self._filler}"))  # the name may be gone
+        self._take()
+        for waiting in self._pending.all():
+            self._answer(waiting.fault.key, error)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {self._directory.name}: {text}\n")
+        sys.stderr.flush()
+
+
+def _ready(watched: Sequence[int | socket.socket]) -> list[int | socket.socket]:
+    """What can be read within POLL_S."""
+    poll, numbers = select.poll(), {one if isinstance(one, int) else one.fileno(): one for one in watched}
+    for number in numbers:
+        poll.register(number, select.POLLIN)
+    return [numbers[number] for number, _ in poll.poll(1000 * POLL_S)]
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _leave_service() -> None:
+    """Leave the control group of the service that started this. Raises OSError where a service
+    manager would end this process with the service."""
+    for procs in _CGROUPS:
+        with contextlib.suppress(OSError):
+            Path(procs).write_text(str(os.getpid()))
+    if ".service" in Path("/proc/self/cgroup").read_text() and "INVOCATION_ID" in os.environ:
+        raise OSError(errno.EPERM, "it cannot leave the control group of the agent's service")
+
+
+def _spare_memory_killer() -> None:
+    """Have the kernel end other processes first where memory runs out, as far as that is
+    allowed."""
+    for score in (-1000, 0):
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(score))
+            return
+
+
+def main() -> None:
+    """`python -m p2pdist.mount.supervisor.process DIRECTORY LIMIT_S [FILLER GROUP]`: ends
+    with 0 once readers of the device in DIRECTORY are supervised, by a process that goes on. FILLER
+    and GROUP are descriptors of a supervisor that was killed with its guard."""
+    directory, limit_s = Path(sys.argv[1]), float(sys.argv[2])
+    held = (int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) == 5 else None
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
+    try:
+        _leave_service()
+        _spare_memory_killer()
+        supervisor = _Supervisor(directory, limit_s, held)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    if os.fork():
+        os._exit(0)
+    supervisor.run()
+
+
+if __name__ == "__main__":
+    main()
