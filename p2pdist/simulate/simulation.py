@@ -10,10 +10,12 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.bittorrent import Mesh
 from p2pdist.simulate.clock import World
+from p2pdist.simulate.cluster.nodes import Cluster, Node
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.faults import (
     Busy,
     Crash,
+    DatabaseLoss,
     Fault,
     Late,
     Leave,
@@ -21,8 +23,11 @@ from p2pdist.simulate.faults import (
     OriginOutage,
     OriginWrong,
     Partition,
+    RollingRestart,
     Silent,
     Slow,
+    TrackerCut,
+    TrackerFreeze,
     TrackerLoss,
     TrackerLosses,
     UpstreamBreak,
@@ -35,7 +40,7 @@ from p2pdist.simulate.faults import (
 )
 from p2pdist.simulate.host import Host, Pull, StreamServer
 from p2pdist.simulate.invariants import Invariants
-from p2pdist.simulate.network import TRACKER_NAME, Link, Network, Rack
+from p2pdist.simulate.network import DATABASE_NAME, TRACKER_NAME, Cut, Link, Network, Rack
 from p2pdist.simulate.origin import Blob, Origin
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
@@ -68,7 +73,9 @@ class Simulation:
         self.network = Network(self.world, scenario.latency_s)
         self.origin = Origin(self.world, self.network, scenario.origin_bytes_s)
         self.invariants = Invariants(self.world, scenario.seed, scenario.origin_streams_max)
-        self.tracker = Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet)
+        #: The tracker, or the first of several.
+        self.tracker = self._make_tracker(TRACKER_NAME)
+        self.cluster = self._make_cluster(scenario.trackers) if scenario.trackers > 1 else None
         layout = PieceLayout(scenario.size, scenario.piece_size)
         starts = scenario.blobs - scenario.preseeds
         self.blobs = [
@@ -104,6 +111,7 @@ class Simulation:
             scenario.transport_of,
             self._listing_of,
             self.meshes,
+            self.cluster,
         )
         if scenario.transport != "trees":
             self.meshes |= {blob.digest: Mesh(blob.digest, context, self.hosts) for blob in self.blobs}
@@ -119,7 +127,10 @@ class Simulation:
     def run(self, progress: Progress | None = None) -> Report:
         """Run until all pulls have ended and the tracker knows it. Raises InvariantBroken."""
         scenario = self.scenario
-        self.tracker.start()
+        if self.cluster is not None:
+            self.cluster.start()
+        else:
+            self.tracker.start()
         late = late_hosts(scenario.faults)
         for host, party in zip(self.hosts.values(), self.parties, strict=True):
             if host.name not in late:
@@ -137,14 +148,14 @@ class Simulation:
             ]
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
-        self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
+        self.invariants.check_end(self.trackers, self.tracker_of, self.hosts.values(), failures(scenario.faults))
         report = Report.of(
             scenario,
             self.hosts,
             self.racks,
             self.origin,
             lost=self.lost,
-            messages=self.tracker.messages,
+            messages=sum(tracker.messages for tracker in self.trackers),
             events=self.world.events,
         )
         return replace(report, rounds=self.invariants.lists.rounds, blamed=tuple(self.invariants.lists.blamed))
@@ -153,6 +164,23 @@ class Simulation:
     def ended(self) -> bool:
         """Whether every pull has ended."""
         return not self._pulls_open
+
+    @property
+    def trackers(self) -> list[Tracker]:
+        """All trackers."""
+        return [self.tracker] if self.cluster is None else [node.tracker for node in self.cluster.nodes.values()]
+
+    def tracker_of(self, blob: Digest) -> Tracker:
+        """The tracker that plans a blob."""
+        return self.tracker if self.cluster is None else self.cluster.owner_of(blob).tracker
+
+    def _make_tracker(self, name: str) -> Tracker:
+        return Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet, name)
+
+    def _make_cluster(self, count: int) -> Cluster:
+        made = {self.tracker.name: self.tracker}
+        names = [TRACKER_NAME, *(f"{TRACKER_NAME}{number}" for number in range(2, count + 1))]
+        return Cluster(self.world, names, lambda name: made.get(name) or self._make_tracker(name))
 
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario
@@ -184,11 +212,17 @@ class Simulation:
                 break
 
     def _all_welcome(self) -> bool:
-        """Whether a tracker answers every host that runs and is not cut from it."""
-        return self.tracker.fleet is not None and all(
-            host.session.welcomed or not self.network.paths.reachable(host.name, TRACKER_NAME)
+        """Whether the tracker of its blobs answers every host that runs and is not cut from it, and
+        no tracker has swarms to give away."""
+        if self.cluster is not None and not self.cluster.at_rest:
+            return False
+        trackers = [(blob.digest, self.tracker_of(blob.digest)) for blob in self.blobs]
+        return all(tracker.fleet is not None for _, tracker in trackers) and all(
+            host.session.answers(blob) or not self.network.paths.reachable(host.name, tracker.name)
             for host in self.hosts.values()
             if host.running
+            for blob, tracker in trackers
+            if blob in host.pulls
         )
 
     def _delivered(self) -> tuple[int, int]:
@@ -215,7 +249,11 @@ class Simulation:
                 world.at(at_s, self.hosts[name].server.spoil, share)
             case Silent(name, at_s):
                 world.at(at_s, self.hosts[name].server.fall_silent)
-            case TrackerLoss(at_s, back_after_s):
+            case TrackerFreeze() | TrackerCut() | DatabaseLoss() | RollingRestart():
+                world.at(fault.at_s, self._among_trackers, fault)
+            case TrackerLoss() if self.cluster is not None:
+                world.at(fault.at_s, self._among_trackers, fault)
+            case TrackerLoss(at_s, back_after_s, _):
                 world.at(at_s, tracker.kill)
                 if back_after_s is not None:
                     world.at(at_s + back_after_s, tracker.start)
@@ -246,6 +284,35 @@ class Simulation:
                 world.at(at_s, self._slow_processors, fault, share, at_s + for_s)
                 world.at(at_s + for_s, self._slow_processors, fault, 1.0, at_s + for_s)
 
+    def _among_trackers(self, fault: TrackerLoss | TrackerFreeze | TrackerCut | DatabaseLoss | RollingRestart) -> None:
+        """What goes wrong now with one of several trackers, or with what they share."""
+        cluster, world, paths = self.cluster, self.world, self.network.paths
+        if cluster is None:
+            return
+        match fault:
+            case TrackerLoss(_, back_after_s, number):
+                node = self._node(cluster, number)
+                node.kill()
+                if back_after_s is not None:
+                    world.after(back_after_s, node.start)
+            case TrackerFreeze(_, for_s, number):
+                self._node(cluster, number).tracker.freeze(for_s)
+            case TrackerCut(_, for_s, hosts, number):
+                name = self._node(cluster, number).tracker.name
+                cut = Cut(frozenset([name]), others=hosts | {DATABASE_NAME})
+                paths.cut(cut)
+                if for_s is not None:
+                    world.after(for_s, paths.heal, cut)
+            case DatabaseLoss(_, for_s):
+                cluster.database.available = False
+                if for_s is not None:
+                    world.after(for_s, cluster.database.come_back)
+            case RollingRestart(_, away_s):
+                cluster.roll(away_s)
+
+    def _node(self, cluster: Cluster, number: int | None) -> Node:
+        return cluster.owner_of(self.blobs[0].digest) if number is None else list(cluster.nodes.values())[number]
+
     def _let_lie(self, fault: LyingVoucher) -> None:
         """A host lies; without a name the host that reads the first piece of a stripe."""
         if not fault.host:
@@ -256,7 +323,7 @@ class Simulation:
 
     def _slow_processors(self, fault: Busy, share: float, until: float) -> None:
         processors = {name: host.processor for name, host in self.hosts.items()}
-        processors[TRACKER_NAME] = self.tracker.processor
+        processors |= {tracker.name: tracker.processor for tracker in self.trackers}
         for name in processors if fault.hosts is None else sorted(fault.hosts):
             processors[name].slow_to(share, until=until)
 
@@ -297,7 +364,10 @@ class Simulation:
         self.hosts[fault.host].start()
 
     def _lose_tracker(self, fault: TrackerLosses) -> None:
-        if not self.ended:
+        if self.cluster is not None and not self.ended:
+            self._among_trackers(TrackerLoss(self.world.now, fault.back_after_s))
+            self.world.after(fault.every_s, self._lose_tracker, fault)
+        elif not self.ended:
             self.tracker.kill()
             self.world.after(fault.back_after_s, self.tracker.start)
             self.world.after(fault.every_s, self._lose_tracker, fault)
