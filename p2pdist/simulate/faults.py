@@ -338,17 +338,6 @@ class _Draw:
             case "lie":
                 stores, judges = random.random() < 0.6, random.random() < 0.4
                 return [LyingVoucher("", random.choice((1.0, 0.2, 0.03)), stores, judges)]
-            case "owner":
-                return [TrackerLoss(self.time(), self.span(0.1, 30.0) if random.random() < 0.7 else None)]
-            case "freeze":
-                return [TrackerFreeze(self.time(), self.span(0.5, 20.0))]
-            case "isolate":
-                group = frozenset(random.sample(self.names, len(self.names) // 2))
-                return [TrackerCut(self.time(), self.span(0.5, 20.0), group)]
-            case "database":
-                return [DatabaseLoss(self.time(), self.span(0.5, 20.0))]
-            case "roll":
-                return [RollingRestart(self.time() * 0.3)]
             case "change":
                 pieces = random.sample(range(self.pieces), random.choice((1, 3, self.pieces)))
                 return [UpstreamChange(frozenset(pieces), self.time() * 0.5, self.span(0.2, 2.0))]
@@ -362,6 +351,22 @@ class _Draw:
                 return [
                     Late(name, self.span(0.0, 1.5 * self.duration_s)) for name in self.some(1, len(self.names) // 2)
                 ]
+        return self._among_trackers(kind)
+
+    def _among_trackers(self, kind: str) -> list[Fault]:
+        random = self.random
+        match kind:
+            case "owner":
+                return [TrackerLoss(self.time(), self.span(0.1, 30.0) if random.random() < 0.7 else None)]
+            case "freeze":
+                return [TrackerFreeze(self.time(), self.span(0.5, 20.0))]
+            case "isolate":
+                group = frozenset(random.sample(self.names, len(self.names) // 2))
+                return [TrackerCut(self.time(), self.span(0.5, 20.0), group)]
+            case "database":
+                return [DatabaseLoss(self.time(), self.span(0.5, 20.0))]
+            case "roll":
+                return [RollingRestart(self.time() * 0.3)]
         raise ValueError(f"there is no fault of the kind {kind!r}")
 
     def _tracker_losses(self) -> list[Fault]:

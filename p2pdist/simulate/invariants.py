@@ -17,6 +17,7 @@ from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
 from p2pdist.model.plan import KEEPERS_MAX
 from p2pdist.simulate.clock import World
+from p2pdist.simulate.cluster.checks import LeaseChecks
 from p2pdist.simulate.host import Host, Pull
 from p2pdist.simulate.network import Stream
 from p2pdist.simulate.tracker import Session, Tracker
@@ -28,9 +29,6 @@ from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.superpeers import SUPERPEERS
 from tracker.core.swarm import Swarm
 
-FULL_CHECK_S = 0.25
-
-
 class InvariantBroken(AssertionError):
     """An invariant does not hold: a defect of ours."""
 
@@ -40,18 +38,12 @@ class Invariants:
 
     def __init__(self, world: World, seed: int, origin_streams_max: int) -> None:
         self._world, self._seed = world, seed
-        self._origin_streams_max = origin_streams_max
-        #: Leases by blob, stripe and host: of each fleet that may be out, and of all fleets.
-        self._fleets: list[tuple[Fleet, dict[tuple[Digest, int, str], None]]] = []
-        self._ever_granted: dict[tuple[Digest, int, str], None] = {}
+        #: What must hold of the leases of all trackers.
+        self.leases = LeaseChecks(self.require, origin_streams_max)
         #: Hosts that a plan has named as superpeers of a blob to themselves.
         self._named: dict[tuple[Digest, str], None] = {}
         #: What must hold of vouched lists.
         self.lists = ListChecks(self.require)
-        #: The tracker that planned a blob by the ownership of an epoch.
-        self._planners: dict[tuple[Digest, int], str] = {}
-        #: When the trees are next checked as a whole, in seconds, by fleet.
-        self._full_check_at: list[float] = []
 
     def require(self, condition: bool, what: str) -> None:
         """End the run, with the text `what`, unless the condition holds."""
@@ -98,7 +90,7 @@ class Invariants:
                     self.broken(f"{host.name} opens a stream to itself")
                 if source.is_origin:
                     self.lists.reading(host, stripe)
-                if source.is_origin and (pull.blob.digest, stripe, host.name) not in self._ever_granted:
+                if source.is_origin and (pull.blob.digest, stripe, host.name) not in self.leases.ever:
                     self._reading_unasked(host, pull, stripe)
             case dl.Completed():
                 missing = pull.proof.count(0)
@@ -143,7 +135,7 @@ class Invariants:
         superpeers share the origin or no tracker answers."""
         self.asking(host, pull, piece)
         blob, stripe = pull.blob.digest, piece % pull.blob.stripes
-        if (blob, stripe, host.name) in self._ever_granted:
+        if (blob, stripe, host.name) in self.leases.ever:
             return
         assert pull.download is not None
         if not pull.download.readers().shared or (blob, host.name) not in self._named:
@@ -161,7 +153,6 @@ class Invariants:
         self, fleet: Fleet, event: Event, commands: list[FleetCommand], sessions: Mapping[int, Session]
     ) -> None:
         """A fleet core has handled an event: look at what may have changed."""
-        number = self._number(fleet)
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Assign):
                 self._assigned(fleet, command.message, sessions[command.session].host)
@@ -172,25 +163,13 @@ class Invariants:
             name = sessions[event.session].host
             for holding in holdings:
                 self._paths(fleet.swarms.get(holding.blob), name)
-        if self._world.now >= self._full_check_at[number]:
-            self._full_check_at[number] = self._world.now + FULL_CHECK_S
+        if self.leases.full_check_due(fleet, now=self._world.now):
             self.check_fleet(fleet)
-
-    def _number(self, fleet: Fleet) -> int:
-        """The number of a fleet among those that have handled events: the latest are the likely
-        ones."""
-        for number in range(len(self._fleets) - 1, -1, -1):
-            if self._fleets[number][0] is fleet:
-                return number
-        self._fleets.append((fleet, {}))
-        self._full_check_at.append(0.0)
-        return len(self._fleets) - 1
 
     def _assigned(self, fleet: Fleet, message: Assign, name: str) -> None:
         swarm = fleet.swarms[message.plan.blob]
         member = swarm.members[name]
-        self._planned_by_owner(fleet, message)
-        granted = self._fleets[self._number(fleet)][1]
+        self.leases.planned(fleet, message)
         self._superpeers(swarm, member, [superpeer.host for superpeer in message.plan.keepers])
         for plan in message.plan.stripes:
             parent = plan.parent
@@ -198,18 +177,7 @@ class Invariants:
             self.require(planned == member.parents[plan.stripe], f"{name} is told another parent than it has")
             self._climb(swarm, plan.stripe, name)
             if parent is not None and parent.is_origin:
-                granted[swarm.blob, plan.stripe, name] = None
-                self._ever_granted[swarm.blob, plan.stripe, name] = None
-                self._leases(fleet, granted)
-
-    def _planned_by_owner(self, fleet: Fleet, message: Assign) -> None:
-        """One tracker plans a blob in an epoch, and grants its leases."""
-        blob, epoch = message.plan.blob, message.plan.epoch
-        if fleet.handover.ownership is None:
-            return
-        self.require(epoch == fleet.handover.epoch, "a plan has another epoch than its tracker")
-        planner = self._planners.setdefault((blob, epoch), fleet.handover.me)
-        self.require(planner == fleet.handover.me, f"{planner} and {fleet.handover.me} plan {blob} in epoch {epoch}")
+                self.leases.granted(fleet, swarm.blob, plan.stripe, name)
 
     def _superpeers(self, swarm: Swarm, named: Member, names: list[str]) -> None:
         """A host is named of a few others in its zone that are there, of more where they read for a
@@ -222,29 +190,6 @@ class Invariants:
             self.require(fits, f"{named.host} is told of the superpeer {name}, which is away or in another zone")
         if named.host in names:
             self._named[swarm.blob, named.host] = None
-
-    def _leases(self, fleet: Fleet, out: dict[tuple[Digest, int, str], None]) -> None:
-        """At most one lease a stripe and zone, and no more than the cap in all, of the leases that
-        this fleet granted and that are out; one a stripe besides for a host that was starved
-        (planner.py)."""
-        granted: dict[tuple[Digest, int, str], int] = {}
-        rescued: dict[tuple[Digest, int], int] = {}
-        for blob, stripe, name in list(out):
-            swarm = fleet.swarms.get(blob)
-            if swarm is None or name not in swarm.edges.roots[stripe]:
-                del out[blob, stripe, name]
-                continue
-            if stripe in swarm.members[name].rescued:
-                rescued[blob, stripe] = rescued.get((blob, stripe), 0) + 1
-                continue
-            key = blob, stripe, fleet.hosts[name].zone
-            granted[key] = granted.get(key, 0) + 1
-        self.require(max(granted.values(), default=0) <= 1, "a stripe has two leases in one zone")
-        self.require(max(rescued.values(), default=0) <= 1, "a stripe has two leases beyond the rule")
-        self.require(
-            sum(granted.values()) + sum(rescued.values()) <= self._origin_streams_max,
-            "more leases than the cap are out",
-        )
 
     def _paths(self, swarm: Swarm | None, name: str) -> None:
         if swarm is None or name not in swarm.members:

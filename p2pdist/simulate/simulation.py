@@ -10,7 +10,7 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.bittorrent import Mesh
 from p2pdist.simulate.clock import World
-from p2pdist.simulate.cluster.nodes import Cluster, Node
+from p2pdist.simulate.cluster.nodes import Cluster
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.faults import (
     Busy,
@@ -40,7 +40,7 @@ from p2pdist.simulate.faults import (
 )
 from p2pdist.simulate.host import Host, Pull, StreamServer
 from p2pdist.simulate.invariants import Invariants
-from p2pdist.simulate.network import DATABASE_NAME, TRACKER_NAME, Cut, Link, Network, Rack
+from p2pdist.simulate.network import TRACKER_NAME, Link, Network, Rack
 from p2pdist.simulate.origin import Blob, Origin
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
@@ -249,10 +249,8 @@ class Simulation:
                 world.at(at_s, self.hosts[name].server.spoil, share)
             case Silent(name, at_s):
                 world.at(at_s, self.hosts[name].server.fall_silent)
-            case TrackerFreeze() | TrackerCut() | DatabaseLoss() | RollingRestart():
-                world.at(fault.at_s, self._among_trackers, fault)
-            case TrackerLoss() if self.cluster is not None:
-                world.at(fault.at_s, self._among_trackers, fault)
+            case TrackerLoss() | TrackerFreeze() | TrackerCut() | DatabaseLoss() | RollingRestart() if self.cluster:
+                world.at(fault.at_s, self.cluster.disturb, fault, self.blobs[0].digest)
             case TrackerLoss(at_s, back_after_s, _):
                 world.at(at_s, tracker.kill)
                 if back_after_s is not None:
@@ -283,35 +281,6 @@ class Simulation:
             case Busy(at_s, for_s, share):
                 world.at(at_s, self._slow_processors, fault, share, at_s + for_s)
                 world.at(at_s + for_s, self._slow_processors, fault, 1.0, at_s + for_s)
-
-    def _among_trackers(self, fault: TrackerLoss | TrackerFreeze | TrackerCut | DatabaseLoss | RollingRestart) -> None:
-        """What goes wrong now with one of several trackers, or with what they share."""
-        cluster, world, paths = self.cluster, self.world, self.network.paths
-        if cluster is None:
-            return
-        match fault:
-            case TrackerLoss(_, back_after_s, number):
-                node = self._node(cluster, number)
-                node.kill()
-                if back_after_s is not None:
-                    world.after(back_after_s, node.start)
-            case TrackerFreeze(_, for_s, number):
-                self._node(cluster, number).tracker.freeze(for_s)
-            case TrackerCut(_, for_s, hosts, number):
-                name = self._node(cluster, number).tracker.name
-                cut = Cut(frozenset([name]), others=hosts | {DATABASE_NAME})
-                paths.cut(cut)
-                if for_s is not None:
-                    world.after(for_s, paths.heal, cut)
-            case DatabaseLoss(_, for_s):
-                cluster.database.available = False
-                if for_s is not None:
-                    world.after(for_s, cluster.database.come_back)
-            case RollingRestart(_, away_s):
-                cluster.roll(away_s)
-
-    def _node(self, cluster: Cluster, number: int | None) -> Node:
-        return cluster.owner_of(self.blobs[0].digest) if number is None else list(cluster.nodes.values())[number]
 
     def _let_lie(self, fault: LyingVoucher) -> None:
         """A host lies; without a name the host that reads the first piece of a stripe."""
@@ -364,10 +333,10 @@ class Simulation:
         self.hosts[fault.host].start()
 
     def _lose_tracker(self, fault: TrackerLosses) -> None:
-        if self.cluster is not None and not self.ended:
-            self._among_trackers(TrackerLoss(self.world.now, fault.back_after_s))
-            self.world.after(fault.every_s, self._lose_tracker, fault)
-        elif not self.ended:
-            self.tracker.kill()
-            self.world.after(fault.back_after_s, self.tracker.start)
+        if not self.ended:
+            if self.cluster is not None:
+                self.cluster.disturb(TrackerLoss(self.world.now, fault.back_after_s), self.blobs[0].digest)
+            else:
+                self.tracker.kill()
+                self.world.after(fault.back_after_s, self.tracker.start)
             self.world.after(fault.every_s, self._lose_tracker, fault)

@@ -13,7 +13,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.ownership import Ownership, owner
 from p2pdist.model.ownership import Tracker as Listed
 from p2pdist.simulate.clock import World
-from p2pdist.simulate.network import DATABASE_NAME, Paths
+from p2pdist.simulate.faults import DatabaseLoss, RollingRestart, TrackerCut, TrackerFreeze, TrackerLoss
+from p2pdist.simulate.network import DATABASE_NAME, Cut, Paths
 from p2pdist.simulate.tracker import Tracker
 from tracker.core.events import Followed, LeasesAllowed
 from tracker.core.ownership.ownerships import (
@@ -33,6 +34,8 @@ DRAIN_LOOK_S = 0.5
 DRAIN_MAX_S = 10.0
 NEXT_S = 5.0
 """In a rolling restart the next tracker drains so long after the last one started."""
+
+ClusterFault = TrackerLoss | TrackerFreeze | TrackerCut | DatabaseLoss | RollingRestart
 
 
 class Database:
@@ -146,6 +149,32 @@ class Cluster:
         for node in self.nodes.values():
             node.start()
 
+    def disturb(self, fault: ClusterFault, blob: Digest) -> None:
+        """Let a fault happen now; where it names no tracker, to the owner of `blob`."""
+        match fault:
+            case TrackerLoss(_, back_after_s, number):
+                node = self._node(number, blob)
+                node.kill()
+                if back_after_s is not None:
+                    self._world.after(back_after_s, node.start)
+            case TrackerFreeze(_, for_s, number):
+                self._node(number, blob).tracker.freeze(for_s)
+            case TrackerCut(_, for_s, hosts, number):
+                tracker = self._node(number, blob).tracker
+                cut = Cut(frozenset([tracker.name]), others=hosts | {DATABASE_NAME})
+                tracker.network.paths.cut(cut)
+                if for_s is not None:
+                    self._world.after(for_s, tracker.network.paths.heal, cut)
+            case DatabaseLoss(_, for_s):
+                self.database.available = False
+                if for_s is not None:
+                    self._world.after(for_s, self.database.come_back)
+            case RollingRestart(_, away_s):
+                self._roll(list(self.nodes.values()), away_s)
+
+    def _node(self, number: int | None, blob: Digest) -> Node:
+        return self.owner_of(blob) if number is None else list(self.nodes.values())[number]
+
     def owner_of(self, blob: Digest) -> Node:
         """The tracker that owns a blob now, by what the database has."""
         stored = self.database.stored
@@ -167,11 +196,6 @@ class Cluster:
             ):
                 return False
         return True
-
-    def roll(self, away_s: float) -> None:
-        """Restart all trackers, one after the other: each drains, ends, and starts again `away_s`
-        later."""
-        self._roll(list(self.nodes.values()), away_s)
 
     def _roll(self, left: list[Node], away_s: float) -> None:
         if not left:
