@@ -11,7 +11,8 @@ the zones that name it.
 
 Sites. Between sites lies a WAN, which everything crosses once: in each stripe one host of a site
 that reads nothing from the origin imports, and no other does while a host of the site has the
-stripe, however overloaded the hosts of the site become.
+stripe, however overloaded the hosts of the site become. The sites form a chain in each stripe: each
+of them sends it to one other, so that no link to the WAN carries it twice in one direction.
 
 Where some hosts receive by trees and others by BitTorrent, newcomers of the latter kind come first
 and so become roots: their peers get from them what they read, and so do their children in the
@@ -208,7 +209,7 @@ class _StripePass:
     def _from_outside(self, member: Member) -> str | None:
         if not self.slots.whole and self._may_read(member):
             return FROM_ORIGIN
-        return self.slots.outside(member, self.slots.near(member))
+        return self.slots.outside(member, self.slots.near(member), spare_wan=True)
 
     def _fill(self, rack: str, queue: list[str], limit: int) -> int:
         count = 0
