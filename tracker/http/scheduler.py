@@ -47,6 +47,7 @@ class HostStatus(msgspec.Struct, frozen=True, gc=False):
     leaving: bool
     blobs: int
     blamed: dict[str, str]
+    site: str = ""
 
 
 class HostDetail(HostStatus, frozen=True, gc=False):
@@ -111,6 +112,7 @@ def _host(host: Host) -> HostStatus:
         host.leaving,
         len(host.swarms),
         {name: reason for name, (reason, _) in host.penalties.items()},
+        host.site,
     )
 
 
