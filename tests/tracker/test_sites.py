@@ -117,6 +117,7 @@ def test_a_host_says_its_site() -> None:
     for number in range(12):
         site = f"s{number % 2}"
         hello = Hello(PROTOCOL_VERSION, f"h{number}", f"h{number}:1", zone="z", site=site)
+        control.sessions[hello.host] = number
         control.fleet.handle(SessionOpened(number, hello), now=0.0)
         control.fleet.handle(Received(number, Holding(BLOB, 64 << 20, 65536, (0, 0), (None, None))), now=0.0)
     told = [each.message for each in control.tick(JOIN_BATCH_S) if isinstance(each, Send)]

@@ -232,8 +232,8 @@ class _StripePass:
             if may_read and not slots.whole:
                 parent = FROM_ORIGIN
             else:
-                if SITE_END in member.zone and (near := slots.near(member)) != "anywhere":
-                    parent = slots.outside(member, near) or slots.extra_slot(member, None, member.site)
+                if SITE_END in member.zone:
+                    parent = self._parent_sparing_wan(member)
                 parent = parent or slots.outside(member) or slots.extra_slot(member, None) or self._again(member)
                 if parent is None and may_read:
                     parent = FROM_ORIGIN
@@ -241,6 +241,15 @@ class _StripePass:
             return False
         self._attach(host, parent)
         return True
+
+    def _parent_sparing_wan(self, member: Member) -> str | None:
+        """A parent at the host's own site, or at the site that feeds the fewest others, even beyond
+        the allotted slots."""
+        near = self.slots.near(member)
+        if near != "anywhere":
+            return self.slots.outside(member, near) or self.slots.extra_slot(member, None, member.site)
+        found = (self.slots.extra_slot(member, None, site) for site in self.slots.fed_sites())
+        return next((parent for parent in found if parent is not None), None)
 
     def _again(self, child: Member) -> str | None:
         """A parent from which the host was parted because little came: there is no better one, so

@@ -192,6 +192,11 @@ class SlotIndex:
         for rack in fresh:
             self._offer(rack)
 
+    def fed_sites(self) -> list[str]:
+        """The sites of which some rack is fed, those first that feed the fewest others."""
+        sites = dict.fromkeys(site_of(zone) for zone in self._zones_fed())
+        return sorted(sites, key=self._exported)
+
     # -- inner
 
     def _exported(self, site: str) -> int:
