@@ -231,10 +231,8 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.model.address import address_text
 
     address, trackers = listen_address(listen), _urls(tracker)
-    discovers = not trackers if discover is None else discover
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -249,7 +247,9 @@ def command(
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
-        discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
+        discovery=discovery_settings(address, network_id, discovery_interface)
+        if (discover if discover is not None else not trackers)
+        else None,
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
