@@ -199,9 +199,8 @@ class Simulation:
         return Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet, name)
 
     def _make_cluster(self, count: int) -> Cluster:
-        made = {self.tracker.name: self.tracker}
-        names = [TRACKER_NAME, *(f"{TRACKER_NAME}{number}" for number in range(2, count + 1))]
-        return Cluster(self.world, names, lambda name: made.get(name) or self._make_tracker(name))
+        others = [self._make_tracker(f"{TRACKER_NAME}{number}") for number in range(2, count + 1)]
+        return Cluster(self.world, [self.tracker, *others])
 
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario

@@ -15,6 +15,7 @@ import click
 from p2pdist.cli.daemon import discovery_settings, listen_address, log_options, run, set_level
 from p2pdist.cli.main import read_again
 from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
+from p2pdist.model.address import address_text
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.model.image import MIRROR_PORT
 from p2pdist.model.units import parse_size
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
+    from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
@@ -232,7 +234,8 @@ def command(
     """
     from p2pdist.agent.agent import AgentSettings
 
-    address, trackers = listen_address(listen), _urls(tracker)
+    address = listen_address(listen)
+    trackers, discovery = _trackers(tracker, discover, address, network_id, discovery_interface)
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -247,9 +250,7 @@ def command(
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
-        discovery=discovery_settings(address, network_id, discovery_interface)
-        if (discover if discover is not None else not trackers)
-        else None,
+        discovery=discovery,
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
@@ -257,6 +258,15 @@ def command(
         hostnames=hostnames,
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
+
+
+def _trackers(
+    text: str, discover: bool | None, address: tuple[str, int], network_id: str, interfaces: tuple[str, ...]
+) -> tuple[tuple[str, ...], DiscoverySettings | None]:
+    """The trackers that were named, and how others are discovered: without any, or if asked for."""
+    urls = _urls(text)
+    discovers = not urls if discover is None else discover
+    return urls, discovery_settings(address, network_id, interfaces) if discovers else None
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -288,6 +298,7 @@ def _swarm(
     """How blobs may come by BitTorrent; None for trees only. An agent that joins a fleet uses
     BitTorrent only when told to, and then for public packages. Raises UsageError."""
     from p2pdist.agent.bittorrent.service import SwarmSettings
+    from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.model.address import parse_address
 
     policy: Policy = transport or ("trees" if tls or joins else "auto")
@@ -329,7 +340,6 @@ async def _serve(
     from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import close, listen, listen_unix, raise_file_limit, stop_listening
-    from p2pdist.model.address import address_text
     from p2pdist.transfer.connections import ConnectionBook, connections_max
 
     level_now = partial(read_again, click.get_current_context(), "log_level")
@@ -369,7 +379,6 @@ async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) 
     agent goes on without. Raises Conflict for another port that is taken."""
     from p2pdist.agent.api.mirror import make_mirror_app
     from p2pdist.cli.daemon import listen
-    from p2pdist.model.address import address_text
 
     text = address_text(*address)
     try:
