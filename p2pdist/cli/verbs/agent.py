@@ -234,8 +234,7 @@ def command(
     """
     from p2pdist.agent.agent import AgentSettings
 
-    address = listen_address(listen)
-    trackers, discovery = _trackers(tracker, discover, address, network_id, discovery_interface)
+    address, trackers, discovery = _reached(listen, tracker, discover, network_id, discovery_interface)
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -260,13 +259,14 @@ def command(
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
 
 
-def _trackers(
-    text: str, discover: bool | None, address: tuple[str, int], network_id: str, interfaces: tuple[str, ...]
-) -> tuple[tuple[str, ...], DiscoverySettings | None]:
-    """The trackers that were named, and how others are discovered: without any, or if asked for."""
-    urls = _urls(text)
+def _reached(
+    listen: str, trackers: str, discover: bool | None, network_id: str, interfaces: tuple[str, ...]
+) -> tuple[tuple[str, int], tuple[str, ...], DiscoverySettings | None]:
+    """Where the agent listens, the trackers that were named, and how others are discovered: where
+    none was named, or where that was asked for."""
+    address, urls = listen_address(listen), _urls(trackers)
     discovers = not urls if discover is None else discover
-    return urls, discovery_settings(address, network_id, interfaces) if discovers else None
+    return address, urls, discovery_settings(address, network_id, interfaces) if discovers else None
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -298,7 +298,6 @@ def _swarm(
     """How blobs may come by BitTorrent; None for trees only. An agent that joins a fleet uses
     BitTorrent only when told to, and then for public packages. Raises UsageError."""
     from p2pdist.agent.bittorrent.service import SwarmSettings
-    from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.model.address import parse_address
 
     policy: Policy = transport or ("trees" if tls or joins else "auto")
