@@ -17,6 +17,7 @@ from p2pdist.model.access import TICKET_CHARACTERS_MAX
 from p2pdist.model.address import host_part
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, UsageError
+from p2pdist.model.ownership import OPTIONAL_TRACKER_ID, Epoch, Ownership
 from p2pdist.model.plan import STRIPES_MAX, Address, HostName, Plan, StripeNumber
 
 PROTOCOL_VERSION = 1
@@ -64,7 +65,8 @@ class Hello(Message, frozen=True):
     `bt_port` is its BitTorrent port, 0 for none. `tls`: it speaks TLS with other agents. `instance`
     names the running agent, so that the tracker recognises it after its address has changed; it is
     a secret between the two (`instance_proof`). `platform` is what images the host runs, such as
-    linux/amd64/v3."""
+    linux/amd64/v3. `site` is where the host's zone is: zones of one name at two sites are two, and
+    a zone that names no site is one by itself."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -77,6 +79,7 @@ class Hello(Message, frozen=True):
     instance: Annotated[str, Meta(max_length=64)] = ""
     download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
     platform: Annotated[str, Meta(max_length=64)] = ""
+    site: HostName = ""
 
 
 class Selected(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +128,13 @@ class Holdings(Message, frozen=True):
     """Several holdings in one message, at most BLOBS_PER_MESSAGE_MAX."""
 
     blobs: Annotated[tuple[Holding, ...], Meta(max_length=BLOBS_PER_MESSAGE_MAX)]
+
+
+class EpochSeen(Message, frozen=True):
+    """The host has heard of an ownership of this epoch, which is newer than what this tracker told
+    it. Sent only to a tracker that told one."""
+
+    epoch: Epoch
 
 
 class Advance(msgspec.Struct, frozen=True, array_like=True):
@@ -222,12 +232,31 @@ class Spares(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Answers Hello: how often to report, and the origin's URL (empty when agents have their own),
     without credentials: any process that reaches a tracker may open a session. `time` is the
-    tracker's clock, in seconds since the epoch; 0 from trackers that do not send it."""
+    tracker's clock, in seconds since the epoch; 0 from trackers that do not send it. `ownership`:
+    this is the tracker with the id `tracker` of several; absent where there is one tracker."""
 
     protocol: int
     report_interval_s: float
     origin: str = ""
     time: Annotated[float, Meta(ge=0)] = 0.0
+    ownership: Ownership | None = None
+    tracker: Annotated[str, Meta(pattern=OPTIONAL_TRACKER_ID)] = ""
+
+
+class OwnershipChanged(Message, frozen=True):
+    """A new ownership counts from now on. The host tells each new owner what it holds of its blobs,
+    and goes on with its streams."""
+
+    ownership: Ownership
+
+
+class NotOwner(Message, frozen=True):
+    """Another tracker owns these blobs, of which the host spoke to this one, or which this one gave
+    away: the host tells that tracker what it holds of them. Without an `ownership` the one counts
+    that was told last in this session."""
+
+    blobs: Annotated[tuple[WireDigest, ...], Meta(max_length=BLOBS_PER_MESSAGE_MAX)]
+    ownership: Ownership | None = None
 
 
 class Pace(Message, frozen=True):
@@ -329,8 +358,24 @@ class Reject(Message, frozen=True):
     blob: WireDigest | None = None
 
 
-FromAgent = Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares | Vouched | Judged
-FromTracker = Welcome | Pace | OriginShare | Assign | Access | Keep | Release | Reject | Listed | Reread | Recall
+FromAgent = (
+    Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares | Vouched | Judged | EpochSeen
+)
+FromTracker = (
+    Welcome
+    | Pace
+    | OriginShare
+    | Assign
+    | Access
+    | Keep
+    | Release
+    | Reject
+    | Listed
+    | Reread
+    | Recall
+    | OwnershipChanged
+    | NotOwner
+)
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

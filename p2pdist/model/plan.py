@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from p2pdist.model.digest import WireDigest
+from p2pdist.model.ownership import Epoch
 
 STRIPES_MAX = 1024
 ALTERNATES_MAX = 64
@@ -55,9 +56,12 @@ class Plan:
     parent. `keepers` are the superpeers of its zone: while no tracker answers, hosts receive from
     them, and only they read the origin; an empty tuple leaves the former ones. `dealt`: in a swarm
     the superpeers read the origin now, each its share, instead of the holders of leases
-    (p2pdist/core/origin_seeding.py)."""
+    (p2pdist/core/origin_seeding.py). `epoch` is that of the ownership by which the tracker planned
+    (ownership.py), 0 where there is one tracker: a host that has a plan of a blob takes none of an
+    older epoch."""
 
     blob: WireDigest
     stripes: Annotated[tuple[StripePlan, ...], Meta(max_length=STRIPES_MAX)]
     keepers: Annotated[tuple[Source, ...], Meta(max_length=KEEPERS_MAX)] = ()
     dealt: bool = False
+    epoch: Epoch = 0

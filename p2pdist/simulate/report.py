@@ -114,7 +114,7 @@ class Report:
     #: What came into a rack from outside, over the size; 0 without racks.
     rack_rx_ratio_max: float
     rack_rx_ratio_mean: float
-    #: What the origin sent into each zone, over the size.
+    #: What the origin sent into each site or zone, over the size.
     zone_origin_ratios: dict[str, float]
     #: How many pulls there were, completed and gave up; and how many hosts were lost.
     wanted: int
@@ -141,6 +141,8 @@ class Report:
     #: Of vouched piece lists, the rounds beyond the first, and the hosts that were blamed.
     rounds: int = 0
     blamed: tuple[str, ...] = ()
+    #: What came into each site over the WAN, over the size; none without sites.
+    site_rx_ratios: tuple[float, ...] = ()
 
     def curve(self) -> list[float | None]:
         """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run;

@@ -10,10 +10,12 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.bittorrent import Mesh
 from p2pdist.simulate.clock import World
+from p2pdist.simulate.cluster.nodes import Cluster
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.faults import (
     Busy,
     Crash,
+    DatabaseLoss,
     Fault,
     Late,
     Leave,
@@ -21,8 +23,11 @@ from p2pdist.simulate.faults import (
     OriginOutage,
     OriginWrong,
     Partition,
+    RollingRestart,
     Silent,
     Slow,
+    TrackerCut,
+    TrackerFreeze,
     TrackerLoss,
     TrackerLosses,
     UpstreamBreak,
@@ -42,6 +47,7 @@ from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.tracker import Tracker
 from p2pdist.simulate.vouching.listing import Listing, hash_of
 from tracker.core.fleet import Fleet
+from tracker.core.planning.planner import Planner
 
 SLICE_EVENTS = 200_000
 """Progress is reported after so many events."""
@@ -65,10 +71,12 @@ class Simulation:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario = scenario.filled()
         self.world = World(scenario.seed)
-        self.network = Network(self.world, scenario.latency_s)
+        self.network = Network(self.world, scenario.latency_s, scenario.wan_s)
         self.origin = Origin(self.world, self.network, scenario.origin_bytes_s)
         self.invariants = Invariants(self.world, scenario.seed, scenario.origin_streams_max)
-        self.tracker = Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet)
+        #: The tracker, or the first of several.
+        self.tracker = self._make_tracker(TRACKER_NAME)
+        self.cluster = self._make_cluster(scenario.trackers) if scenario.trackers > 1 else None
         layout = PieceLayout(scenario.size, scenario.piece_size)
         starts = scenario.blobs - scenario.preseeds
         self.blobs = [
@@ -78,7 +86,8 @@ class Simulation:
         #: By name, in the order of the scenario.
         self.hosts: dict[str, Host] = {}
         self.meshes: dict[Digest, Mesh] = {}
-        self.racks = [Rack(f"r{number}", scenario.rack_bytes_s) for number in range(scenario.racks)]
+        self.sites = [Rack(f"s{number}", scenario.wan_bytes_s) for number in range(scenario.sites)]
+        self.racks = self._make_racks()
         self.parties = scenario.parties()
         #: Hosts that are gone for good.
         self.lost: dict[str, None] = {}
@@ -104,22 +113,28 @@ class Simulation:
             scenario.transport_of,
             self._listing_of,
             self.meshes,
+            self.cluster,
         )
         if scenario.transport != "trees":
             self.meshes |= {blob.digest: Mesh(blob.digest, context, self.hosts) for blob in self.blobs}
         for number, (name, rate) in enumerate(zip(scenario.host_names(), scenario.rates(), strict=True)):
-            link = Link(rate, rate)
-            rack = self.racks[scenario.rack_of(number)] if self.racks else None
+            link, site = Link(rate, rate), scenario.site_of(number)
+            rack = self.racks[scenario.rack_of(number) if scenario.racks else site] if self.racks else None
             zone = f"z{scenario.zone_of(number)}" if scenario.zones else ""
+            if self.sites:
+                self.network.sites[name] = self.sites[site]
             blobs = self.blobs if number < (scenario.starters or scenario.hosts) else self.blobs[starts:]
-            host = self.hosts[name] = Host(name, link, blobs, context, rack, zone)
+            host = self.hosts[name] = Host(name, link, blobs, context, rack, zone, f"s{site}" if self.sites else "")
             senders[name] = host.server
             self._pulls_open += len(blobs)
 
     def run(self, progress: Progress | None = None) -> Report:
         """Run until all pulls have ended and the tracker knows it. Raises InvariantBroken."""
         scenario = self.scenario
-        self.tracker.start()
+        if self.cluster is not None:
+            self.cluster.start()
+        else:
+            self.tracker.start()
         late = late_hosts(scenario.faults)
         for host, party in zip(self.hosts.values(), self.parties, strict=True):
             if host.name not in late:
@@ -137,26 +152,64 @@ class Simulation:
             ]
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
-        self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
+        self.invariants.check_end(self.trackers, self.hosts.values(), failures(scenario.faults))
         report = Report.of(
             scenario,
             self.hosts,
-            self.racks,
+            self.racks[: scenario.racks],
             self.origin,
             lost=self.lost,
-            messages=self.tracker.messages,
+            messages=sum(tracker.messages for tracker in self.trackers),
             events=self.world.events,
         )
-        return replace(report, rounds=self.invariants.lists.rounds, blamed=tuple(self.invariants.lists.blamed))
+        entered = tuple(site.bytes_in / report.size for site in self.sites)
+        lists = self.invariants.lists
+        return replace(report, rounds=lists.rounds, blamed=tuple(lists.blamed), site_rx_ratios=entered)
 
     @property
     def ended(self) -> bool:
         """Whether every pull has ended."""
         return not self._pulls_open
 
+    def _make_racks(self) -> list[Rack]:
+        """The racks; where there are sites and no racks one without a name for each site, as
+        everything that enters or leaves it crosses its boundary."""
+        scenario = self.scenario
+        for number, tracker in enumerate(self.trackers if self.sites else ()):
+            self.network.sites[tracker.name] = self.sites[number % len(self.sites)]
+        if self.sites and not scenario.racks:
+            return [Rack("", 0.0, site) for site in self.sites]
+        rate_bytes_s, count = scenario.rack_bytes_s, scenario.racks
+        hosts = {scenario.rack_of(host): host for host in range(scenario.hosts)} if self.sites else {}
+        return [
+            Rack(f"r{number}", rate_bytes_s, self.sites[scenario.site_of(hosts[number])] if self.sites else None)
+            for number in range(count)
+        ]
+
+    @property
+    def trackers(self) -> list[Tracker]:
+        """All trackers."""
+        return [self.tracker] if self.cluster is None else [node.tracker for node in self.cluster.nodes.values()]
+
+    def tracker_of(self, blob: Digest) -> Tracker:
+        """The tracker that plans a blob."""
+        return self.tracker if self.cluster is None else self.cluster.owner_of(blob).tracker
+
+    def _make_tracker(self, name: str) -> Tracker:
+        return Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet, name)
+
+    def _make_cluster(self, count: int) -> Cluster:
+        others = [self._make_tracker(f"{TRACKER_NAME}{number}") for number in range(2, count + 1)]
+        return Cluster(self.world, [self.tracker, *others])
+
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario
-        return Fleet(now, origin_streams_max=scenario.origin_streams_max, report_interval_s=scenario.report_interval_s)
+        return Fleet(
+            now,
+            origin_streams_max=scenario.origin_streams_max,
+            report_interval_s=scenario.report_interval_s,
+            planner=Planner(origin_sites=scenario.origin_sites),
+        )
 
     def _listing_of(self, name: str, blob: Digest) -> Listing | None:
         host = self.hosts.get(name)
@@ -184,11 +237,17 @@ class Simulation:
                 break
 
     def _all_welcome(self) -> bool:
-        """Whether a tracker answers every host that runs and is not cut from it."""
-        return self.tracker.fleet is not None and all(
-            host.session.welcomed or not self.network.paths.reachable(host.name, TRACKER_NAME)
+        """Whether the tracker of its blobs answers every host that runs and is not cut from it, and
+        no tracker has swarms to give away."""
+        if self.cluster is not None and not self.cluster.at_rest:
+            return False
+        trackers = [(blob.digest, self.tracker_of(blob.digest)) for blob in self.blobs]
+        return all(tracker.fleet is not None for _, tracker in trackers) and all(
+            host.session.answers(blob) or not self.network.paths.reachable(host.name, tracker.name)
             for host in self.hosts.values()
             if host.running
+            for blob, tracker in trackers
+            if blob in host.pulls
         )
 
     def _delivered(self) -> tuple[int, int]:
@@ -215,7 +274,9 @@ class Simulation:
                 world.at(at_s, self.hosts[name].server.spoil, share)
             case Silent(name, at_s):
                 world.at(at_s, self.hosts[name].server.fall_silent)
-            case TrackerLoss(at_s, back_after_s):
+            case TrackerLoss() | TrackerFreeze() | TrackerCut() | DatabaseLoss() | RollingRestart() if self.cluster:
+                world.at(fault.at_s, self.cluster.disturb, fault, self.blobs[0].digest)
+            case TrackerLoss(at_s, back_after_s, _):
                 world.at(at_s, tracker.kill)
                 if back_after_s is not None:
                     world.at(at_s + back_after_s, tracker.start)
@@ -256,7 +317,7 @@ class Simulation:
 
     def _slow_processors(self, fault: Busy, share: float, until: float) -> None:
         processors = {name: host.processor for name, host in self.hosts.items()}
-        processors[TRACKER_NAME] = self.tracker.processor
+        processors |= {tracker.name: tracker.processor for tracker in self.trackers}
         for name in processors if fault.hosts is None else sorted(fault.hosts):
             processors[name].slow_to(share, until=until)
 
@@ -298,6 +359,9 @@ class Simulation:
 
     def _lose_tracker(self, fault: TrackerLosses) -> None:
         if not self.ended:
-            self.tracker.kill()
-            self.world.after(fault.back_after_s, self.tracker.start)
+            if self.cluster is not None:
+                self.cluster.disturb(TrackerLoss(self.world.now, fault.back_after_s), self.blobs[0].digest)
+            else:
+                self.tracker.kill()
+                self.world.after(fault.back_after_s, self.tracker.start)
             self.world.after(fault.every_s, self._lose_tracker, fault)

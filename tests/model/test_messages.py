@@ -15,6 +15,7 @@ from p2pdist.model.messages import (
     Advance,
     Assign,
     Complaint,
+    EpochSeen,
     FromAgent,
     FromTracker,
     Hello,
@@ -23,6 +24,8 @@ from p2pdist.model.messages import (
     Keep,
     Kept,
     Left,
+    NotOwner,
+    OwnershipChanged,
     PullRequest,
     Reject,
     Release,
@@ -33,10 +36,12 @@ from p2pdist.model.messages import (
     decode_from_tracker,
     encode,
 )
+from p2pdist.model.ownership import Ownership, Tracker
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import KEEPERS_MAX, ORIGIN, Plan, Source, StripePlan
 
 BLOB = digest_of(b"x")
+OWNERSHIP = Ownership(3, (Tracker("a", ("http://a:7070",)), Tracker("b", (), 0.1)), {BLOB: "b"})
 HOLDING = Holding(BLOB, 1 << 40, 1 << 16, (3, 4), ("", None))
 
 FROM_AGENT: list[FromAgent] = [
@@ -51,6 +56,7 @@ FROM_AGENT: list[FromAgent] = [
     Left(BLOB),
     Kept("p1", "pulling", 1, 2),
     Kept("p1", "failed", reason="disk-full: no room"),
+    EpochSeen(3),
 ]
 FROM_TRACKER: list[FromTracker] = [
     Welcome(1, 0.5, "file:///origin"),
@@ -64,6 +70,10 @@ FROM_TRACKER: list[FromTracker] = [
     Keep("p1", f"a@{BLOB}"),
     Keep("p1", f"a@{BLOB}", "start", 1.5),
     Release("p1"),
+    Welcome(1, 0.5, ownership=OWNERSHIP, tracker="a"),
+    Assign(Plan(BLOB, (StripePlan(0, ORIGIN),), epoch=3)),
+    OwnershipChanged(OWNERSHIP),
+    NotOwner((BLOB,), OWNERSHIP),
 ]
 
 

@@ -117,7 +117,7 @@ class Membership:
             counts,
             slots=self.reputation.slots(host, swarm, now=now),
             now=now,
-            zone=host.zone,
+            zone=host.location,
             rack=host.rack,
             slow_receiver=self.reputation.capacities.slow_receiver(host.name),
         )
@@ -155,6 +155,13 @@ class Membership:
             self.schedule.gone(swarm.key)
         else:
             self.schedule.ask(swarm.key, reason, now)
+
+    def dissolve(self, swarm: Swarm) -> None:
+        """Forget a swarm, which another tracker owns; its hosts know."""
+        for name in swarm.members:
+            self.hosts[name].leave(swarm.blob, swarm.key)
+        del self.swarms[swarm.key]
+        self.schedule.gone(swarm.key)
 
     def drain(self, host: Host, *, now: float) -> None:
         """The host is about to end: it leaves all its swarms at once, with its leases, and nothing

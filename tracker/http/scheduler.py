@@ -36,7 +36,7 @@ from tracker.preseed_service import PreseedBrief, PreseedSummary, sees
 class HostStatus(msgspec.Struct, frozen=True, gc=False):
     """A host. `absent_s` is how long ago its session ended, null while it is connected; `leaving`:
     its agent is about to end; `blobs` is the number of its swarms; `blamed` names the hosts that
-    complained of it, and why."""
+    complained of it, and why. `site` is empty where the zone is a site by itself."""
 
     host: str
     address: str
@@ -47,6 +47,7 @@ class HostStatus(msgspec.Struct, frozen=True, gc=False):
     leaving: bool
     blobs: int
     blamed: dict[str, str]
+    site: str
 
 
 class HostDetail(HostStatus, frozen=True, gc=False):
@@ -111,6 +112,7 @@ def _host(host: Host) -> HostStatus:
         host.leaving,
         len(host.swarms),
         {name: reason for name, (reason, _) in host.penalties.items()},
+        host.site,
     )
 
 

@@ -109,6 +109,9 @@ def tls_options(command: Function) -> Function:
     help="The local API.",
 )
 @origin_options("Central storage, instead of the one that the tracker names.")
+@click.option(
+    "--site", default="", help="The site of this host's zone: a site reads central storage once [default: the zone]."
+)
 @click.option("--zone", default="", help="The zone of this host.")
 @click.option("--rack", default="", help="The rack of this host.")
 @click.option(
@@ -209,6 +212,7 @@ def command(
     store: Path,
     socket: Path,
     origin: str,
+    site: str,
     zone: str,
     rack: str,
     capacity: str,
@@ -239,7 +243,7 @@ def command(
     """
     from p2pdist.agent.agent import AgentSettings
 
-    address, trackers = listen_address(listen), _urls(tracker)
+    address, trackers, discovery = _reached(listen, tracker, discover, network_id, discovery_interface)
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -248,12 +252,13 @@ def command(
         origin=origin,
         zone=zone,
         rack=rack,
+        site=site,
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
-        discovery=_discovery(address, network_id, discovery_interface, not trackers if discover is None else discover),
+        discovery=discovery,
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         lazy_wait_s=lazy_wait,
@@ -264,12 +269,14 @@ def command(
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
 
 
-def _discovery(
-    address: tuple[str, int], network_id: str, interfaces: tuple[str, ...], wanted: bool
-) -> DiscoverySettings | None:
-    """How neighbours are found, where that is `wanted`. Raises UsageError."""
-
-    return discovery_settings(address, network_id, interfaces) if wanted else None
+def _reached(
+    listen: str, trackers: str, discover: bool | None, network_id: str, interfaces: tuple[str, ...]
+) -> tuple[tuple[str, int], tuple[str, ...], DiscoverySettings | None]:
+    """Where the agent listens, the trackers that were named, and how others are discovered: where
+    none was named, or where that was asked for."""
+    address, urls = listen_address(listen), _urls(trackers)
+    discovers = not urls if discover is None else discover
+    return address, urls, discovery_settings(address, network_id, interfaces) if discovers else None
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -381,7 +388,6 @@ async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) 
     agent goes on without. Raises Conflict for another port that is taken."""
     from p2pdist.agent.api.mirror import make_mirror_app
     from p2pdist.cli.daemon import listen
-    from p2pdist.model.address import address_text
 
     text = address_text(*address)
     try:

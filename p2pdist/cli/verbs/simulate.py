@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 HOSTS_MAX = 200_000
 RUNS_MAX = 100_000
+TRACKERS_MAX = 32
 TRACKER_AWAY_S = 1.0
 FILE = click.Path(dir_okay=False, path_type=Path)
 GARBAGE_THRESHOLD = 500_000
@@ -58,6 +59,21 @@ millions of objects takes long."""
 @click.option(
     "--zones", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many zones: racks, or hosts, in blocks."
 )
+@click.option(
+    "--sites", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many sites: zones, racks, or hosts, in blocks."
+)
+@click.option(
+    "--wan-rate", default="", metavar="RATE", help="Each site's uplink and downlink to the other sites and the origin."
+)
+@click.option(
+    "--rtt", default="", metavar="TIME", help="What a round trip between two sites, or to the origin, takes longer."
+)
+@click.option(
+    "--origin-sites",
+    default="",
+    metavar="NAME[,NAME]",
+    help="Only hosts at these sites read the origin, such as s0,s1.",
+)
 @click.option("--latency", default="0.2ms", show_default=True, metavar="TIME", help="Each path, one way.")
 @click.option(
     "--arrivals",
@@ -83,6 +99,32 @@ millions of objects takes long."""
     "--lose-tracker", default="", metavar="AT[:FOR]", help="The tracker is lost at a time, for so long or for good."
 )
 @click.option(
+    "--trackers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, TRACKERS_MAX),
+    help="So many trackers share the blobs. The owner of the blob is the one that dies or is lost.",
+)
+@click.option(
+    "--kill-tracker",
+    default="",
+    metavar="AT[:FOR]",
+    help="The same as --lose-tracker: the tracker, or the owner, dies.",
+)
+@click.option("--freeze-tracker", default="", metavar="AT:FOR", help="With --trackers: the owner stands still.")
+@click.option(
+    "--cut-tracker",
+    default="",
+    metavar="AT[:FOR]",
+    help="With --trackers: the owner is cut off from the database and from half of the hosts.",
+)
+@click.option(
+    "--lose-database", default="", metavar="AT[:FOR]", help="With --trackers: their database does not answer."
+)
+@click.option(
+    "--roll-trackers", default="", metavar="AT", help="With --trackers: all are restarted, one after the other."
+)
+@click.option(
     "--cut-half",
     default="",
     metavar="AT[:FOR]",
@@ -103,7 +145,8 @@ millions of objects takes long."""
     default="",
     metavar="KIND[,KIND]",
     help="Let things go wrong: crash, slow, partition, wrong, silent, tracker, origin, origin-wrong, late, busy, with"
-    " --vouched also lie, change, stall, break, whole; or `any`.",
+    " --vouched also lie, change, stall, break, whole, with --trackers also owner, freeze, isolate, database, roll;"
+    " or `any`.",
 )
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same run.")
 @click.option(
@@ -167,10 +210,10 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
     """What to simulate, but for seed and faults."""
     from p2pdist.simulate.scenario import Scenario
 
-    hosts, racks, zones = wishes["hosts"], wishes["racks"], wishes["zones"]
-    if max(racks, zones) > hosts or (racks and zones > racks):
+    hosts, racks, zones, sites = wishes["hosts"], wishes["racks"], wishes["zones"], wishes["sites"]
+    if max(racks, zones, sites) > hosts or (racks and max(zones, sites) > racks) or (zones and sites > zones):
         raise UsageError(
-            "there are more racks or zones than can be filled", remedy="Ask for fewer, or for more --hosts"
+            "there are more racks, zones or sites than can be filled", remedy="Ask for fewer, or for more --hosts"
         )
     nic_bytes_s, other_nics = _nics(wishes["nic"])
     arrivals, arrivals_s = _arrivals(wishes["arrivals"])
@@ -189,10 +232,28 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
         piece_size=_piece_size(wishes["piece_size"]),
         transport=wishes["transport"],
         vouched=wishes["vouched"],
+        trackers=wishes["trackers"],
+        sites=sites,
+        wan_bytes_s=parse_rate(wishes["wan_rate"]) if wishes["wan_rate"] else 0.0,
+        wan_s=parse_time(wishes["rtt"]) / 2 if wishes["rtt"] else 0.0,
+        origin_sites=_origin_sites(wishes["origin_sites"], sites),
     ).filled()
+    if filled.trackers > 1 and filled.transport != "trees":
+        raise UsageError(
+            "several trackers are simulated where the blob comes by trees", remedy="Leave out --transport or --trackers"
+        )
     if wishes["vouched"]:
         _check_vouched(filled)
     return replace(filled, time_limit_s=0.0)  # it depends on the faults
+
+
+def _origin_sites(text: str, sites: int) -> frozenset[str]:
+    """The names of the sites that may read the origin."""
+    names = frozenset(filter(None, text.split(",")))
+    unknown = sorted(names - {f"s{number}" for number in range(sites)})
+    if unknown:
+        raise UsageError(f"there is no site {unknown[0]!r}", remedy="With --sites 8 they are s0 to s7")
+    return names
 
 
 def _check_vouched(scenario: Scenario) -> None:
@@ -209,18 +270,26 @@ def _check_vouched(scenario: Scenario) -> None:
 
 def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
     """What goes wrong in a scenario with this seed."""
-    from p2pdist.simulate.faults import KINDS, VOUCHED_KINDS, TrackerLoss, TrackerLosses, schedule
+    from p2pdist.simulate.faults import CLUSTER_KINDS, KINDS, VOUCHED_KINDS, TrackerLoss, TrackerLosses, schedule
     from p2pdist.simulate.scenario import crash_share, cut_half, slow_share
 
     drawn: list[Fault] = []
     if wishes["faults"]:
         kinds = tuple(kind for kind in wishes["faults"].split(",") if kind and kind != "any")
         known = (*KINDS, *VOUCHED_KINDS) if scenario.vouched else KINDS
+        known = (*known, *CLUSTER_KINDS) if scenario.trackers > 1 else known
         unknown = [kind for kind in kinds if kind not in known]
         if unknown:
             raise UsageError(f"there is no fault {unknown[0]!r}", remedy=f"Choose among {', '.join(known)}, any")
         pieces, duration_s = -(-scenario.size // scenario.piece_size), scenario.size / scenario.nic_bytes_s
-        drawn += schedule(scenario.seed, scenario.host_names(), pieces=pieces, duration_s=duration_s, kinds=kinds)
+        drawn += schedule(
+            scenario.seed,
+            scenario.host_names(),
+            pieces=pieces,
+            duration_s=duration_s,
+            kinds=kinds,
+            trackers=scenario.trackers,
+        )
     if wishes["slow"]:
         share, _, factor = wishes["slow"].partition(":")
         if not parse_share(factor):
@@ -234,11 +303,36 @@ def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
         if every_s <= 0:
             raise UsageError("the tracker cannot die all the time", remedy="Give it some seconds, such as 5s")
         drawn.append(TrackerLosses(every_s, min(TRACKER_AWAY_S, every_s / 2)))
-    if wishes["lose_tracker"]:
-        drawn.append(TrackerLoss(*_span(wishes["lose_tracker"])))
+    drawn += [TrackerLoss(*_span(wishes[option])) for option in ("lose_tracker", "kill_tracker") if wishes[option]]
+    drawn += _among_trackers(scenario, wishes)
     if wishes["cut_half"]:
         drawn.append(cut_half(scenario, *_span(wishes["cut_half"])))
     return tuple(drawn)
+
+
+def _among_trackers(scenario: Scenario, wishes: dict[str, Any]) -> Iterator[Fault]:
+    """What goes wrong with one of several trackers, or with what they share."""
+    from p2pdist.simulate.faults import DatabaseLoss, RollingRestart, TrackerCut, TrackerFreeze
+    from p2pdist.simulate.scenario import cut_half
+
+    options = ("freeze_tracker", "cut_tracker", "lose_database", "roll_trackers")
+    if scenario.trackers == 1 and any(wishes[option] for option in options):
+        option = next(option for option in options if wishes[option]).replace("_", "-")
+        raise UsageError(f"--{option} is about one of several trackers", remedy="Say how many with --trackers")
+    if wishes["freeze_tracker"]:
+        at_s, for_s = _span(wishes["freeze_tracker"])
+        if for_s is None:
+            raise UsageError(
+                "a tracker is frozen for some time", remedy="Write --freeze-tracker AT:FOR, such as 2s:10s"
+            )
+        yield TrackerFreeze(at_s, for_s)
+    if wishes["cut_tracker"]:
+        at_s, for_s = _span(wishes["cut_tracker"])
+        yield TrackerCut(at_s, for_s, cut_half(scenario, 0.0, None).cut.group)
+    if wishes["lose_database"]:
+        yield DatabaseLoss(*_span(wishes["lose_database"]))
+    if wishes["roll_trackers"]:
+        yield RollingRestart(parse_time(wishes["roll_trackers"]))
 
 
 def _span(text: str) -> tuple[float, float | None]:
@@ -310,6 +404,9 @@ def _places(report: Report) -> list[tuple[str, str]]:
     if report.rack_rx_ratio_max:
         mean, most = report.rack_rx_ratio_mean, report.rack_rx_ratio_max
         lines.append(("rack received", f"{mean:.3f} x the blob on average, {most:.3f} x at most"))
+    if entered := report.site_rx_ratios:
+        mean, most = sum(entered) / len(entered), max(entered)
+        lines.append(("site received", f"{mean:.3f} x the blob on average, {most:.3f} x at most, over the WAN"))
     if report.zone_origin_ratios:
         shares = ", ".join(f"{zone} {ratio:.3f}" for zone, ratio in report.zone_origin_ratios.items())
         lines.append(("origin to zones", f"{shares} x the blob"))

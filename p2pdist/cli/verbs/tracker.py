@@ -49,6 +49,13 @@ logger = logging.getLogger(__name__)
     help="Origin reads at once, over all swarms.",
 )
 @click.option(
+    "--origin-site",
+    "origin_sites",
+    multiple=True,
+    metavar="SITE",
+    help="A site whose hosts read the origin, the others receive from it; may be repeated [default: all sites].",
+)
+@click.option(
     "--origin-limit",
     default="",
     metavar="RATE",
@@ -117,6 +124,7 @@ def command(
     origin: str,
     state: str,
     origin_streams: int,
+    origin_sites: tuple[str, ...],
     origin_limit: str,
     report_interval: float,
     policies: Path | None,
@@ -155,7 +163,7 @@ def command(
     control = _access_control(address, access, audit_log, hostnames, believed, state) if access is not None else None
     if control is None:
         _warn_of_strangers(address[0])
-    limits = origin_streams, origin_bytes_s, report_interval
+    limits = origin_streams, origin_bytes_s, report_interval, frozenset(origin_sites)
     upstreams = all_upstreams(named_upstreams, upstreams_file)
     sources = origin, upstreams
     run(_serve((address, probes), hostnames, sources, state, limits, policies, control, believed, discovery))
@@ -269,10 +277,17 @@ async def _listen(
     return runners
 
 
-def _fleet(origin: str, origin_streams_max: int, origin_bytes_s: float, report_interval_s: float) -> Fleet:
+def _fleet(
+    origin: str,
+    origin_streams_max: int,
+    origin_bytes_s: float,
+    report_interval_s: float,
+    origin_sites: frozenset[str] = frozenset(),
+) -> Fleet:
     import time
 
     from tracker.core.fleet import Fleet
+    from tracker.core.planning.planner import Planner
 
     return Fleet(
         started_at=time.monotonic(),
@@ -280,6 +295,7 @@ def _fleet(origin: str, origin_streams_max: int, origin_bytes_s: float, report_i
         origin_streams_max=origin_streams_max,
         origin_bytes_s=origin_bytes_s,
         report_interval_s=report_interval_s,
+        planner=Planner(origin_sites=origin_sites),
     )
 
 
@@ -288,7 +304,7 @@ async def _serve(
     hostnames: tuple[str, ...],
     sources: tuple[str, tuple[UpstreamSettings, ...]],
     state: str,
-    limits: tuple[int, float, float],
+    limits: tuple[int, float, float, frozenset[str]],
     policies: Path | None,
     access: AccessControl | None,
     networks: tuple[Network, ...],
