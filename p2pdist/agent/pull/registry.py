@@ -25,6 +25,7 @@ from p2pdist.agent.pull.packages import Packages
 from p2pdist.agent.tasks import Tasks, in_thread
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.agent.tracker.trackers import Owned, Trackers
 from p2pdist.agent.uplink import Flow, Uplink
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
@@ -72,7 +73,7 @@ class PullResources:
     """What all blob pulls of an agent share (see the Protocol in blob.py)."""
 
     host: str
-    session: TrackerSession
+    trackers: Trackers
     access: AgentAccess
     policies: Policies
     origins: Origins
@@ -110,7 +111,7 @@ class PullResources:
         """Have the tracker send another ticket where one is due: it comes with the plan that
         answers a holding. `refused`: a sender did not take the one that is here."""
         if self.access.tickets.due(blob, now=asyncio.get_running_loop().time(), refused=refused):
-            self.session.send(holding())
+            self.trackers.send(holding())
 
     def origin(self) -> Origin:
         """Central storage. Raises Unavailable."""
@@ -121,8 +122,8 @@ class PullResources:
         return self.policies.pacer(blob)
 
     def send_to_tracker(self, message: Complaint | Holding | Vouched | Judged) -> None:
-        """Send a message if a tracker answers."""
-        self.session.send(message)
+        """Send a message to the tracker of its blob, if that one answers."""
+        self.trackers.send(message)
 
     async def ask_list(self, source: Source, blob: Digest, known: VouchedPieces) -> Listing | None:
         """What another host knows of a vouched list beyond `known`; None where it does not say."""
@@ -155,8 +156,8 @@ class Registry:
         tracker_wait_s: float,
     ) -> None:
         self._store, self._packages, self._resources = store, packages, resources
-        self._session, self._uplink, self._policies = resources.session, resources.uplink, resources.policies
-        self._access = resources.access
+        self._trackers, self._uplink, self._policies = resources.trackers, resources.uplink, resources.policies
+        self._session, self._access = resources.trackers.home, resources.access
         self._drain, self._neighbourhood = drain, neighbourhood
         self._alone, self._tracker_wait_s = alone, tracker_wait_s
         self._fetching: dict[Digest, BlobPull] = {}
@@ -249,7 +250,7 @@ class Registry:
         self, blob: Blob, priority: Priority, selection: Selection | None, upstream: RangeSource | None
     ) -> BlobPull:
         """Start the pull of a held blob."""
-        digest, present = blob.digest, self._session.connected
+        digest, present = blob.digest, self._trackers.answers(blob.digest)
         if digest in self._served:  # evicted a moment ago: what was there must not be offered any more
             self._unserve(digest)
         self._unwanted.discard(digest)
@@ -319,7 +320,7 @@ class Registry:
         if error is None:
             if self._resources.swarming is not None:
                 self._resources.swarming.changed()
-            self._session.send(Report(tuple(filter(None, [pull.advance()]))))
+            self._trackers.send(Report(tuple(filter(None, [pull.advance()]))))
             return
         if not (self._drain.draining and self._session.connected):  # else the tracker moves its children
             self._unserve(blob.digest)
@@ -377,12 +378,12 @@ class Registry:
     def _announce(self, holding: Holding) -> None:
         """Send a holding to the tracker, unless its blob is empty: that has no piece to give."""
         if holding.size:
-            self._session.send(holding)
+            self._trackers.send(holding)
 
     def _unserve(self, digest: Digest) -> None:
         self._served.discard(digest)
         self._uplink.dropped(digest)
-        self._session.send(Left(digest))
+        self._trackers.send(Left(digest))
 
     # -- the tracker
 
@@ -399,31 +400,37 @@ class Registry:
         if pull is not None:
             pull.reject(error)
 
-    def tracker_changed(self, present: bool) -> None:
-        """A tracker answers from now on, or none does."""
-        for pull in list(self._fetching.values()):
-            pull.tracker_changed(present)
+    def tracker_changed(self, present: bool, owned: Owned) -> None:
+        """A tracker of some blobs answers from now on, or none does."""
+        for digest, pull in list(self._fetching.items()):
+            if owned(digest):
+                pull.tracker_changed(present)
 
-    def holdings(self) -> list[Holding]:
-        """All that this host holds and fetches, for a tracker whose session opens; none while it
-        drains."""
-        holdings = [pull.holding() for pull in self._fetching.values()]
-        for digest in self._served - self._fetching.keys():
+    def blobs(self) -> set[Digest]:
+        """All that this host holds and fetches."""
+        return self._served
+
+    def holdings(self, owned: Owned) -> list[Holding]:
+        """What this host holds and fetches of some blobs, for their tracker whose session opens;
+        none while it drains."""
+        holdings = [pull.holding() for digest, pull in self._fetching.items() if owned(digest)]
+        for digest in filter(owned, self._served - self._fetching.keys()):
             blob = self._store.get(digest)
             if blob is not None and blob.complete:
                 holdings.append(_holding_of(blob, self._resources))
         return [holding for holding in holdings if holding.size and not self._drain.draining]
 
-    def report(self) -> Report | None:
-        """Progress and use of the uplink since the last report; None when there is none. Stops
-        serving what was evicted meanwhile."""
+    def report(self, reader: str, owned: Owned) -> Report | None:
+        """Progress of some blobs and use of the uplink since the last report to this tracker; None
+        when there is none. Stops serving what was evicted meanwhile."""
         for digest in self._served - self._fetching.keys():
             if self._store.get(digest) is None:  # evicted
                 self._unserve(digest)
-        news = filter(None, (pull.advance() for pull in self._fetching.values()))
+        pulls = [pull for digest, pull in self._fetching.items() if owned(digest)]
+        news = filter(None, (pull.advance() for pull in pulls))
         advances = list(islice(news, BLOBS_PER_MESSAGE_MAX))
-        sent_bytes, busy_s = self._uplink.take_sample()
-        if not advances and not sent_bytes and not self._fetching:
+        sent_bytes, busy_s = self._uplink.take_sample(reader)
+        if not advances and not sent_bytes and not pulls:
             return None
         return Report(tuple(advances), sent_bytes, busy_s)
 
