@@ -247,7 +247,9 @@ class PullCore:
             case PriorityChanged(priority):
                 self._priority = priority
                 return []
-            case dl.Planned():
+            case dl.Planned(plan):
+                if self.download.outdated(plan):
+                    return []
                 self._choice.planned()
             case dl.TrackerChanged(present):
                 self._choice.tracker_changed(present, now=now)

@@ -252,10 +252,11 @@ class OwnershipChanged(Message, frozen=True):
 
 class NotOwner(Message, frozen=True):
     """Another tracker owns these blobs, of which the host spoke to this one, or which this one gave
-    away: the host tells that tracker what it holds of them."""
+    away: the host tells that tracker what it holds of them. Without an `ownership` the one counts
+    that was told last in this session."""
 
     blobs: Annotated[tuple[WireDigest, ...], Meta(max_length=BLOBS_PER_MESSAGE_MAX)]
-    ownership: Ownership
+    ownership: Ownership | None = None
 
 
 class Pace(Message, frozen=True):

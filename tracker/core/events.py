@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import FromAgent, FromTracker, Hello
+from p2pdist.model.ownership import Ownership
 from p2pdist.model.pieces import PieceLayout, PieceList
 
 # -- events
@@ -61,7 +62,23 @@ class ListKept:
     pieces: PieceList
 
 
-Event = SessionOpened | SessionClosed | Received | Tick | Due | Described | ListKept
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """This ownership counts from now on (tracker/core/ownership/ownerships.py); `me` is the id of
+    this tracker."""
+
+    ownership: Ownership
+    me: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesAllowed:
+    """From now on this tracker may grant origin leases, or may not."""
+
+    allowed: bool
+
+
+Event = SessionOpened | SessionClosed | Received | Tick | Due | Described | ListKept | Followed | LeasesAllowed
 
 # -- commands
 

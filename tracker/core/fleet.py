@@ -16,9 +16,13 @@ Invariants: the number of origin leases never exceeds `origin_streams_max`, and 
 blob has at most one, beside those that agents brought along; for GRACE_S after the start a swarm
 that was under way gets no new lease, since its roots may still reconnect.
 
-Around it: `Membership` adds hosts to swarms, `Complaints` handles failed sources, `Slowness` judges
-hosts by their reports, `Reputation` says how many upload slots a host has, `Planner` gives
-receivers their parents, `Vouching` keeps the piece lists that hosts vouch for.
+Where several trackers share the swarms (p2pdist/model/ownership.py), this one plans the swarms that
+it owns, and its plans carry the epoch.
+
+Around it: `Handover` says which swarms are this tracker's, `Membership` adds hosts to
+swarms, `Complaints` handles failed sources, `Slowness` judges hosts by their reports, `Reputation`
+says how many upload slots a host has, `Planner` gives receivers their parents, `Vouching` keeps the
+piece lists that hosts vouch for.
 """
 
 from __future__ import annotations
@@ -52,6 +56,8 @@ from tracker.core.events import (
     Described,
     Drop,
     Event,
+    Followed,
+    LeasesAllowed,
     ListKept,
     Received,
     Send,
@@ -66,6 +72,7 @@ from tracker.core.monitor.presence import GRACE_S, Presence
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
 from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
+from tracker.core.ownership.handover import Handover
 from tracker.core.planning.assignments import assignments
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.schedule import Schedule
@@ -125,12 +132,15 @@ class Fleet:
     _turnover: LeaseTurnover = field(init=False)
     _claims: Claims = field(init=False)
     _counts: Counts = field(init=False)
+    handover: Handover = field(init=False)
+    """Which swarms are this tracker's, where there are several trackers."""
     vouching: Vouching = field(init=False)
     """The piece lists of blobs that no manifest has one for."""
 
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
         schedule, probing = self.schedule, self.probing
+        self.handover = Handover(self.hosts, self.swarms)
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
         self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
@@ -163,6 +173,10 @@ class Fleet:
                     self.membership.describe(blob, layout, now=now)
             case ListKept(blob, pieces):
                 out += self.vouching.kept(blob, pieces)
+            case Followed(ownership, me):
+                self.handover.follow(ownership, me, self._sessions, now=now)
+            case LeasesAllowed(allowed):
+                self.handover.allow_leases(allowed)
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 
@@ -199,28 +213,38 @@ class Fleet:
         self._sessions[session] = hello.host
         if host.swarms:
             self._presence.lost(host, now)
-        out.append(Send(session, Welcome(PROTOCOL_VERSION, self.report_interval_s, self.origin)))
+        owned = self.handover
+        welcome = Welcome(
+            PROTOCOL_VERSION, self.report_interval_s, self.origin, ownership=owned.ownership, tracker=owned.me
+        )
+        out.append(Send(session, welcome))
 
     def _closed(self, session: int, now: float) -> None:
         name = self._sessions.pop(session, None)
         if name is None:
             return
+        self.handover.closed(session)
         host = self.hosts[name]
         host.disconnect(now)
         self._presence.lost(host, now)
 
     # -- messages
 
-    def _received(self, session: int, message: FromAgent, now: float, out: list[Command]) -> None:
+    def _received(self, session: int, received: FromAgent, now: float, out: list[Command]) -> None:
         name = self._sessions.get(session)
         if name is None:
             return
-        host = self.hosts[name]
+        message = self.handover.admit(session, received, out)
+        if message is not None:
+            self._take(session, self.hosts[name], message, now, out)
+
+    def _take(self, session: int, host: Host, message: FromAgent, now: float, out: list[Command]) -> None:
+        """Do what a host says, or tell it why not."""
         about: Digest | None = None
         try:
             match message:
                 case Report():
-                    self._report(name, message, now)
+                    self._report(host.name, message, now)
                 case Holding() if not host.leaving:
                     self._hold(host, message, now)
                     out += self.vouching.holding(host, message, now=now)
@@ -228,7 +252,7 @@ class Fleet:
                     for holding in blobs:
                         # One at a time: one that cannot be true must not keep the others from being
                         # known.
-                        self._received(session, holding, now, out)
+                        self._take(session, host, holding, now, out)
                 case Complaint():
                     probes = self.report_interval_s > SELDOM_S
                     out += self._complaints.handle(host, message, late=self._late, probes=probes, now=now)
@@ -317,7 +341,11 @@ class Fleet:
     # -- time
 
     def _tick(self, now: float, out: list[Command]) -> None:
-        """Do what the time asks for: expire, rebalance, and end probes."""
+        """Do what the time asks for: hand over, expire, rebalance, and end probes."""
+        messages, given = self.handover.tick(now=now)
+        out += messages
+        for swarm in given:
+            self.membership.dissolve(swarm)
         self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
         self.reputation.expire(now=now)
         self._presence.expire(now)
@@ -354,14 +382,16 @@ class Fleet:
         due = self.schedule.take(self.swarms, now)
         if not due:
             return
-        leases = self._turnover.leases()
+        leases, owned = self._turnover.leases(), self.handover
         for swarm in due:
             swarm.edges.set_now(now)
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
             may_be_out = now - self.started_at < GRACE_S and swarm.passes.under_way
+            may_be_out = may_be_out or not owned.leases_allowed or owned.settling(swarm, now=now)
             self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
-            share_origin(swarm, leases.room(swarm, before))
+            if owned.leases_allowed:
+                share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
             if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds up all hosts
                 roots = chain(*swarm.edges.roots)
@@ -369,5 +399,5 @@ class Fleet:
             self._turnover.planned(swarm, leases)
             self.vouching.planned(swarm)
             self._claims.planned(swarm, interval_s=self._interval_s, now=now)
-            out += assignments(swarm, self.hosts)
+            out += assignments(swarm, self.hosts, owned.epoch)
         out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s)

@@ -156,6 +156,13 @@ class Membership:
         else:
             self.schedule.ask(swarm.key, reason, now)
 
+    def dissolve(self, swarm: Swarm) -> None:
+        """Forget a swarm, which another tracker owns; its hosts know."""
+        for name in swarm.members:
+            self.hosts[name].leave(swarm.blob, swarm.key)
+        del self.swarms[swarm.key]
+        self.schedule.gone(swarm.key)
+
     def drain(self, host: Host, *, now: float) -> None:
         """The host is about to end: it leaves all its swarms at once, with its leases, and nothing
         new is asked of it. Its children are planned anew together, because it fetches nothing more

@@ -22,8 +22,9 @@ STEP = 7919
 """A prime, so that from any start many members are met before one comes again."""
 
 
-def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
-    """The messages to the hosts whose parents changed since the last call."""
+def assignments(swarm: Swarm, hosts: Mapping[str, Host], epoch: int = 0) -> list[Send]:
+    """The messages to the hosts whose parents changed since the last call. `epoch` is that of the
+    ownership by which the swarm is this tracker's, 0 where it is alone."""
 
     def source(name: str) -> Source | None:
         if name == FROM_ORIGIN:
@@ -43,7 +44,7 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
             if news:
                 member.set_superpeers(news)
             dealt = name in swarm.swarming and member.zone in swarm.origin.shares
-            plan = Plan(swarm.blob, tuple(stripes), news, dealt)
+            plan = Plan(swarm.blob, tuple(stripes), news, dealt, epoch)
             member.tell(plan.stripes)
             messages.append(Send(session, Assign(plan)))
     return messages

@@ -1,0 +1,1 @@
+"""Shares the swarms among several trackers."""

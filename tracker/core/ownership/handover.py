@@ -1,0 +1,164 @@
+"""Handover: what the fleet core of one tracker does with the ownership that counts.
+
+A host that speaks of a blob which another tracker owns hears which one (`NotOwner`) and joins no
+swarm here. When the ownership changes all sessions are told first, PUSHED_MAX at a time; then this
+tracker looks through its swarms, CHECKED_MAX at a time, and gives away the ones that it owns no
+more: their hosts tell the new owner what they hold and from which hosts they receive, and their
+streams run on.
+
+A swarm that comes here from another owner has its roots among hosts that may not have spoken yet.
+So for GRACE_S after the change a swarm under way gets no new lease, as after a start, and one of
+which nothing is known yet none for NEWCOMER_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from p2pdist.model.digest import Digest
+from p2pdist.model.messages import (
+    Complaint,
+    FromAgent,
+    Holding,
+    Holdings,
+    Judged,
+    NotOwner,
+    OwnershipChanged,
+    Vouched,
+)
+from p2pdist.model.ownership import Ownership, owner
+from tracker.core.events import Broadcast, Command, Send
+from tracker.core.host import Host
+from tracker.core.monitor.presence import GRACE_S
+from tracker.core.swarm import Swarm
+
+NEWCOMER_S = 1.0
+PUSHED_MAX = 2000
+CHECKED_MAX = 1000
+GIVEN_MEMBERS_MAX = 4000
+"""Members of swarms given away in one tick; one swarm may have more."""
+
+KNOWN_MAX = 200_000
+FORMER_MAX = 16
+"""Ownerships of the last GRACE_S that are remembered."""
+
+
+@dataclass(slots=True)
+class Handover:
+    """Which swarms are this tracker's, and what is still to be told of the latest change. Without
+    an ownership all are."""
+
+    hosts: Mapping[str, Host]
+    """The fleet's hosts by name."""
+    swarms: Mapping[Digest, Swarm]
+    """The fleet's swarms by key."""
+    me: str = ""
+    """The id of this tracker; empty where it is alone. `follow`."""
+    ownership: Ownership | None = None
+    """The ownership that counts. `follow`."""
+    leases_allowed: bool = True
+    """Whether this tracker may grant leases. `allow_leases`."""
+    _former: list[tuple[float, Ownership]] = field(default_factory=list)
+    """Ownerships that were replaced, and when, the latest last."""
+    _untold: dict[int, None] = field(default_factory=dict)
+    """Sessions that have not been told of the ownership."""
+    _mine: dict[Digest, bool] = field(default_factory=dict)
+    """Blobs that were looked for, and whether they are this tracker's; at most KNOWN_MAX."""
+    _unchecked: list[Digest] = field(default_factory=list)
+    """Keys of swarms of which it is not known yet whether they are this tracker's still."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the ownership that counts; 0 without one."""
+        return self.ownership.epoch if self.ownership is not None else 0
+
+    def follow(self, ownership: Ownership, me: str, sessions: Iterable[int], *, now: float) -> None:
+        """Another ownership counts from now on; `sessions` are the open ones."""
+        if self.ownership is not None:
+            self._former = [each for each in self._former if now - each[0] < GRACE_S][-FORMER_MAX + 1 :]
+            self._former.append((now, self.ownership))
+        self.ownership, self.me = ownership, me
+        self._mine.clear()
+        self._untold = dict.fromkeys(sessions)
+        self._unchecked = list(self.swarms)
+
+    def allow_leases(self, allowed: bool) -> None:
+        """Whether this tracker may grant leases from now on."""
+        self.leases_allowed = allowed
+
+    def closed(self, session: int) -> None:
+        """A session has ended."""
+        self._untold.pop(session, None)
+
+    def mine(self, blob: Digest) -> bool:
+        """Whether this tracker plans the swarm of a blob."""
+        if self.ownership is None:
+            return True
+        known = self._mine.get(blob)
+        if known is None:
+            if len(self._mine) >= KNOWN_MAX:
+                self._mine.clear()
+            known = self._mine[blob] = owner(self.ownership, blob).id == self.me
+        return known
+
+    def admit(self, session: int, message: FromAgent, out: list[Command]) -> FromAgent | None:
+        """What of a message is about blobs of this tracker; the host hears of the others that they
+        are not."""
+        if self.ownership is None or not isinstance(message, Holding | Holdings | Complaint | Vouched | Judged):
+            return message
+        if not isinstance(message, Holdings):
+            if self.mine(message.blob):
+                return message
+            out.append(self._refusal(session, (message.blob,)))
+            return None
+        kept = tuple(holding for holding in message.blobs if self.mine(holding.blob))
+        if len(kept) == len(message.blobs):
+            return message
+        mine = {holding.blob for holding in kept}
+        others = dict.fromkeys(holding.blob for holding in message.blobs if holding.blob not in mine)
+        out.append(self._refusal(session, tuple(others)))
+        return Holdings(kept) if kept else None
+
+    def settling(self, swarm: Swarm, *, now: float) -> bool:
+        """Whether leases of a swarm may be out that hosts have not told this tracker of, since
+        another one owned it a moment ago."""
+        wait_s = GRACE_S if swarm.passes.under_way else NEWCOMER_S
+        return any(
+            now - replaced_at < wait_s and owner(former, swarm.blob).id != self.me
+            for replaced_at, former in self._former
+        )
+
+    def tick(self, *, now: float) -> tuple[list[Command], list[Swarm]]:
+        """What is to be sent now of the latest change, and the swarms to be given away now, whose
+        hosts hear of it so."""
+        if self._untold:
+            assert self.ownership is not None
+            sessions = tuple(islice(self._untold, PUSHED_MAX))
+            for session in sessions:
+                del self._untold[session]
+            return [Broadcast(sessions, OwnershipChanged(self.ownership))], []
+        given: list[Swarm] = []
+        members = 0
+        for key in self._take_unchecked():
+            swarm = self.swarms.get(key)
+            if swarm is None or self.mine(swarm.blob):
+                continue
+            given.append(swarm)
+            members += len(swarm.members)
+            if members >= GIVEN_MEMBERS_MAX:
+                break
+        return [message for swarm in given if (message := self._farewell(swarm)) is not None], given
+
+    def _take_unchecked(self) -> Iterable[Digest]:
+        for _ in range(min(CHECKED_MAX, len(self._unchecked))):
+            yield self._unchecked.pop()
+
+    def _farewell(self, swarm: Swarm) -> Broadcast | None:
+        sessions = [self.hosts[name].session for name in swarm.members]
+        there = tuple(session for session in sessions if session is not None)
+        return Broadcast(there, NotOwner((swarm.blob,))) if there else None
+
+    def _refusal(self, session: int, blobs: tuple[Digest, ...]) -> Send:
+        return Send(session, NotOwner(blobs, self.ownership if session in self._untold else None))
