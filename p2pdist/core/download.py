@@ -39,9 +39,6 @@ otherwise are lost and come again, and the download is complete only when its ow
 whole matches (`WholeMatches`). Bytes from the origin that do not match the list are stated to the
 tracker, and say nothing of the origin.
 
-Where several trackers share the swarms, a plan of an older epoch than the last one is not carried
-out: it may hold a lease that its tracker could grant no more.
-
 Invariants: a piece counts once; a source that sent wrong bytes is not opened again while it is
 avoided; no stream is opened for a complete stripe; exactly one of Completed and GaveUp is given,
 and nothing after it.
@@ -463,8 +460,6 @@ class Download:
     _paused: bool = False
     _superpeers: tuple[str, ...] = ()
     """The hosts of the zone that the last plan which named any lets read the origin."""
-    _epoch: int = 0
-    """The latest epoch of a plan (p2pdist/model/ownership.py)."""
     _shared: bool = False
     """Whether the superpeers share the reading of the origin, by the last plan."""
     _origin_corrupt: int = 0
@@ -575,16 +570,7 @@ class Download:
             self.counts[piece % self.stripes] -= 1
             self._stripes[piece % self.stripes].lost(planned=self._tracker)
 
-    def outdated(self, plan: Plan) -> bool:
-        """Whether a tracker planned that owns the blob no more: another one, which does, has
-        planned for this host. Plans of epoch 0 come from a tracker that is alone, or from the agent
-        itself."""
-        return 0 < plan.epoch < self._epoch
-
     def _planned(self, plan: Plan, now: float, out: list[Command]) -> None:
-        if self.outdated(plan):
-            return
-        self._epoch = max(self._epoch, plan.epoch)
         self._shared = plan.dealt
         if plan.keepers:
             self._superpeers = tuple(superpeer.host for superpeer in plan.keepers)

@@ -15,6 +15,10 @@ tracker is told (`Whole` in vouched/whole.py). Such a blob comes by trees alone:
 pieces before it begins. While no tracker answers, or nothing is listed for long, a host whose
 pieces wait for their hashes asks the hosts that sent them for their list (AskList).
 
+Where several trackers share the swarms, a plan of an older epoch than the last one is not carried
+out: its tracker owns the blob no more, and may grant a lease that another tracker has granted.
+Plans of epoch 0 come from a tracker that is alone, or from the agent itself.
+
 Invariants: a swarm begins only when no stream writes into the blob, and a stream is opened only
 when no swarm does; writers of an earlier pull count. Between BeginSwarm and SwarmClosed the blob is
 the swarm's to write. After Completed or GaveUp nothing is commanded; the shell ends a swarm that
@@ -155,6 +159,7 @@ class PullCore:
         "_accused",
         "_asked_at",
         "_choice",
+        "_epoch",
         "_loss_told_at",
         "_loss_untold",
         "_moved_at",
@@ -191,6 +196,7 @@ class PullCore:
         self._switch = TransportSwitch()
         self._priority: Priority = priority
         self._other_writers = other_writers
+        self._epoch = 0  # the latest of a plan (p2pdist/model/ownership.py)
         self._reported = False  # what the last Holding said of the swarm
         self._peers_due = 0.0  # when FindPeers may be commanded; never while an answer is to come
         began = self._steer(download.started_at)
@@ -248,8 +254,9 @@ class PullCore:
                 self._priority = priority
                 return []
             case dl.Planned(plan):
-                if self.download.outdated(plan):
+                if 0 < plan.epoch < self._epoch:
                     return []
+                self._epoch = max(self._epoch, plan.epoch)
                 self._choice.planned()
             case dl.TrackerChanged(present):
                 self._choice.tracker_changed(present, now=now)

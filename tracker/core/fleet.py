@@ -45,7 +45,6 @@ from p2pdist.model.messages import (
     Reject,
     Report,
     Vouched,
-    Welcome,
 )
 from p2pdist.model.url import redacted
 from tracker.core.capacity import Capacities
@@ -140,7 +139,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.origin = redacted(self.origin)
         schedule, probing = self.schedule, self.probing
-        self.handover = Handover(self.hosts, self.swarms)
+        self.handover = Handover(self.hosts, self.swarms, self.started_at)
         self._presence = Presence(self.hosts, self.swarms, self.started_at)
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
         self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
@@ -213,11 +212,7 @@ class Fleet:
         self._sessions[session] = hello.host
         if host.swarms:
             self._presence.lost(host, now)
-        owned = self.handover
-        welcome = Welcome(
-            PROTOCOL_VERSION, self.report_interval_s, self.origin, ownership=owned.ownership, tracker=owned.me
-        )
-        out.append(Send(session, welcome))
+        out.append(Send(session, self.handover.welcome(self.report_interval_s, self.origin)))
 
     def _closed(self, session: int, now: float) -> None:
         name = self._sessions.pop(session, None)
@@ -342,10 +337,7 @@ class Fleet:
 
     def _tick(self, now: float, out: list[Command]) -> None:
         """Do what the time asks for: hand over, expire, rebalance, and end probes."""
-        messages, given = self.handover.tick(now=now)
-        out += messages
-        for swarm in given:
-            self.membership.dissolve(swarm)
+        out += self.handover.tick(self.membership.dissolve)
         self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
         self.reputation.expire(now=now)
         self._presence.expire(now)
@@ -387,9 +379,8 @@ class Fleet:
             swarm.edges.set_now(now)
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
-            may_be_out = now - self.started_at < GRACE_S and swarm.passes.under_way
-            may_be_out = may_be_out or not owned.leases_allowed or owned.settling(swarm, now=now)
-            self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
+            granting = owned.granting(swarm, now=now)
+            self._planner.plan(swarm, leases=leases.free(swarm) if granting else 0)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)

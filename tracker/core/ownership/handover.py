@@ -13,12 +13,13 @@ which nothing is known yet none for NEWCOMER_S.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
     Complaint,
     FromAgent,
     Holding,
@@ -27,6 +28,7 @@ from p2pdist.model.messages import (
     NotOwner,
     OwnershipChanged,
     Vouched,
+    Welcome,
 )
 from p2pdist.model.ownership import Ownership, owner
 from tracker.core.events import Broadcast, Command, Send
@@ -54,6 +56,8 @@ class Handover:
     """The fleet's hosts by name."""
     swarms: Mapping[Digest, Swarm]
     """The fleet's swarms by key."""
+    started_at: float
+    """Time at which this tracker started."""
     me: str = ""
     """The id of this tracker; empty where it is alone. `follow`."""
     ownership: Ownership | None = None
@@ -121,44 +125,42 @@ class Handover:
         out.append(self._refusal(session, tuple(others)))
         return Holdings(kept) if kept else None
 
-    def settling(self, swarm: Swarm, *, now: float) -> bool:
-        """Whether leases of a swarm may be out that hosts have not told this tracker of, since
-        another one owned it a moment ago."""
+    def welcome(self, report_interval_s: float, origin: str) -> Welcome:
+        """The answer to a hello."""
+        return Welcome(PROTOCOL_VERSION, report_interval_s, origin, ownership=self.ownership, tracker=self.me)
+
+    def granting(self, swarm: Swarm, *, now: float) -> bool:
+        """Whether a swarm may be granted leases now: none is out that hosts have not told this
+        tracker of, since it started, or another one owned the swarm, a moment ago."""
+        if not self.leases_allowed or (swarm.passes.under_way and now - self.started_at < GRACE_S):
+            return False
         wait_s = GRACE_S if swarm.passes.under_way else NEWCOMER_S
-        return any(
+        return not any(
             now - replaced_at < wait_s and owner(former, swarm.blob).id != self.me
             for replaced_at, former in self._former
         )
 
-    def tick(self, *, now: float) -> tuple[list[Command], list[Swarm]]:
-        """What is to be sent now of the latest change, and the swarms to be given away now, whose
-        hosts hear of it so."""
+    def tick(self, dissolve: Callable[[Swarm], None]) -> list[Broadcast]:
+        """What is to be sent now of the latest change. Swarms that are another tracker's are
+        dissolved, and their hosts hear of it so."""
         if self._untold:
             assert self.ownership is not None
             sessions = tuple(islice(self._untold, PUSHED_MAX))
             for session in sessions:
                 del self._untold[session]
-            return [Broadcast(sessions, OwnershipChanged(self.ownership))], []
-        given: list[Swarm] = []
-        members = 0
-        for key in self._take_unchecked():
-            swarm = self.swarms.get(key)
+            return [Broadcast(sessions, OwnershipChanged(self.ownership))]
+        out: list[Broadcast] = []
+        members = checked = 0
+        while self._unchecked and checked < CHECKED_MAX and members < GIVEN_MEMBERS_MAX:
+            checked += 1
+            swarm = self.swarms.get(self._unchecked.pop())
             if swarm is None or self.mine(swarm.blob):
                 continue
-            given.append(swarm)
             members += len(swarm.members)
-            if members >= GIVEN_MEMBERS_MAX:
-                break
-        return [message for swarm in given if (message := self._farewell(swarm)) is not None], given
-
-    def _take_unchecked(self) -> Iterable[Digest]:
-        for _ in range(min(CHECKED_MAX, len(self._unchecked))):
-            yield self._unchecked.pop()
-
-    def _farewell(self, swarm: Swarm) -> Broadcast | None:
-        sessions = [self.hosts[name].session for name in swarm.members]
-        there = tuple(session for session in sessions if session is not None)
-        return Broadcast(there, NotOwner((swarm.blob,))) if there else None
+            sessions = tuple(session for name in swarm.members if (session := self.hosts[name].session) is not None)
+            out += [Broadcast(sessions, NotOwner((swarm.blob,)))] if sessions else []
+            dissolve(swarm)
+        return out
 
     def _refusal(self, session: int, blobs: tuple[Digest, ...]) -> Send:
         return Send(session, NotOwner(blobs, self.ownership if session in self._untold else None))
