@@ -43,6 +43,12 @@ JOIN_S_MAX = 15.0
 LEAVE_S_MAX = 5.0
 """How long a tracker that ends waits for the database."""
 
+HAND_OVER_S = 5.0
+"""How long a tracker that ends waits for the others to take its blobs."""
+
+TOLD_S = 0.5
+"""Then it goes on for so long, so that its agents hear of it."""
+
 SWARMS_NAMED = 16
 """The largest swarms, of which one may go to another tracker."""
 
@@ -130,6 +136,20 @@ class Cluster:
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
+
+    async def hand_over(self) -> None:
+        """Give this tracker's blobs to the others before it ends, while `run` goes on. Returns when
+        agents have heard of it, and after HAND_OVER_S at the latest."""
+        if self._replaced or not any(tracker.share for tracker in self.others()):
+            return
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                await self.drain(self.me, True)
+                while _share(self.ownership, self.me):
+                    await asyncio.sleep(TICK_S)
+                await asyncio.sleep(TOLD_S)
+        except (P2PDistError, TimeoutError) as error:
+            logger.warning("the other trackers do not take over before %s ends: %s", self.me, error or "too late")
 
     async def stop(self) -> None:
         """Leave the cluster: the others take over this tracker's blobs."""
@@ -220,3 +240,8 @@ class Cluster:
                 case AllowLeases(allowed):
                     self._service.submit(LeasesAllowed(allowed and not self._replaced))
         return proposals
+
+
+def _share(ownership: Ownership | None, tracker: str) -> float:
+    listed = ownership.tracker(tracker) if ownership is not None else None
+    return listed.share if listed is not None else 0.0

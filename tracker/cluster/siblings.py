@@ -74,20 +74,20 @@ class Siblings:
             ) from error
 
     async def ask_all(self, path: str, headers: Mapping[str, str]) -> tuple[list[bytes], list[str]]:
-        """The bodies that the other trackers answer with, and the ids of those that did not."""
+        """The bodies that the other trackers answer with, and the ids of those that did not answer.
+        A tracker that knows nothing of what is asked for has answered."""
 
-        async def one(tracker: Tracker) -> bytes | None:
+        async def one(tracker: Tracker) -> Asked | None:
             try:
-                asked = await self.ask(tracker, path, headers)
+                return await self.ask(tracker, path, headers)
             except Unavailable as error:
                 logger.debug("%s", error)
                 return None
-            return asked.body if asked.status == 200 else None
 
         others = self.cluster.others()
-        bodies = await asyncio.gather(*map(one, others))
-        silent = [tracker.id for tracker, body in zip(others, bodies, strict=True) if body is None]
-        return [body for body in bodies if body is not None], silent
+        answers = dict(zip(others, await asyncio.gather(*map(one, others)), strict=True))
+        silent = [each.id for each, asked in answers.items() if asked is None or asked.status not in (200, 404)]
+        return [asked.body for asked in answers.values() if asked is not None and asked.status == 200], silent
 
     async def _ask(self, tracker: Tracker, path: str, headers: Mapping[str, str]) -> Asked:
         if self._http is None:

@@ -309,6 +309,8 @@ class Trackers:
                 self._close(news.tracker)
             if told is None:
                 self._adopt(None, fresh=session)
+        if isinstance(news, NotOwner):
+            self._refused[session.tracker] |= {blob for blob in news.blobs if self._speaks_of(session, blob)}
         if told is None:
             return
         if known is not None and told.epoch < known.epoch:
@@ -317,9 +319,7 @@ class Trackers:
             self._adopt(told, fresh=session if isinstance(news, Welcome) else None)
         if isinstance(news, Welcome) and session is self.home:
             self._open_needed()
-        if isinstance(news, NotOwner):
-            self._refused[session.tracker] |= {blob for blob in news.blobs if self._speaks_of(session, blob)}
-        elif self.ownership is not None and told.epoch >= self.ownership.epoch:
+        if self.ownership is not None and told.epoch >= self.ownership.epoch and not isinstance(news, NotOwner):
             self._announce(session, self._refused.pop(session.tracker, set()))
 
     # -- a new ownership
