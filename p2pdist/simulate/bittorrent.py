@@ -48,7 +48,7 @@ from p2pdist.model.plan import ORIGIN, Plan
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import TRACKER_NAME, Endpoint, Receiver, Stream
 from p2pdist.simulate.origin import Blob
-from p2pdist.simulate.tracker import AgentSession
+from p2pdist.simulate.tracker import TrackerSessions
 
 OUTGOING_MAX = 8
 CONNECT_TIMEOUT_S = 3.0
@@ -559,7 +559,7 @@ class FetchPull(SwarmPull, Protocol):
 class FetchHost(SwarmHost, Protocol):
     """A host that fetches by a swarm."""
 
-    session: AgentSession
+    session: TrackerSessions
 
     @property
     def client(self) -> Receiver:

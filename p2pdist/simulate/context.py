@@ -13,6 +13,7 @@ from p2pdist.core.pull import Command
 from p2pdist.core.transport import Policy
 from p2pdist.model.digest import Digest
 from p2pdist.simulate.clock import World
+from p2pdist.simulate.cluster.nodes import Cluster
 from p2pdist.simulate.network import Network, Sender, Stream
 from p2pdist.simulate.origin import Origin
 from p2pdist.simulate.tracker import Tracker
@@ -74,3 +75,5 @@ class Context:
     listing_of: Callable[[str, Digest], Any]
     #: The BitTorrent swarms by blob; none where all blobs come by trees.
     meshes: Mapping[Digest, Swarm]
+    #: The trackers, where there are several.
+    cluster: Cluster | None = None

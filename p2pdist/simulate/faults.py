@@ -75,10 +75,12 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class TrackerLoss:
-    """The tracker's process dies, and a new one starts after a while, or never (None)."""
+    """The tracker's process dies, and a new one starts after a while, or never (None). Of several
+    trackers it is `tracker`, a number, or (None) the owner of the first blob."""
 
     at_s: float
     back_after_s: float | None
+    tracker: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,44 @@ class TrackerLosses:
 
     every_s: float
     back_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerFreeze:
+    """One of several trackers stands still for a while: `tracker`, or (None) the owner of the first
+    blob."""
+
+    at_s: float
+    for_s: float
+    tracker: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerCut:
+    """One of several trackers is cut off from the database and from these hosts, for a while or for
+    good (None): `tracker`, or (None) the owner of the first blob."""
+
+    at_s: float
+    for_s: float | None
+    hosts: frozenset[str]
+    tracker: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLoss:
+    """The database that several trackers share does not answer, for a while or for good (None)."""
+
+    at_s: float
+    for_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RollingRestart:
+    """Several trackers are restarted one after the other: each drains, ends and starts again
+    `away_s` later."""
+
+    at_s: float
+    away_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +217,10 @@ Fault = (
     | Silent
     | TrackerLoss
     | TrackerLosses
+    | TrackerFreeze
+    | TrackerCut
+    | DatabaseLoss
+    | RollingRestart
     | OriginOutage
     | OriginWrong
     | Late
@@ -194,14 +238,19 @@ VOUCHED_KINDS = ("lie", "change", "stall", "break", "whole")
 for a while, stalls, breaks off, and knows no ranges."""
 
 
+CLUSTER_KINDS = ("owner", "freeze", "isolate", "database", "roll")
+"""What goes wrong among several trackers: the owner of the first blob dies, stands still, or is cut
+off from the database and half of the hosts; the database is away; all are restarted in turn."""
+
 ORIGIN_ALLOWANCE = {
     Crash: 0.25, Leave: 0.15, Slow: 0.2, Partition: 0.9, WrongBytes: 0.2, Silent: 0.4, TrackerLoss: 0.5, TrackerLosses: 0.5,
-    OriginOutage: 0.3, OriginWrong: 2.0,
+    OriginOutage: 0.3, OriginWrong: 2.0, TrackerFreeze: 0.5, TrackerCut: 1.5, RollingRestart: 1.0,
 }  # fmt: skip
 """How much of the blob the origin may send beyond one copy for each kind of fault that happens, as
 a share of the blob. What a lease holder that goes away has not passed on is read again; both sides
 of a partition need a copy while it lasts; hosts that find a new tracker before the hosts of the
-last one did get a reader of their own until these are back."""
+last one did get a reader of their own until these are back. While a tracker is cut off its hosts
+may need a copy that the new owner's hosts have too."""
 
 
 def origin_limit(faults: Iterable[Fault]) -> float:
@@ -302,6 +351,22 @@ class _Draw:
                 return [
                     Late(name, self.span(0.0, 1.5 * self.duration_s)) for name in self.some(1, len(self.names) // 2)
                 ]
+        return self._among_trackers(kind)
+
+    def _among_trackers(self, kind: str) -> list[Fault]:
+        random = self.random
+        match kind:
+            case "owner":
+                return [TrackerLoss(self.time(), self.span(0.1, 30.0) if random.random() < 0.7 else None)]
+            case "freeze":
+                return [TrackerFreeze(self.time(), self.span(0.5, 20.0))]
+            case "isolate":
+                group = frozenset(random.sample(self.names, len(self.names) // 2))
+                return [TrackerCut(self.time(), self.span(0.5, 20.0), group)]
+            case "database":
+                return [DatabaseLoss(self.time(), self.span(0.5, 20.0))]
+            case "roll":
+                return [RollingRestart(self.time() * 0.3)]
         raise ValueError(f"there is no fault of the kind {kind!r}")
 
     def _tracker_losses(self) -> list[Fault]:
@@ -320,14 +385,16 @@ WEIGHTS = {
 
 
 def schedule(
-    seed: int, names: list[str], *, pieces: int, duration_s: float, kinds: tuple[str, ...] = ()
+    seed: int, names: list[str], *, pieces: int, duration_s: float, kinds: tuple[str, ...] = (), trackers: int = 1
 ) -> tuple[Fault, ...]:
     """A schedule drawn from a seed: one to four kinds of faults, or `kinds`, within about
-    `duration_s`. A late host neither crashes nor leaves."""
+    `duration_s`. A late host neither crashes nor leaves. With several `trackers` these are among
+    what goes wrong."""
     draw = _Draw(seed, names, pieces, duration_s)
     chosen = list(kinds)
     while not kinds and len(chosen) < 1 + seed % 4:
-        kind = draw.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        weights = WEIGHTS if trackers == 1 else {**WEIGHTS, **dict.fromkeys(CLUSTER_KINDS, 4)}
+        kind = draw.random.choices(list(weights), list(weights.values()))[0]
         if kind not in chosen:
             chosen.append(kind)
     faults = [fault for kind in chosen for fault in draw.draw(kind)]

@@ -36,10 +36,11 @@ from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Source
 from p2pdist.simulate.bittorrent import SwarmFetch
 from p2pdist.simulate.clock import Processor
+from p2pdist.simulate.cluster.sessions import OwnerSessions
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.network import Link, Network, Rack, Stream
 from p2pdist.simulate.origin import Blob, Origin
-from p2pdist.simulate.tracker import AgentSession, SwarmMessage
+from p2pdist.simulate.tracker import AgentSession, Owned, SwarmMessage, TrackerSessions, every
 from p2pdist.simulate.vouching.listing import GARBAGE, Listing
 
 DOWNLOAD_TICK_S = 0.25
@@ -586,15 +587,8 @@ class Host:
         self.processor = Processor(self.world, piece_size / link.up_bytes_s)
         self.server = StreamServer(name, link, rack, self.pulls, self.processor, context)
         self.client = StreamClient(self.server, zone, self.processor, context, on_event=self.submit, on_piece=self.keep)
-        self.session = AgentSession(
-            Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else ""),
-            context.tracker,
-            self.processor,
-            holdings=self._holdings,
-            report=self._report,
-            on_message=self._decided,
-            on_change=self._tracker_changed,
-            on_held=self._held,
+        self.session = self._trackers(
+            Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else "")
         )
         #: Counts starts and crashes, so that a tick of an earlier life does nothing.
         self._life = 0
@@ -603,6 +597,31 @@ class Host:
     def running(self) -> bool:
         """Whether the agent's process runs."""
         return self.server.running
+
+    def _trackers(self, hello: Hello) -> TrackerSessions:
+        context = self._context
+        if context.cluster is None:
+            return AgentSession(
+                hello,
+                context.tracker,
+                self.processor,
+                holdings=self._holdings,
+                report=self._report,
+                on_message=self._decided,
+                on_change=self._tracker_changed,
+                on_held=self._held,
+            )
+        return OwnerSessions(
+            hello,
+            {name: node.tracker for name, node in context.cluster.nodes.items()},
+            self.processor,
+            self.pulls,
+            holdings=self._holdings,
+            report=self._report,
+            on_message=self._decided,
+            on_change=self._tracker_changed,
+            on_held=self._held,
+        )
 
     # -- the process
 
@@ -649,29 +668,33 @@ class Host:
 
     # -- the session
 
-    def _holdings(self) -> tuple[Holding, ...]:
+    def _holdings(self, owned: Owned = every) -> tuple[Holding, ...]:
         if self.leaving:
             return ()
-        return tuple(pull.holding() for pull in self.pulls.values() if pull.error is None)
+        return tuple(pull.holding() for pull in self._of(owned) if pull.error is None)
 
-    def _report(self) -> Report | None:
-        advances = tuple(advance for pull in self.pulls.values() if (advance := pull.advance()) is not None)
+    def _of(self, owned: Owned) -> list[Pull]:
+        return [pull for blob, pull in self.pulls.items() if owned(blob)]
+
+    def _report(self, owned: Owned = every) -> Report | None:
+        pulls = self._of(owned)
+        advances = tuple(advance for pull in pulls if (advance := pull.advance()) is not None)
         sent_bytes, busy_s = self.server.uplink.take_sample(self.world.now)
-        waiting = any(not pull.ended for pull in self.pulls.values())
+        waiting = any(not pull.ended for pull in pulls)
         return Report(advances, sent_bytes, busy_s) if advances or busy_s or waiting else None
 
-    def _tracker_changed(self, present: bool) -> None:
+    def _tracker_changed(self, present: bool, owned: Owned = every) -> None:
         if present and self.leaving:
             self.session.send(Leaving())
-        for pull in self.pulls.values():
+        for pull in self._of(owned):
             if present and pull.listing is not None:
                 pull.listing.welcomed()
             if pull.download is not None:
                 self.submit(pull, dl.TrackerChanged(present))
 
-    def _held(self) -> None:
-        """The tracker has been told what the host holds."""
-        for pull in self.pulls.values():
+    def _held(self, owned: Owned = every) -> None:
+        """A tracker has been told what the host holds."""
+        for pull in self._of(owned):
             if pull.listing is not None and not self.leaving and pull.error is None:
                 pull.listing.held()
 
@@ -709,7 +732,7 @@ class Host:
             pull.core = pl.PullCore(download, policy, priority=blob.priority, vouched=pull.listing is not None)
             if policy != "trees":
                 pull.swarm = SwarmFetch(self, pull, context)
-            self.submit(pull, dl.TrackerChanged(self.session.welcomed))
+            self.submit(pull, dl.TrackerChanged(self.session.answers(blob.digest)))
             self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_due, pull, self._life)
         self.server.handle(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
 

@@ -8,7 +8,7 @@ and at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from p2pdist.core import download as dl
 from p2pdist.core.pull import Command as PullCommand
@@ -17,9 +17,10 @@ from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Assign, Holding, Holdings
 from p2pdist.model.plan import KEEPERS_MAX
 from p2pdist.simulate.clock import World
+from p2pdist.simulate.cluster.checks import LeaseChecks
 from p2pdist.simulate.host import Host, Pull
-from p2pdist.simulate.network import TRACKER_NAME, Stream
-from p2pdist.simulate.tracker import Session
+from p2pdist.simulate.network import Stream
+from p2pdist.simulate.tracker import Session, Tracker
 from p2pdist.simulate.vouching.checks import ListChecks
 from tracker.core.events import Command as FleetCommand
 from tracker.core.events import Event, Received, Send
@@ -27,9 +28,6 @@ from tracker.core.fleet import Fleet
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.superpeers import SUPERPEERS
 from tracker.core.swarm import Swarm
-
-FULL_CHECK_S = 0.25
-
 
 class InvariantBroken(AssertionError):
     """An invariant does not hold: a defect of ours."""
@@ -40,18 +38,12 @@ class Invariants:
 
     def __init__(self, world: World, seed: int, origin_streams_max: int) -> None:
         self._world, self._seed = world, seed
-        self._origin_streams_max = origin_streams_max
-        #: Leases by blob, stripe and host: of this fleet that may be out, and of all fleets.
-        self._granted: dict[tuple[Digest, int, str], None] = {}
-        self._ever_granted: dict[tuple[Digest, int, str], None] = {}
+        #: What must hold of the leases of all trackers.
+        self.leases = LeaseChecks(self.require, origin_streams_max)
         #: Hosts that a plan has named as superpeers of a blob to themselves.
         self._named: dict[tuple[Digest, str], None] = {}
         #: What must hold of vouched lists.
         self.lists = ListChecks(self.require)
-        #: The fleet that handled the last event.
-        self._fleet: Fleet | None = None
-        #: When the trees are next checked as a whole, in seconds.
-        self._full_check_at = 0.0
 
     def require(self, condition: bool, what: str) -> None:
         """End the run, with the text `what`, unless the condition holds."""
@@ -98,7 +90,7 @@ class Invariants:
                     self.broken(f"{host.name} opens a stream to itself")
                 if source.is_origin:
                     self.lists.reading(host, stripe)
-                if source.is_origin and (pull.blob.digest, stripe, host.name) not in self._ever_granted:
+                if source.is_origin and (pull.blob.digest, stripe, host.name) not in self.leases.ever:
                     self._reading_unasked(host, pull, stripe)
             case dl.Completed():
                 missing = pull.proof.count(0)
@@ -114,7 +106,7 @@ class Invariants:
         what = f"{host.name} reads stripe {stripe} from the origin, never had the lease and"
         if (pull.blob.digest, host.name) not in self._named:
             self.broken(f"{what} is no superpeer")
-        if host.session.welcomed:
+        if host.session.answers(pull.blob.digest):
             self.broken(f"{what} has a tracker to ask")
 
     def _opening(self, host: Host, pull: Pull, stripe: int) -> None:
@@ -143,7 +135,7 @@ class Invariants:
         superpeers share the origin or no tracker answers."""
         self.asking(host, pull, piece)
         blob, stripe = pull.blob.digest, piece % pull.blob.stripes
-        if (blob, stripe, host.name) in self._ever_granted:
+        if (blob, stripe, host.name) in self.leases.ever:
             return
         assert pull.download is not None
         if not pull.download.readers().shared or (blob, host.name) not in self._named:
@@ -161,9 +153,6 @@ class Invariants:
         self, fleet: Fleet, event: Event, commands: list[FleetCommand], sessions: Mapping[int, Session]
     ) -> None:
         """A fleet core has handled an event: look at what may have changed."""
-        if fleet is not self._fleet:
-            self._fleet = fleet
-            self._granted.clear()
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Assign):
                 self._assigned(fleet, command.message, sessions[command.session].host)
@@ -174,13 +163,13 @@ class Invariants:
             name = sessions[event.session].host
             for holding in holdings:
                 self._paths(fleet.swarms.get(holding.blob), name)
-        if self._world.now >= self._full_check_at:
-            self._full_check_at = self._world.now + FULL_CHECK_S
+        if self.leases.full_check_due(fleet, now=self._world.now):
             self.check_fleet(fleet)
 
     def _assigned(self, fleet: Fleet, message: Assign, name: str) -> None:
         swarm = fleet.swarms[message.plan.blob]
         member = swarm.members[name]
+        self.leases.planned(fleet, message)
         self._superpeers(swarm, member, [superpeer.host for superpeer in message.plan.keepers])
         for plan in message.plan.stripes:
             parent = plan.parent
@@ -188,9 +177,7 @@ class Invariants:
             self.require(planned == member.parents[plan.stripe], f"{name} is told another parent than it has")
             self._climb(swarm, plan.stripe, name)
             if parent is not None and parent.is_origin:
-                self._granted[swarm.blob, plan.stripe, name] = None
-                self._ever_granted[swarm.blob, plan.stripe, name] = None
-                self._leases(fleet)
+                self.leases.granted(fleet, swarm.blob, plan.stripe, name)
 
     def _superpeers(self, swarm: Swarm, named: Member, names: list[str]) -> None:
         """A host is named of a few others in its zone that are there, of more where they read for a
@@ -203,29 +190,6 @@ class Invariants:
             self.require(fits, f"{named.host} is told of the superpeer {name}, which is away or in another zone")
         if named.host in names:
             self._named[swarm.blob, named.host] = None
-
-    def _leases(self, fleet: Fleet) -> None:
-        """At most one lease a stripe and zone, and no more than the cap in all, of the leases that
-        this fleet granted and that are out; one a stripe besides for a host that was starved
-        (planner.py)."""
-        granted: dict[tuple[Digest, int, str], int] = {}
-        rescued: dict[tuple[Digest, int], int] = {}
-        for blob, stripe, name in list(self._granted):
-            swarm = fleet.swarms.get(blob)
-            if swarm is None or name not in swarm.edges.roots[stripe]:
-                del self._granted[blob, stripe, name]
-                continue
-            if stripe in swarm.members[name].rescued:
-                rescued[blob, stripe] = rescued.get((blob, stripe), 0) + 1
-                continue
-            key = blob, stripe, fleet.hosts[name].zone
-            granted[key] = granted.get(key, 0) + 1
-        self.require(max(granted.values(), default=0) <= 1, "a stripe has two leases in one zone")
-        self.require(max(rescued.values(), default=0) <= 1, "a stripe has two leases beyond the rule")
-        self.require(
-            sum(granted.values()) + sum(rescued.values()) <= self._origin_streams_max,
-            "more leases than the cap are out",
-        )
 
     def _paths(self, swarm: Swarm | None, name: str) -> None:
         if swarm is None or name not in swarm.members:
@@ -300,19 +264,28 @@ class Invariants:
 
     # -- the end
 
-    def check_end(self, fleet: Fleet | None, hosts: Iterable[Host], failures: tuple[type[P2PDistError], ...]) -> None:
-        """What must hold once all is quiet: every host's books agree with the tracker's, and only
+    def check_end(
+        self,
+        trackers: Iterable[Tracker],
+        tracker_of: Callable[[Digest], Tracker],
+        hosts: Iterable[Host],
+        failures: tuple[type[P2PDistError], ...],
+    ) -> None:
+        """What must hold once all is quiet: every host's books agree with its trackers', and only
         such failures happened as had to."""
-        if fleet is not None:
-            self.check_fleet(fleet)
+        for tracker in trackers:
+            if tracker.fleet is not None:
+                self.check_fleet(tracker.fleet)
         for host in hosts:
             for pull in host.pulls.values():
                 self.counted(pull)
                 if pull.error is not None and not isinstance(pull.error, failures):
                     self.broken(f"{host.name} gave up for no good reason: {pull.error}")
+                tracker = tracker_of(pull.blob.digest)
+                fleet = tracker.fleet
                 if fleet is None or not host.running or pull.error is not None:
                     continue
-                if not host.network.paths.reachable(host.name, TRACKER_NAME):
+                if not host.network.paths.reachable(host.name, tracker.name):
                     continue
                 swarm = fleet.swarms.get(pull.blob.digest)
                 member = swarm.members.get(host.name) if swarm is not None else None

@@ -41,6 +41,9 @@ taken for stuck."""
 
 ORIGIN_NAME = "@origin"
 TRACKER_NAME = "@tracker"
+"""One tracker of several has a number behind this."""
+
+DATABASE_NAME = "@database"
 
 
 class Rack:
@@ -268,9 +271,10 @@ class Stream:
 
 
 class TrackerPath(Protocol):
-    """A host's session with the tracker, as far as cuts concern it."""
+    """A host's session with a tracker, as far as cuts concern it: the names of both."""
 
     host: str
+    peer: str
 
     def path_changed(self, *, whole: bool) -> None:
         """The path was cut, or is whole again."""
@@ -279,19 +283,23 @@ class TrackerPath(Protocol):
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A group of hosts that cannot reach, nor be reached from, the hosts outside it (`peers`), the
-    tracker, the origin, as the flags say."""
+    trackers, the origin, as the flags say. `others` are the only names that the cut is from; none:
+    all outside the group, as the flags say."""
 
     group: frozenset[str]
     peers: bool = True
     tracker: bool = False
     origin: bool = False
+    others: frozenset[str] = frozenset()
 
     def separates(self, one: str, other: str) -> bool:
         """Whether the path between two names is cut."""
         if (one in self.group) == (other in self.group):
             return False
         outside = other if one in self.group else one
-        if outside == TRACKER_NAME:
+        if self.others:
+            return outside in self.others
+        if outside.startswith(TRACKER_NAME):
             return self.tracker
         return self.origin if outside == ORIGIN_NAME else self.peers
 
@@ -311,7 +319,7 @@ class Paths:
         self._whole = True
 
     def reachable(self, one: str, other: str) -> bool:
-        """Whether the path between two names (hosts, ORIGIN_NAME, TRACKER_NAME) is there."""
+        """Whether the path between two names (hosts, trackers, ORIGIN_NAME) is there."""
         if self._whole:
             return True
         if one in self._unpowered or other in self._unpowered:
@@ -348,7 +356,7 @@ class Paths:
         self._whole = not self._cuts and not self._unpowered
         self._on_change()
         for session in list(self._sessions):
-            session.path_changed(whole=self.reachable(session.host, TRACKER_NAME))
+            session.path_changed(whole=self.reachable(session.host, session.peer))
 
 
 class Network:

@@ -183,6 +183,8 @@ class Scenario:
     tree_hosts: frozenset[str] = frozenset()
     #: Nobody has made a piece list: hosts vouch for what they read (model/vouched.py).
     vouched: bool = False
+    #: How many trackers share the blobs.
+    trackers: int = 1
 
     def host_names(self) -> list[str]:
         return [f"h{number:05d}" for number in range(self.hosts)]

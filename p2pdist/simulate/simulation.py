@@ -10,10 +10,12 @@ from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.bittorrent import Mesh
 from p2pdist.simulate.clock import World
+from p2pdist.simulate.cluster.nodes import Cluster
 from p2pdist.simulate.context import Context
 from p2pdist.simulate.faults import (
     Busy,
     Crash,
+    DatabaseLoss,
     Fault,
     Late,
     Leave,
@@ -21,8 +23,11 @@ from p2pdist.simulate.faults import (
     OriginOutage,
     OriginWrong,
     Partition,
+    RollingRestart,
     Silent,
     Slow,
+    TrackerCut,
+    TrackerFreeze,
     TrackerLoss,
     TrackerLosses,
     UpstreamBreak,
@@ -68,7 +73,9 @@ class Simulation:
         self.network = Network(self.world, scenario.latency_s)
         self.origin = Origin(self.world, self.network, scenario.origin_bytes_s)
         self.invariants = Invariants(self.world, scenario.seed, scenario.origin_streams_max)
-        self.tracker = Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet)
+        #: The tracker, or the first of several.
+        self.tracker = self._make_tracker(TRACKER_NAME)
+        self.cluster = self._make_cluster(scenario.trackers) if scenario.trackers > 1 else None
         layout = PieceLayout(scenario.size, scenario.piece_size)
         starts = scenario.blobs - scenario.preseeds
         self.blobs = [
@@ -104,6 +111,7 @@ class Simulation:
             scenario.transport_of,
             self._listing_of,
             self.meshes,
+            self.cluster,
         )
         if scenario.transport != "trees":
             self.meshes |= {blob.digest: Mesh(blob.digest, context, self.hosts) for blob in self.blobs}
@@ -119,7 +127,10 @@ class Simulation:
     def run(self, progress: Progress | None = None) -> Report:
         """Run until all pulls have ended and the tracker knows it. Raises InvariantBroken."""
         scenario = self.scenario
-        self.tracker.start()
+        if self.cluster is not None:
+            self.cluster.start()
+        else:
+            self.tracker.start()
         late = late_hosts(scenario.faults)
         for host, party in zip(self.hosts.values(), self.parties, strict=True):
             if host.name not in late:
@@ -137,14 +148,14 @@ class Simulation:
             ]
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
-        self.invariants.check_end(self.tracker.fleet, self.hosts.values(), failures(scenario.faults))
+        self.invariants.check_end(self.trackers, self.tracker_of, self.hosts.values(), failures(scenario.faults))
         report = Report.of(
             scenario,
             self.hosts,
             self.racks,
             self.origin,
             lost=self.lost,
-            messages=self.tracker.messages,
+            messages=sum(tracker.messages for tracker in self.trackers),
             events=self.world.events,
         )
         return replace(report, rounds=self.invariants.lists.rounds, blamed=tuple(self.invariants.lists.blamed))
@@ -153,6 +164,23 @@ class Simulation:
     def ended(self) -> bool:
         """Whether every pull has ended."""
         return not self._pulls_open
+
+    @property
+    def trackers(self) -> list[Tracker]:
+        """All trackers."""
+        return [self.tracker] if self.cluster is None else [node.tracker for node in self.cluster.nodes.values()]
+
+    def tracker_of(self, blob: Digest) -> Tracker:
+        """The tracker that plans a blob."""
+        return self.tracker if self.cluster is None else self.cluster.owner_of(blob).tracker
+
+    def _make_tracker(self, name: str) -> Tracker:
+        return Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet, name)
+
+    def _make_cluster(self, count: int) -> Cluster:
+        made = {self.tracker.name: self.tracker}
+        names = [TRACKER_NAME, *(f"{TRACKER_NAME}{number}" for number in range(2, count + 1))]
+        return Cluster(self.world, names, lambda name: made.get(name) or self._make_tracker(name))
 
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario
@@ -184,11 +212,17 @@ class Simulation:
                 break
 
     def _all_welcome(self) -> bool:
-        """Whether a tracker answers every host that runs and is not cut from it."""
-        return self.tracker.fleet is not None and all(
-            host.session.welcomed or not self.network.paths.reachable(host.name, TRACKER_NAME)
+        """Whether the tracker of its blobs answers every host that runs and is not cut from it, and
+        no tracker has swarms to give away."""
+        if self.cluster is not None and not self.cluster.at_rest:
+            return False
+        trackers = [(blob.digest, self.tracker_of(blob.digest)) for blob in self.blobs]
+        return all(tracker.fleet is not None for _, tracker in trackers) and all(
+            host.session.answers(blob) or not self.network.paths.reachable(host.name, tracker.name)
             for host in self.hosts.values()
             if host.running
+            for blob, tracker in trackers
+            if blob in host.pulls
         )
 
     def _delivered(self) -> tuple[int, int]:
@@ -215,7 +249,9 @@ class Simulation:
                 world.at(at_s, self.hosts[name].server.spoil, share)
             case Silent(name, at_s):
                 world.at(at_s, self.hosts[name].server.fall_silent)
-            case TrackerLoss(at_s, back_after_s):
+            case TrackerLoss() | TrackerFreeze() | TrackerCut() | DatabaseLoss() | RollingRestart() if self.cluster:
+                world.at(fault.at_s, self.cluster.disturb, fault, self.blobs[0].digest)
+            case TrackerLoss(at_s, back_after_s, _):
                 world.at(at_s, tracker.kill)
                 if back_after_s is not None:
                     world.at(at_s + back_after_s, tracker.start)
@@ -256,7 +292,7 @@ class Simulation:
 
     def _slow_processors(self, fault: Busy, share: float, until: float) -> None:
         processors = {name: host.processor for name, host in self.hosts.items()}
-        processors[TRACKER_NAME] = self.tracker.processor
+        processors |= {tracker.name: tracker.processor for tracker in self.trackers}
         for name in processors if fault.hosts is None else sorted(fault.hosts):
             processors[name].slow_to(share, until=until)
 
@@ -298,6 +334,9 @@ class Simulation:
 
     def _lose_tracker(self, fault: TrackerLosses) -> None:
         if not self.ended:
-            self.tracker.kill()
-            self.world.after(fault.back_after_s, self.tracker.start)
+            if self.cluster is not None:
+                self.cluster.disturb(TrackerLoss(self.world.now, fault.back_after_s), self.blobs[0].digest)
+            else:
+                self.tracker.kill()
+                self.world.after(fault.back_after_s, self.tracker.start)
             self.world.after(fault.every_s, self._lose_tracker, fault)

@@ -2,24 +2,30 @@
 
 Model. Messages of a session arrive in order, each after the network's latency, and wait while the
 path is cut; a path that stays cut for SILENCE_S ends the session on both sides, as heartbeats do.
-A tracker's process can die, and every session with it; the next process knows nothing. A host
-opens its session again whenever it breaks, after the pauses that agents make, and reports at the
-interval that the tracker asks for.
+A tracker's process can die, and every session with it; the next process knows nothing. One that is
+frozen handles nothing, and hosts give their sessions with it up after SILENCE_S. A host opens its
+session again whenever it breaks, after the pauses that agents make, and reports at the interval
+that the tracker asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
+from typing import Protocol
 
+from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
     Assign,
+    EpochSeen,
     FromAgent,
     FromTracker,
     Hello,
     Holding,
     Holdings,
     Listed,
+    NotOwner,
+    OwnershipChanged,
     Pace,
     Recall,
     Reject,
@@ -57,12 +63,47 @@ SwarmMessage = Assign | Reject | Listed | Reread | Recall
 """What a tracker sends about a blob."""
 
 
+OwnershipNews = Welcome | OwnershipChanged | NotOwner
+"""What a tracker says of ownership."""
+
+Owned = Callable[[Digest], bool]
+"""Whether a blob is one of those of which a session speaks."""
+
+
+def every(_blob: Digest) -> bool:
+    """A session with the only tracker speaks of every blob."""
+    return True
+
+
+class TrackerSessions(Protocol):
+    """How a host speaks with its trackers."""
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether a tracker answers."""
+
+    def answers(self, blob: Digest) -> bool:
+        """Whether the tracker of a blob answers."""
+
+    def start(self) -> None:
+        """The host's process has started."""
+
+    def stop(self) -> None:
+        """The host's process is gone."""
+
+    def send(self, message: FromAgent) -> None:
+        """Send a message to the tracker that it is for, if that one answers."""
+
+    def report(self) -> None:
+        """Report at once what is new."""
+
+
 class AgentSession:
     """A host's side of its session with the tracker, over all lives of its process.
 
     `holdings` says what the host holds and wants, `report` what is new since the last report (None:
     nothing), `on_message` hears what is said of blobs, `on_change` whether a tracker answers,
-    `on_held` that it was told what the host holds.
+    `on_held` that it was told what the host holds, `on_ownership` what is said of ownership.
     """
 
     __slots__ = (
@@ -74,12 +115,13 @@ class AgentSession:
         "_on_change",
         "_on_held",
         "_on_message",
+        "_on_ownership",
         "_processor",
         "_report",
         "_reporting",
         "_session",
-        "_tracker",
         "_world",
+        "tracker",
         "welcomed",
     )
 
@@ -94,11 +136,13 @@ class AgentSession:
         on_message: Callable[[SwarmMessage], None],
         on_change: Callable[[bool], None],
         on_held: Callable[[], None],
+        on_ownership: Callable[[OwnershipNews], None] = lambda news: None,
     ) -> None:
-        self._hello, self._tracker, self._processor = hello, tracker, processor
+        self._hello, self.tracker, self._processor = hello, tracker, processor
         self._world, self._network = tracker.world, tracker.network
         self._holdings, self._report = holdings, report
         self._on_message, self._on_change, self._on_held = on_message, on_change, on_held
+        self._on_ownership = on_ownership
         #: Whether a tracker answers; set by the welcome, cleared when the session ends.
         self.welcomed = False
         #: The session that is open or being opened.
@@ -114,6 +158,10 @@ class AgentSession:
     def host(self) -> str:
         """The name of the host."""
         return self._hello.host
+
+    def answers(self, blob: Digest) -> bool:
+        """Whether the tracker answers."""
+        return self.welcomed
 
     def start(self) -> None:
         """Connect: the host's process has started."""
@@ -159,6 +207,7 @@ class AgentSession:
         match message:
             case Welcome(_, interval_s):
                 self.welcomed = True
+                self._on_ownership(message)
                 self._on_change(True)
                 holdings = self._holdings()
                 if holdings:
@@ -169,16 +218,25 @@ class AgentSession:
                 self._report_every(session, interval_s)
             case Assign() | Reject() | Listed() | Reread() | Recall():
                 self._on_message(message)
+            case OwnershipChanged() | NotOwner():
+                self._on_ownership(message)
 
     def _connect(self, life: int, pause_s: float) -> None:
         if life != self._life or self._session is not None:
             return
-        if not self._network.paths.reachable(self.host, TRACKER_NAME):
+        if not self._network.paths.reachable(self.host, self.tracker.name):
             self._world.after(CONNECT_TIMEOUT_S, self._retry, life, pause_s)
             return
-        self._session = self._tracker.connect(self, self._hello)
+        self._session = self.tracker.connect(self, self._hello)
         if self._session is None:
             self._retry(life, pause_s)
+        elif self.tracker.frozen:
+            self._world.after(SILENCE_S, self._unanswered, self._session)
+
+    def _unanswered(self, session: Session) -> None:
+        """A tracker that accepted the connection has not said welcome."""
+        if session is self._session and not self.welcomed:
+            session.abandoned()
 
     def _retry(self, life: int, pause_s: float) -> None:
         wait_s = pause_s * self._world.random.uniform(0.5, 1.0)
@@ -206,12 +264,12 @@ Watcher = Callable[[Fleet, Event, list[Command], Mapping[int, "Session"]], None]
 class Session:
     """One session between a host and a tracker's process, with the messages on their way."""
 
-    __slots__ = ("_cut_since", "_waiting", "agent", "host", "host_open", "number", "tracker", "tracker_open")
+    __slots__ = ("_cut_since", "_waiting", "agent", "host", "host_open", "number", "peer", "tracker", "tracker_open")
 
     def __init__(self, tracker: Tracker, agent: AgentSession, number: int) -> None:
         self.tracker, self.agent, self.number = tracker, agent, number
-        #: The name of the host.
-        self.host = agent.host
+        #: The names of the host and of the tracker.
+        self.host, self.peer = agent.host, tracker.name
         #: Whether each side is open; closed() changes them.
         self.host_open = self.tracker_open = True
         #: Since when the path is cut, in seconds; path_changed() keeps it.
@@ -264,6 +322,12 @@ class Session:
             for deliver, arguments in waiting:
                 self._carry(deliver, *arguments)
 
+    def abandoned(self) -> None:
+        """The host gives the session up: the tracker is silent, and learns it when it wakes."""
+        self._waiting.clear()
+        self.agent.ended(self)
+        self._carry(self.tracker.session_ended, self)
+
     def _give_up(self, since: float) -> None:
         if self._cut_since == since:
             self._waiting.clear()
@@ -273,14 +337,27 @@ class Session:
 
 class Tracker:
     """The tracker's process, around one fleet core at a time. `watcher` sees each event that the
-    core has handled; `make_fleet` makes a core, given the time."""
+    core has handled; `make_fleet` makes a core, given the time; `name` is the one that paths to it
+    have."""
 
-    def __init__(self, world: World, network: Network, watcher: Watcher, make_fleet: Callable[[float], Fleet]) -> None:
-        self.world, self.network = world, network
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        watcher: Watcher,
+        make_fleet: Callable[[float], Fleet],
+        name: str = TRACKER_NAME,
+    ) -> None:
+        self.world, self.network, self.name = world, network, name
         #: The core of the process that runs, None while none does; start() and kill() set it.
         self.fleet: Fleet | None = None
         #: How many messages of hosts have been handled, by all processes.
         self.messages = 0
+        #: Whether it takes sessions; one of several takes none before it knows what it owns.
+        self.open = True
+        #: Hears which host has told of which epoch.
+        self.on_epoch_seen: Callable[[str, int], None] = lambda host, epoch: None
+        self._frozen_until = 0.0
         self._watcher, self._make_fleet = watcher, make_fleet
         self._sessions: dict[int, Session] = {}
         self._number = 0
@@ -300,21 +377,48 @@ class Tracker:
     def kill(self) -> None:
         """Kill the process, and every session with it."""
         self.fleet = None
+        if self.frozen:
+            self._frozen_until = self.world.now
+            self.processor = Processor(self.world, USUAL_S)
         for session in list(self._sessions.values()):
             session.close_from_tracker()
         self._sessions.clear()
 
+    @property
+    def frozen(self) -> bool:
+        """Whether the process stands still."""
+        return self.world.now < self._frozen_until
+
+    def freeze(self, for_s: float) -> None:
+        """Let the process stand still: what comes for it waits, and hosts give their sessions
+        up."""
+        self._frozen_until = self.world.now + for_s
+        self.processor.slow_to(0.0, until=self._frozen_until)
+        self.world.after(SILENCE_S, self._silent, self._frozen_until, tuple(self._sessions.values()))
+
+    def _silent(self, until: float, sessions: tuple[Session, ...]) -> None:
+        for session in sessions if self.world.now < until else ():
+            if session.host_open:
+                session.abandoned()
+
     def connect(self, agent: AgentSession, hello: Hello) -> Session | None:
         """Open a session for a host; None when no process listens. The first message is on its way
         to the host when this returns."""
-        if self.fleet is None:
+        if self.fleet is None or not self.open:
             return None
         self._number += 1
         session = Session(self, agent, self._number)
         self._sessions[session.number] = session
         self.network.paths.watch(session)
-        self._handle(SessionOpened(session.number, hello))
+        if self.frozen:
+            self.processor.run(self._opened, session, hello)
+        else:
+            self.handle(SessionOpened(session.number, hello))
         return session
+
+    def _opened(self, session: Session, hello: Hello) -> None:
+        if session.tracker_open and session.number in self._sessions:
+            self.handle(SessionOpened(session.number, hello))
 
     def received(self, session: Session, message: FromAgent) -> None:
         """A host's message has arrived; the process handles it when it gets to it."""
@@ -323,13 +427,18 @@ class Tracker:
     def _received(self, session: Session, message: FromAgent) -> None:
         if session.tracker_open:
             self.messages += 1
-            self._handle(Received(session.number, message))
+            if isinstance(message, EpochSeen):
+                self.on_epoch_seen(session.host, message.epoch)
+            self.handle(Received(session.number, message))
 
     def session_ended(self, session: Session) -> None:
         """The host's side of a session is gone."""
+        if self.frozen:
+            self.processor.run(self.session_ended, session)
+            return
         if session.tracker_open:
             session.closed(host=False)
-            self._handle(SessionClosed(session.number))
+            self.handle(SessionClosed(session.number))
         self._sessions.pop(session.number, None)
 
     def _tick(self, life: int) -> None:
@@ -337,7 +446,7 @@ class Tracker:
 
     def _tick_now(self, life: int) -> None:
         if life == self._life and self.fleet is not None:
-            self._handle(Tick())
+            self.handle(Tick())
             self.world.after(TICK_S, self._tick, life)
 
     def _due(self, life: int) -> None:
@@ -346,9 +455,10 @@ class Tracker:
     def _due_now(self, life: int) -> None:
         if life == self._life and self.fleet is not None:
             self._due_at = inf
-            self._handle(Due())
+            self.handle(Due())
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """Let the core hear of something, and do what it commands."""
         assert self.fleet is not None
         commands = self.fleet.handle(event, now=self.world.now)
         if self.fleet.schedule.wake_at < self._due_at:

@@ -43,7 +43,7 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
-from p2pdist.model.plan import Plan, Source, StripePlan
+from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
 BLOB = digest_of(b"blob")
 A, B = Source("A", "A:7071"), Source("B", "B:7071")
@@ -298,3 +298,20 @@ def test_whatever_happens_two_transports_never_write(
                 case Completed() | GaveUp():
                     ended = True
         assert pull.core.swarm_writes == swarm
+
+
+def test_a_plan_of_an_older_epoch_is_not_carried_out() -> None:
+    """The tracker that made it owns the blob no more, and its lease may be another host's by now;
+    epoch 0 is a tracker that is alone, or the agent itself."""
+    pull = Pull("trees")
+
+    def plan(parent: Source, epoch: int) -> list[Command]:
+        return pull(Planned(Plan(BLOB, (StripePlan(0, parent),), epoch=epoch)), 1.0)
+
+    assert plan(A, 5) == [OpenStream(1, A, 0)]
+    assert plan(ORIGIN, 4) == []
+    assert [type(command) for command in plan(B, 5)] == [CloseStream, OpenStream]
+    assert [type(command) for command in plan(ORIGIN, 6)] == [CloseStream, OpenStream]
+    assert plan(A, 5) == []
+    assert [type(command) for command in plan(A, 0)] == [CloseStream, OpenStream]
+    assert plan(B, 5) == []

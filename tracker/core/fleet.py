@@ -379,8 +379,7 @@ class Fleet:
             swarm.edges.set_now(now)
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
-            granting = owned.granting(swarm, now=now)
-            self._planner.plan(swarm, leases=leases.free(swarm) if granting else 0)
+            self._planner.plan(swarm, leases=leases.free(swarm) if owned.granting(swarm, now=now) else 0)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 HOSTS_MAX = 200_000
 RUNS_MAX = 100_000
+TRACKERS_MAX = 32
 TRACKER_AWAY_S = 1.0
 FILE = click.Path(dir_okay=False, path_type=Path)
 GARBAGE_THRESHOLD = 500_000
@@ -83,6 +84,29 @@ millions of objects takes long."""
     "--lose-tracker", default="", metavar="AT[:FOR]", help="The tracker is lost at a time, for so long or for good."
 )
 @click.option(
+    "--trackers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, TRACKERS_MAX),
+    help="So many trackers share the blobs. The owner of the blob is the one that dies or is lost.",
+)
+@click.option(
+    "--kill-tracker", default="", metavar="AT[:FOR]", help="The same as --lose-tracker: the tracker, or the owner, dies."
+)
+@click.option("--freeze-tracker", default="", metavar="AT:FOR", help="With --trackers: the owner stands still.")
+@click.option(
+    "--cut-tracker",
+    default="",
+    metavar="AT[:FOR]",
+    help="With --trackers: the owner is cut off from the database and from half of the hosts.",
+)
+@click.option(
+    "--lose-database", default="", metavar="AT[:FOR]", help="With --trackers: their database does not answer."
+)
+@click.option(
+    "--roll-trackers", default="", metavar="AT", help="With --trackers: all are restarted, one after the other."
+)
+@click.option(
     "--cut-half",
     default="",
     metavar="AT[:FOR]",
@@ -103,7 +127,8 @@ millions of objects takes long."""
     default="",
     metavar="KIND[,KIND]",
     help="Let things go wrong: crash, slow, partition, wrong, silent, tracker, origin, origin-wrong, late, busy, with"
-    " --vouched also lie, change, stall, break, whole; or `any`.",
+    " --vouched also lie, change, stall, break, whole, with --trackers also owner, freeze, isolate, database, roll;"
+    " or `any`.",
 )
 @click.option("--seed", default=1, show_default=True, help="The same seed gives the same run.")
 @click.option(
@@ -189,7 +214,12 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
         piece_size=_piece_size(wishes["piece_size"]),
         transport=wishes["transport"],
         vouched=wishes["vouched"],
+        trackers=wishes["trackers"],
     ).filled()
+    if filled.trackers > 1 and filled.transport != "trees":
+        raise UsageError(
+            "several trackers are simulated where the blob comes by trees", remedy="Leave out --transport or --trackers"
+        )
     if wishes["vouched"]:
         _check_vouched(filled)
     return replace(filled, time_limit_s=0.0)  # it depends on the faults
@@ -209,18 +239,26 @@ def _check_vouched(scenario: Scenario) -> None:
 
 def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
     """What goes wrong in a scenario with this seed."""
-    from p2pdist.simulate.faults import KINDS, VOUCHED_KINDS, TrackerLoss, TrackerLosses, schedule
+    from p2pdist.simulate.faults import CLUSTER_KINDS, KINDS, VOUCHED_KINDS, TrackerLoss, TrackerLosses, schedule
     from p2pdist.simulate.scenario import crash_share, cut_half, slow_share
 
     drawn: list[Fault] = []
     if wishes["faults"]:
         kinds = tuple(kind for kind in wishes["faults"].split(",") if kind and kind != "any")
         known = (*KINDS, *VOUCHED_KINDS) if scenario.vouched else KINDS
+        known = (*known, *CLUSTER_KINDS) if scenario.trackers > 1 else known
         unknown = [kind for kind in kinds if kind not in known]
         if unknown:
             raise UsageError(f"there is no fault {unknown[0]!r}", remedy=f"Choose among {', '.join(known)}, any")
         pieces, duration_s = -(-scenario.size // scenario.piece_size), scenario.size / scenario.nic_bytes_s
-        drawn += schedule(scenario.seed, scenario.host_names(), pieces=pieces, duration_s=duration_s, kinds=kinds)
+        drawn += schedule(
+            scenario.seed,
+            scenario.host_names(),
+            pieces=pieces,
+            duration_s=duration_s,
+            kinds=kinds,
+            trackers=scenario.trackers,
+        )
     if wishes["slow"]:
         share, _, factor = wishes["slow"].partition(":")
         if not parse_share(factor):
@@ -234,11 +272,34 @@ def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
         if every_s <= 0:
             raise UsageError("the tracker cannot die all the time", remedy="Give it some seconds, such as 5s")
         drawn.append(TrackerLosses(every_s, min(TRACKER_AWAY_S, every_s / 2)))
-    if wishes["lose_tracker"]:
-        drawn.append(TrackerLoss(*_span(wishes["lose_tracker"])))
+    drawn += [TrackerLoss(*_span(wishes[option])) for option in ("lose_tracker", "kill_tracker") if wishes[option]]
+    drawn += _among_trackers(scenario, wishes)
     if wishes["cut_half"]:
         drawn.append(cut_half(scenario, *_span(wishes["cut_half"])))
     return tuple(drawn)
+
+
+def _among_trackers(scenario: Scenario, wishes: dict[str, Any]) -> Iterator[Fault]:
+    """What goes wrong with one of several trackers, or with what they share."""
+    from p2pdist.simulate.faults import DatabaseLoss, RollingRestart, TrackerCut, TrackerFreeze
+    from p2pdist.simulate.scenario import cut_half
+
+    options = ("freeze_tracker", "cut_tracker", "lose_database", "roll_trackers")
+    if scenario.trackers == 1 and any(wishes[option] for option in options):
+        option = next(option for option in options if wishes[option]).replace("_", "-")
+        raise UsageError(f"--{option} is about one of several trackers", remedy="Say how many with --trackers")
+    if wishes["freeze_tracker"]:
+        at_s, for_s = _span(wishes["freeze_tracker"])
+        if for_s is None:
+            raise UsageError("a tracker is frozen for some time", remedy="Write --freeze-tracker AT:FOR, such as 2s:10s")
+        yield TrackerFreeze(at_s, for_s)
+    if wishes["cut_tracker"]:
+        at_s, for_s = _span(wishes["cut_tracker"])
+        yield TrackerCut(at_s, for_s, cut_half(scenario, 0.0, None).cut.group)
+    if wishes["lose_database"]:
+        yield DatabaseLoss(*_span(wishes["lose_database"]))
+    if wishes["roll_trackers"]:
+        yield RollingRestart(parse_time(wishes["roll_trackers"]))
 
 
 def _span(text: str) -> tuple[float, float | None]:

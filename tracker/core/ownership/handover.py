@@ -163,4 +163,5 @@ class Handover:
         return out
 
     def _refusal(self, session: int, blobs: tuple[Digest, ...]) -> Send:
-        return Send(session, NotOwner(blobs, self.ownership if session in self._untold else None))
+        # With the ownership: a host that speaks of these blobs goes by another one.
+        return Send(session, NotOwner(blobs, self.ownership))

@@ -43,6 +43,9 @@ RANK_S = 0.7
 
 FIRST_SHARE, SHARE_STEP = 0.1, 0.1
 STEP_S = 10.0
+FOUND_S = 1.0
+"""The first ownership waits for so long: trackers that start together are all in it."""
+
 FROZEN_S = 1.5
 """A pause between two events after which this tracker may have been given up."""
 
@@ -250,7 +253,8 @@ class Ownerships:
             return
         if self._differs_since is None:
             self._differs_since = now
-        if now - self._differs_since >= RANK_S * self._rank() and proposal.epoch <= EPOCH_MAX:
+        wait_s = RANK_S * self._rank() + (FOUND_S if stored is None else 0.0)
+        if now - self._differs_since >= wait_s and proposal.epoch <= EPOCH_MAX:
             out.append(Publish(proposal, latest))
 
     def _watch(self, members: tuple[Registered, ...], gap_s: float) -> None:

@@ -1,0 +1,1 @@
+"""Several trackers that share the swarms, in a simulation."""

@@ -1,0 +1,162 @@
+"""What one of several trackers plans, refuses and gives away."""
+
+from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.messages import (
+    PROTOCOL_VERSION,
+    Assign,
+    Complaint,
+    Hello,
+    Holding,
+    Holdings,
+    NotOwner,
+    OwnershipChanged,
+    Welcome,
+)
+from p2pdist.model.ownership import Ownership, Tracker, owner
+from tests.tracker.test_fleet import PIECE, Control
+from tracker.core.events import Broadcast, Command, Followed, LeasesAllowed, Received, Send, SessionOpened
+from tracker.core.monitor.presence import GRACE_S
+from tracker.core.ownership.handover import NEWCOMER_S, PUSHED_MAX
+from tracker.core.planning.schedule import JOIN_BATCH_S
+
+BOTH = Ownership(5, (Tracker("a"), Tracker("b")))
+ALONE = Ownership(6, (Tracker("a"),))
+BLOBS = [digest_of(b"%d" % number) for number in range(40)]
+MINE = [blob for blob in BLOBS if owner(BOTH, blob).id == "a"]
+THEIRS = [blob for blob in BLOBS if owner(BOTH, blob).id == "b"]
+
+
+class Owner(Control):
+    """The tracker `a` of two."""
+
+    def __init__(self, ownership: Ownership = BOTH) -> None:
+        super().__init__()
+        self.follow(ownership)
+
+    def follow(self, ownership: Ownership) -> list[Command]:
+        return self.fleet.handle(Followed(ownership, "a"), now=self.now)
+
+    def hold(self, host: str, blob: Digest, count: int = 0, parent: str | None = None) -> list[Command]:
+        return self.join(host, count, parent, blob)
+
+
+def plans(commands: list[Command]) -> list[Assign]:
+    return [each.message for each in commands if isinstance(each, Send) and isinstance(each.message, Assign)]
+
+
+def test_a_session_is_told_who_owns_what() -> None:
+    control = Owner()
+    assert control.open("h1") == [Send(1, Welcome(PROTOCOL_VERSION, 0.25, ownership=BOTH, tracker="a"))]
+
+
+def test_plans_carry_the_epoch() -> None:
+    """A lease of this tracker can be told from one of the owner before."""
+    control = Owner()
+    control.open("h1")
+    assert control.hold("h1", MINE[0]) == []
+    (plan,) = plans(control.tick(JOIN_BATCH_S))
+    assert plan.plan.epoch == 5 and plan.plan.stripes[0].parent is not None
+    alone = Control()
+    alone.open("h1")
+    alone.join("h1")
+    (plan,) = plans(alone.tick(JOIN_BATCH_S))
+    assert plan.plan.epoch == 0
+
+
+def test_blobs_of_another_tracker_are_refused_and_the_others_taken() -> None:
+    control = Owner()
+    control.open("h1")
+    assert control.hold("h1", THEIRS[0]) == [Send(1, NotOwner((THEIRS[0],), BOTH))]
+    both = Holdings(tuple(Holding(blob, 8 * PIECE, PIECE, (0,), (None,)) for blob in (THEIRS[0], MINE[0], THEIRS[1])))
+    assert control.say("h1", both) == [Send(1, NotOwner((THEIRS[0], THEIRS[1]), BOTH))]
+    assert list(control.fleet.swarms) == [MINE[0]]
+    assert control.say("h1", Complaint(THEIRS[0], 0, "h2", "reset")) == [Send(1, NotOwner((THEIRS[0],), BOTH))]
+
+
+def test_a_new_ownership_is_told_to_all_and_foreign_swarms_are_given_away() -> None:
+    """First every session hears, then the swarms go; nothing else of them is said."""
+    control = Owner(ALONE)
+    control.open("h1", "h2", "h3")
+    for host in ("h1", "h2"):
+        control.hold(host, MINE[0])
+        control.hold(host, THEIRS[0])
+    control.tick(JOIN_BATCH_S)
+    back = Ownership(7, BOTH.trackers)
+    assert control.follow(back) == []
+    assert control.tick(0.05) == [Broadcast((1, 2, 3), OwnershipChanged(back))]
+    assert control.tick(0.05) == [Broadcast((1, 2), NotOwner((THEIRS[0],)))]
+    assert list(control.fleet.swarms) == [MINE[0]]
+    assert list(control.fleet.hosts["h1"].swarms) == [MINE[0]]
+    assert control.tick(0.05) == [] and control.tick(5.0) == []
+
+
+def test_a_large_fleet_is_told_a_part_at_a_time() -> None:
+    control = Owner()
+    for number in range(PUSHED_MAX + 10):
+        control.fleet.handle(SessionOpened(number, Hello(1, f"h{number}", f"h{number}:1")), now=0.0)
+    control.follow(ALONE)
+    first, then = control.tick(0.05), control.tick(0.05)
+    sessions = [each.sessions for each in (*first, *then) if isinstance(each, Broadcast)]
+    assert [len(part) for part in sessions] == [PUSHED_MAX, 10]
+    assert sorted(sum(sessions, ())) == list(range(PUSHED_MAX + 10))
+
+
+def test_a_swarm_that_came_from_another_owner_gets_no_lease_before_its_root_has_spoken() -> None:
+    """h2 holds pieces and speaks first: h1, which reads the origin, is still on its way."""
+    control = Owner()
+    control.open("h1", "h2")
+    control.follow(ALONE)
+    control.hold("h2", THEIRS[0], 2)
+    assert plans(control.tick(GRACE_S / 2)) == []
+    control.hold("h1", THEIRS[0], 3, "")
+    control.tick(JOIN_BATCH_S)
+    swarm = control.fleet.swarms[THEIRS[0]]
+    assert [list(roots) for roots in swarm.edges.roots] == [["h1"]]
+    assert swarm.members["h2"].parents == ["h1"]
+
+
+def test_a_swarm_that_came_from_another_owner_gets_a_lease_in_the_end() -> None:
+    control = Owner()
+    control.open("h2")
+    control.follow(ALONE)
+    control.hold("h2", THEIRS[0], 2)
+    told = [plan for _ in range(60) for plan in plans(control.tick(0.1))]
+    assert told and control.now > GRACE_S and told[0].plan.epoch == 6
+
+
+def test_a_blob_that_begins_just_after_the_change_waits_for_a_moment() -> None:
+    """Its hosts may be on their way; one that was this tracker's before does not wait."""
+    control = Owner()
+    control.open("h1")
+    control.follow(ALONE)
+    control.hold("h1", THEIRS[0])
+    control.hold("h1", MINE[0])
+    assert [plan.plan.blob for plan in plans(control.tick(JOIN_BATCH_S))] == [MINE[0]]
+    told = [plan for _ in range(round(NEWCOMER_S / 0.1) + 6) for plan in plans(control.tick(0.1))]
+    assert [plan.plan.blob for plan in told] == [THEIRS[0]]
+
+
+def test_without_leave_no_lease_is_granted_and_what_runs_goes_on() -> None:
+    control = Owner()
+    control.open("h1", "h2")
+    control.hold("h1", MINE[0])
+    control.tick(JOIN_BATCH_S)
+    control.fleet.handle(LeasesAllowed(False), now=control.now)
+    control.hold("h2", MINE[0])
+    control.hold("h2", MINE[1])
+    told = [plan for _ in range(20) for plan in plans(control.tick(0.1))]
+    assert [plan.plan.blob for plan in told] == [MINE[0]]
+    assert [list(roots) for roots in control.fleet.swarms[MINE[0]].edges.roots] == [["h1"]]
+    control.fleet.handle(LeasesAllowed(True), now=control.now)
+    told = [plan for _ in range(20) for plan in plans(control.tick(0.1))]
+    assert [plan.plan.blob for plan in told] == [MINE[1]]
+
+
+def test_a_message_of_a_session_that_has_ended_is_ignored() -> None:
+    control = Owner()
+    control.open("h1")
+    control.follow(ALONE)
+    control.close("h1")
+    holding = Holding(MINE[0], 8 * PIECE, PIECE, (0,), (None,))
+    assert control.fleet.handle(Received(1, holding), now=0.0) == []
+    assert control.tick(0.05) == []
