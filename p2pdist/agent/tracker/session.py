@@ -63,6 +63,7 @@ from p2pdist.model.messages import (
     encode,
 )
 from p2pdist.model.policy import POLICY_HEADER, PackagePolicy, decode_policy
+from p2pdist.model.rendezvous import ranked
 from p2pdist.model.request_id import passed_on
 from p2pdist.model.url import redacted
 from p2pdist.transfer.names import NAMES, Resolver
@@ -289,8 +290,10 @@ class TrackerSession:
             self._url = usable[0] if usable else ""
 
     def know(self, urls: Iterable[str]) -> None:
-        """Use these trackers of the fleet, too, when none of those given or offered answers."""
-        self._others = tuple(urls)
+        """Use these trackers of the fleet, too, when none of those given or offered answers: each
+        host in another order."""
+        others = set(urls)
+        self._others = tuple(ranked(self._hello.host.encode(), others, len(others)))
 
     def leave(self, reason: str) -> None:
         """End the session with the tracker that answers, and turn to the next one."""

@@ -352,8 +352,8 @@ class Trackers:
             self.home.leave("it owns no blobs any more, and another tracker takes its place")
 
     def _know(self, ownership: Ownership | None) -> None:
-        """Let the home turn to any tracker that owns blobs; to those first that own most."""
-        trackers = sorted(ownership.trackers, key=lambda each: -each.share) if ownership is not None else []
+        """Let the home turn to any tracker that owns blobs."""
+        trackers = ownership.trackers if ownership is not None else ()
         self.home.know(urls[0] for each in trackers if each.share and (urls := self._usable(each)))
 
     def _usable(self, tracker: Tracker) -> list[str]:
