@@ -4,6 +4,10 @@ An answer names the trackers that said nothing (UNANSWERED_HEADER), and holds wh
 A request that a tracker sends has `local=1`, and is answered from what that tracker itself knows:
 nothing is passed on twice. It carries the client's token, and each tracker checks its rights
 itself.
+
+The owner of a blob may not have read any package that has the blob: agents ask one tracker for the
+package, and speak to another of its blobs. So a tracker that answers for a package tells the others
+of it first (`tell`), and each of them reads its manifest.
 """
 
 from __future__ import annotations
@@ -11,12 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import aiohttp
+import msgspec
+from msgspec import Meta
 
-from p2pdist.model.digest import Digest
+from p2pdist.credentials.authority import TRACKER_DNS
+from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.ownership import Tracker
 from p2pdist.transfer.names import NAMES, Resolver
@@ -29,11 +38,25 @@ long."""
 CONNECT_S = 1.0
 ASKED_AT_ONCE = 32
 ANSWER_BYTES_MAX = 64 << 20
+TELL_S = 2.0
+"""How long an agent waits for the other trackers to read a package."""
+
+TOLD_MAX = 50_000
+KNOWN_PATH = "/v1/trackers/known"
 UNANSWERED_HEADER = "P2PDist-Unanswered"
 LOCAL = "local"
 """Field of a query: 1 for what the tracker itself knows."""
 
 logger = logging.getLogger(__name__)
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A package, or an image of an upstream registry, that agents ask for: its name, without tag,
+    and the digest of its manifest."""
+
+    name: Annotated[str, Meta(max_length=512)]
+    digest: WireDigest
+    image: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +68,14 @@ class Asked:
 
 
 class Siblings:
-    """Asks the other trackers of a cluster. `authorities` says which certificates, PEM, theirs must
-    come of; None where trackers speak plain HTTP."""
+    """Asks the other trackers of a cluster. `secure` gives the TLS of connections to them, by which
+    this one shows its certificate; None where trackers speak plain HTTP."""
 
-    def __init__(self, cluster: Cluster, authorities: Callable[[], str] | None = None) -> None:
-        self.cluster, self._authorities = cluster, authorities
+    def __init__(self, cluster: Cluster, secure: Callable[[], ssl.SSLContext | None] | None = None) -> None:
+        self.cluster, self._secure = cluster, secure
         self._http: aiohttp.ClientSession | None = None
-        self._secure: tuple[str, ssl.SSLContext] | None = None
+        self._told: OrderedDict[tuple[str, Known], None] = OrderedDict()
+        """By process of another tracker, what it has been told of; at most TOLD_MAX."""
 
     async def close(self) -> None:
         """Close connections."""
@@ -89,33 +113,58 @@ class Siblings:
         silent = [each.id for each, asked in answers.items() if asked is None or asked.status not in (200, 404)]
         return [asked.body for asked in answers.values() if asked is not None and asked.status == 200], silent
 
+    async def tell(self, known: Known) -> None:
+        """Tell each other tracker of a package, once. Those that do not answer in time hear of it
+        with the next request for it."""
+        owners = {tracker.id: tracker for tracker in self.cluster.others()}
+        rows = self.cluster.look.rows if self.cluster.look is not None else ()
+        instances = {row.registered.id: row.registered.instance for row in rows}
+        untold = [
+            (each, process)
+            for name, each in owners.items()
+            if (process := instances.get(name, name), known) not in self._told
+        ]
+        await asyncio.gather(*(self._tell(tracker, process, known) for tracker, process in untold))
+
+    async def _tell(self, tracker: Tracker, process: str, known: Known) -> None:
+        try:
+            async with asyncio.timeout(TELL_S):
+                asked = await self._send("POST", tracker, KNOWN_PATH, {}, msgspec.json.encode(known))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            logger.debug("%s does not hear of %s: %r", tracker.id, known, error)
+            return
+        if asked.status == 204:
+            self._told[process, known] = None
+            if len(self._told) > TOLD_MAX:
+                self._told.popitem(last=False)
+
     async def _ask(self, tracker: Tracker, path: str, headers: Mapping[str, str]) -> Asked:
+        return await self._send("GET", tracker, f"{path}?{LOCAL}=1", headers)
+
+    async def _send(
+        self, method: str, tracker: Tracker, path: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> Asked:
         if self._http is None:
             connector = aiohttp.TCPConnector(limit=ASKED_AT_ONCE, resolver=Resolver(NAMES), use_dns_cache=False)
             timeout = aiohttp.ClientTimeout(total=ASK_S, sock_connect=CONNECT_S)
             self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        secure = self._secure() if self._secure is not None else None
         failure: aiohttp.ClientError | OSError = aiohttp.ClientConnectionError("it names no URL")
         for url in tracker.urls:
             try:
-                async with self._http.get(
+                async with self._http.request(
+                    method,
                     url.rstrip("/") + path,
-                    params={LOCAL: "1"},
-                    headers=dict(headers),
-                    ssl=self._context(),
+                    data=body,
+                    headers={**headers, **({"Content-Type": "application/json"} if body is not None else {})},
+                    ssl=secure if secure is not None else True,
+                    server_hostname=TRACKER_DNS if secure is not None else None,
                     allow_redirects=False,
                 ) as answer:
                     return Asked(answer.status, await _limited(answer))
             except (aiohttp.ClientConnectionError, OSError) as error:
                 failure = error
         raise failure
-
-    def _context(self) -> ssl.SSLContext | bool:
-        if self._authorities is None:
-            return True
-        trusted = self._authorities()
-        if self._secure is None or self._secure[0] != trusted:
-            self._secure = trusted, ssl.create_default_context(cadata=trusted)
-        return self._secure[1]
 
 
 async def _limited(answer: aiohttp.ClientResponse) -> bytes:

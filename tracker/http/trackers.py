@@ -10,15 +10,21 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from p2pdist.credentials.authority import issued_by_fleet, name_in
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import NotFound, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
+from p2pdist.model.image import image_name
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.ownership import Ownership
-from p2pdist.transfer.guard import identity_of
+from p2pdist.model.preseed import decode_request
+from p2pdist.transfer.guard import identity_of, peer_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Query, Route
 from p2pdist.transfer.problems import PROBLEM_TYPE
 from tracker.cluster.membership import Row
-from tracker.cluster.siblings import LOCAL, UNANSWERED_HEADER, Siblings
+from tracker.cluster.siblings import KNOWN_PATH, LOCAL, UNANSWERED_HEADER, Known, Siblings
 from tracker.http.keys import SERVICE, SIBLINGS
+from tracker.policies import note_image, note_package
+from tracker.service import Service
 
 LOCAL_QUERY = (Query(LOCAL, "1: only what this tracker itself knows"),)
 
@@ -135,7 +141,46 @@ async def _drain(request: web.Request, *, draining: bool) -> web.Response:
     return web.Response(status=204)
 
 
+async def known(request: web.Request) -> web.Response:
+    """Read a package that agents ask another tracker for: blobs of it may be this tracker's."""
+    service = request.app[SERVICE]
+    if service.access is not None:
+        peer, fleet = peer_of(request), service.access.control.state.rules.fleet
+        if not (issued_by_fleet(peer, fleet) and name_in(peer, fleet, "tracker")):
+            raise Refused("the connection shows no certificate of a tracker")
+    told = decode_request(await request.read(), Known)
+    if told.image:
+        await _read_image(service, told)
+    else:
+        await _read_package(service, told)
+    return web.Response(status=204)
+
+
+async def _read_package(service: Service, told: Known) -> None:
+    reference = parse_reference(f"{told.name}@{told.digest}")
+    if service.access is not None:
+        await service.access.packages.vouch(reference.name, told.digest)
+    await note_package(service.fleet.policies, service.content, reference, told.digest)
+    await service.content.manifest(told.digest)  # the blobs of which are described from then on
+
+
+async def _read_image(service: Service, told: Known) -> None:
+    upstream, _, repository = told.name.partition("/")
+    name = image_name(upstream, repository)
+    found = await service.upstreams.manifest(name, told.digest)
+    note_image(service.fleet.policies, name, "", found)
+    if service.access is not None:
+        await service.access.images.bind(name, found)
+
+
 # -- for the fleet
+
+
+async def tell_others(request: web.Request, known: Known) -> None:
+    """Tell the other trackers of a package that is asked for here."""
+    siblings = request.app.get(SIBLINGS)
+    if siblings is not None:
+        await siblings.tell(known)
 
 
 def siblings_of(request: web.Request) -> Siblings | None:
@@ -191,5 +236,14 @@ ROUTES = (
         (Answer(status=204, media_type=""),),
         errors=(NotFound, Unavailable),
         right="trackers",
+    ),
+    Route(
+        "POST",
+        KNOWN_PATH,
+        known,
+        (Answer(status=204, media_type=""),),
+        request=Known,
+        errors=(UsageError, NotFound, Refused, Corrupt, Unavailable),
+        right="open",
     ),
 )

@@ -351,7 +351,7 @@ async def _join_cluster(
     cluster = Cluster(await asyncio.to_thread(*made), service)
     service.heard_epoch = cluster.heard
     await cluster.start()
-    return Siblings(cluster, (lambda: access.message.authorities) if access is not None else None)
+    return Siblings(cluster, (lambda: access.tls.client) if access is not None else None)
 
 
 async def _until_stopped(siblings: Siblings | None) -> None:
