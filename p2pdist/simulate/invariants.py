@@ -29,6 +29,7 @@ from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.superpeers import SUPERPEERS
 from tracker.core.swarm import Swarm
 
+
 class InvariantBroken(AssertionError):
     """An invariant does not hold: a defect of ours."""
 

@@ -50,9 +50,7 @@ def test_a_share_that_grows_takes_and_gives_nothing(
     name = data.draw(st.sampled_from(ids))
     others = data.draw(st.lists(SHARES, min_size=len(ids), max_size=len(ids)))
     low, high = (
-        Ownership(
-            1, trackers(ids, [size if each == name else other for each, other in zip(ids, others, strict=True)])
-        )
+        Ownership(1, trackers(ids, [size if each == name else other for each, other in zip(ids, others, strict=True)]))
         for size in sorted((share, more))
     )
     before, after = owner(low, blob).id, owner(high, blob).id

@@ -172,7 +172,9 @@ def test_each_blob_has_one_tracker_and_any_tracker_answers(site: Site, database:
             "h1": (True, 9),
         }
     status = trackers.status(1)
-    assert {row["id"]: row["state"] for row in status["trackers"]} == dict.fromkeys(map(trackers.name, range(3)), "owner")
+    assert {row["id"]: row["state"] for row in status["trackers"]} == dict.fromkeys(
+        map(trackers.name, range(3)), "owner"
+    )
     assert sum(row["hosts"] for row in status["trackers"]) == 2
     code, printed, said = site.command("trackers", "--tracker", trackers.url(2))
     assert code == 0 and printed["epoch"] == trackers.ownership().epoch, said
@@ -271,7 +273,14 @@ def test_a_tracker_drains_and_fills(site: Site, database: Server) -> None:
     first = trackers.owner(digest)
     other = (first + 1) % 3
     done = subprocess.run(
-        [*("python", "-m", "p2pdist.cli.main"), "trackers", "drain", trackers.name(first), "--tracker", trackers.url(other)],
+        [
+            *("python", "-m", "p2pdist.cli.main"),
+            "trackers",
+            "drain",
+            trackers.name(first),
+            "--tracker",
+            trackers.url(other),
+        ],
         capture_output=True,
         check=False,
     )

@@ -89,7 +89,7 @@ def test_who_moves_to_another_rack_of_its_zone_stays_a_superpeer() -> None:
     chosen = superpeers(swarm, "z0")
     swarm.set_location(chosen[0], "z0", "elsewhere")
     assert superpeers(swarm, "z0") == chosen
-    assert chosen[0] in swarm.zones["z0"] and swarm.racks["z0 elsewhere"] == {chosen[0]: None}
+    assert chosen[0] in swarm.sites["z0"] and swarm.racks["z0 elsewhere"] == {chosen[0]: None}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -108,7 +108,7 @@ def test_zones_and_racks_name_those_who_stand_there(seed: int) -> None:
         zones, racks = defaultdict[str, dict[str, None]](dict), defaultdict[str, dict[str, None]](dict)
         for member in swarm.members.values():
             zones[member.zone][member.host] = racks[member.rack][member.host] = None
-        assert swarm.zones == zones and swarm.racks == racks
+        assert swarm.sites == zones and swarm.racks == racks
 
 
 class Watched(dict[str, Any]):
@@ -137,11 +137,11 @@ def test_the_hosts_of_other_zones_are_not_looked_at() -> None:
     """Neither one by one nor by their racks, so that to ask for all zones costs no more than their
     hosts."""
     swarm = swarm_of(300, zones=100)
-    swarm.members, swarm.racks, swarm.zones = Watched(swarm.members), Watched(swarm.racks), Watched(swarm.zones)
+    swarm.members, swarm.racks, swarm.sites = Watched(swarm.members), Watched(swarm.racks), Watched(swarm.sites)
     first = superpeers(swarm, "z7")
     swarm.remove(first[0])
     assert superpeers(swarm, "z7") == first[1:]
-    assert (swarm.members.seen, swarm.racks.seen, swarm.zones.seen) == (0, 0, 0)
+    assert (swarm.members.seen, swarm.racks.seen, swarm.sites.seen) == (0, 0, 0)
 
 
 def test_a_zone_is_looked_through_only_when_a_superpeer_is_gone_or_it_has_grown(

@@ -181,7 +181,7 @@ class SessionAccess:
 
     def _unchanged(self, host: str, blob: Digest) -> Plan:
         swarm = self._fleet.swarms[self._fleet.hosts[host].key(blob)]
-        dealt = host in swarm.swarming and swarm.members[host].zone in swarm.origin.shares
+        dealt = host in swarm.swarming and swarm.members[host].site in swarm.origin.shares
         return Plan(blob, (), dealt=dealt, epoch=self._fleet.handover.epoch)
 
 

@@ -73,7 +73,7 @@ class Edges:
 
     def rescue(self, stripe: int, child: str) -> None:
         """`child`, which was starved, keeps the lease of a stripe that it has, besides the root of
-        its zone."""
+        its site."""
         self.members[child].rescued.add(stripe)
 
     def detach(self, stripe: int, child: str) -> None:

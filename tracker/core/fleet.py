@@ -98,7 +98,7 @@ class Fleet:
     origin: str = ""
     """URL of central storage as every agent is told it, without what may be secret in it."""
     origin_streams_max: int = 64
-    """Cap on leases over all swarms, and on the readers of one stripe in one zone."""
+    """Cap on leases over all swarms, and on the readers of one stripe at one site."""
     origin_bytes_s: float = 0.0
     """Cap on what all hosts together read of the origin; 0 for none."""
     report_interval_s: float = SHORTEST_S
@@ -284,7 +284,7 @@ class Fleet:
                 self._claims.joined(host, swarm, timed=now - self.started_at >= GRACE_S, now=now)
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
-            swarm.set_location(host.name, host.zone, host.rack)
+            swarm.set_location(host.name, host.location, host.rack)
             self._counts.take(swarm, member, counts, judge=now - self.started_at >= GRACE_S, now=now)
             member.set_slots(max(member.slots, self.reputation.slots(host, swarm, now=now)))
             if not member.present:

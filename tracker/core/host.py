@@ -17,6 +17,9 @@ itself."""
 VOUCHERS, VOUCHERS_MAX = 2, 64
 """So many hosts that got good pieces outweigh one that complains; how many are remembered."""
 
+SITE_END = "\t"
+"""Stands between the names of a site and a zone, in which there is no white space."""
+
 PENALTY_S = 60.0
 CORRUPT_PENALTY_S = 600.0
 
@@ -31,6 +34,8 @@ class Host:
     `connect`."""
     zone: str = ""
     """Name of its zone. `connect`."""
+    site: str = ""
+    """Name of the site of its zone; empty where the zone is a site by itself. `connect`."""
     rack: str = ""
     """Name of its rack within the zone. `connect`."""
     platform: str = ""
@@ -81,6 +86,11 @@ class Host:
     """How many of them it wants and has got nothing of. `found`, `got`, `leave`."""
 
     @property
+    def location(self) -> str:
+        """Its site and zone, as members of swarms have them (member.py)."""
+        return f"{self.site}{SITE_END}{self.zone}" if self.site else self.zone
+
+    @property
     def available(self) -> bool:
         """Whether anything may be asked of the host: it is connected, and not about to end."""
         return self.session is not None and not self.leaving
@@ -95,6 +105,7 @@ class Host:
         """The host opens a session. Only penalties for wrong bytes outlast a new start."""
         self.expire_penalties(now=now, started_anew=True)
         self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
+        self.site = hello.site
         self.tls, self.instance, self.platform = hello.tls, hello.instance, hello.platform
         self.voter = self.name if not source or is_loopback(source) else source
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False

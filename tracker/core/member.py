@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from p2pdist.model.plan import Source, StripePlan
+from tracker.core.host import SITE_END
 
 FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
@@ -27,6 +28,11 @@ these parents may be any, and vouch for each other."""
 
 TOLD_MAX = 8
 """Plans whose parents and alternates a host may complain of; it forgets earlier ones itself."""
+
+
+def site_of(zone: str) -> str:
+    """The site of a zone, as a member has it."""
+    return zone.partition(SITE_END)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class Member:
     order: int
     """Orders hosts differently for each blob, and the same in every tracker."""
     zone: str = ""
-    """Name of the zone. Swarm.set_location."""
+    """Name of the zone; with a site this comes first, and SITE_END. Swarm.set_location."""
     rack: str = ""
     """Zone and rack with a space between them. Swarm.set_location."""
     seed: bool = False
@@ -100,7 +106,7 @@ class Member:
     """Parents that the tracker named and that gave the host nothing, while it has no piece; at most
     STARVED_BY. `fail_by`, Swarm.advance."""
     rescued: set[int] = field(default_factory=set)
-    """Stripes that the host reads although its zone has a root, since it was starved. Edges."""
+    """Stripes that the host reads although its site has a root, since it was starved. Edges."""
     told: tuple[tuple[StripePlan, ...], ...] = ()
     """The plans that the host was sent last, at most TOLD_MAX. `tell`."""
     superpeers: tuple[Source, ...] = ()
@@ -110,6 +116,11 @@ class Member:
     def present(self) -> bool:
         """Whether the host has said in its present session what it holds."""
         return self.absent_since is None
+
+    @property
+    def site(self) -> str:
+        """The name of its site; that of the zone, where this names no site."""
+        return site_of(self.zone)
 
     @property
     def serves(self) -> bool:

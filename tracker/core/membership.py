@@ -117,7 +117,7 @@ class Membership:
             counts,
             slots=self.reputation.slots(host, swarm, now=now),
             now=now,
-            zone=host.zone,
+            zone=host.location,
             rack=host.rack,
             slow_receiver=self.reputation.capacities.slow_receiver(host.name),
         )

@@ -11,7 +11,7 @@ Bandwidth is plentiful within a rack, and a rack's uplink is shared. So in each 
 rack, its importer, receives from outside and the others receive from inside (planning/planner.py).
 Hosts that name no rack count as one rack.
 
-Invariants: the edges keep theirs (edges.py); `receivers`, `bytes_held`, `zones` and `racks` agree
+Invariants: the edges keep theirs (edges.py); `receivers`, `bytes_held`, `sites` and `racks` agree
 with the members; everything here is soft and is built again from what agents report.
 """
 
@@ -50,7 +50,7 @@ class OriginReads:
     lease_pause_s: list[float]
     """Pause before each stripe's lease may move again. `lease_moved`."""
     shares: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By zone the superpeers that read the blob, each its share; empty while the roots read.
+    """By site the superpeers that read the blob, each its share; empty while the roots read.
     `share`."""
     sharing_failed: bool = False
     """A superpeer could not read its share. `fail_sharing`."""
@@ -62,7 +62,7 @@ class OriginReads:
     """Hosts that may not read it, since they lied of what they read (vouching/vouching.py). `bar`,
     `unbar`."""
     superpeers: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
-    """By zone the superpeers that were chosen, and from how many members. `choose`."""
+    """By site the superpeers that were chosen, and from how many members. `choose`."""
 
     def share(self, shares: dict[str, tuple[str, ...]]) -> None:
         """These superpeers read the blob from now on."""
@@ -176,8 +176,8 @@ class Swarm:
     """Members by host name. `add`, `remove`."""
     bytes_held: dict[str, int] = field(default_factory=dict)
     """Bytes that each member holds; rankings (affinity.py) ask for all hosts at once. `_count`."""
-    zones: dict[str, dict[str, None]] = field(default_factory=dict)
-    """Names of the members of each zone; no zone is empty. `_enter`, `_exit`."""
+    sites: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Names of the members of each site; no site is empty. `_enter`, `_exit`."""
     racks: dict[str, dict[str, None]] = field(default_factory=dict)
     """Names of the members of each rack; no rack is empty. `_enter`, `_exit`."""
     receivers: int = 0
@@ -369,11 +369,11 @@ class Swarm:
             self.passes.strain()
 
     def _enter(self, member: Member) -> None:
-        self.zones.setdefault(member.zone, {})[member.host] = None
+        self.sites.setdefault(member.site, {})[member.host] = None
         self.racks.setdefault(member.rack, {})[member.host] = None
 
     def _exit(self, member: Member) -> None:
-        for names_by_location, name in ((self.zones, member.zone), (self.racks, member.rack)):
+        for names_by_location, name in ((self.sites, member.site), (self.racks, member.rack)):
             del names_by_location[name][member.host]
             if not names_by_location[name]:
                 del names_by_location[name]

@@ -36,8 +36,8 @@ TrackerState = Literal["owner", "growing", "draining", "drained", "waiting", "si
 
 class TrackerStatus(msgspec.Struct, frozen=True):
     """A tracker of the cluster. `share` of the blobs is 1 in general. `state`: it is an owner; its
-    share grows; it drains, as an operator asked, or has drained; it waits for a share; it is silent.
-    `hosts` are those that have their home there, `swarms` those that it plans; `load` is the share
+    share grows; it drains, as an operator asked, or has drained; it waits for a share; it is
+    silent. `hosts` are those that have their home there, `swarms` those that it plans; `load` is the share
     of a processor that it takes, `lag_s` the delay of its event loop. `beat_s` and `started_s` ago
     it beat last and started, by the database's clock."""
 
@@ -55,8 +55,8 @@ class TrackerStatus(msgspec.Struct, frozen=True):
 
 class TrackersStatus(msgspec.Struct, frozen=True):
     """The trackers of the fleet as the tracker `me` sees them, at the epoch by which it goes; pins
-    are blobs with an owner of their own. `problem` says why their database does not answer: then the
-    rest is as it was `age_s` ago."""
+    are blobs with an owner of their own. `problem` says why their database does not answer: then
+    the rest is as it was `age_s` ago."""
 
     me: str
     epoch: int

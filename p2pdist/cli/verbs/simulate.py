@@ -91,7 +91,10 @@ millions of objects takes long."""
     help="So many trackers share the blobs. The owner of the blob is the one that dies or is lost.",
 )
 @click.option(
-    "--kill-tracker", default="", metavar="AT[:FOR]", help="The same as --lose-tracker: the tracker, or the owner, dies."
+    "--kill-tracker",
+    default="",
+    metavar="AT[:FOR]",
+    help="The same as --lose-tracker: the tracker, or the owner, dies.",
 )
 @click.option("--freeze-tracker", default="", metavar="AT:FOR", help="With --trackers: the owner stands still.")
 @click.option(
@@ -291,7 +294,9 @@ def _among_trackers(scenario: Scenario, wishes: dict[str, Any]) -> Iterator[Faul
     if wishes["freeze_tracker"]:
         at_s, for_s = _span(wishes["freeze_tracker"])
         if for_s is None:
-            raise UsageError("a tracker is frozen for some time", remedy="Write --freeze-tracker AT:FOR, such as 2s:10s")
+            raise UsageError(
+                "a tracker is frozen for some time", remedy="Write --freeze-tracker AT:FOR, such as 2s:10s"
+            )
         yield TrackerFreeze(at_s, for_s)
     if wishes["cut_tracker"]:
         at_s, for_s = _span(wishes["cut_tracker"])

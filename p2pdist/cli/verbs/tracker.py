@@ -202,7 +202,9 @@ def _cluster_part(address: tuple[str, int], state: str, advertise: str, *, tls: 
 
     if not is_postgresql(state):
         if advertise:
-            raise UsageError("--advertise is for trackers that share a database", remedy="Give --state postgresql://...")
+            raise UsageError(
+                "--advertise is for trackers that share a database", remedy="Give --state postgresql://..."
+            )
         return None
     host, port = listen_address(advertise) if advertise else address
     if host in ("0.0.0.0", "::"):

@@ -1,15 +1,15 @@
-"""Superpeers: the hosts of a zone to which the others turn while no tracker answers, and the only
+"""Superpeers: the hosts of a site to which the others turn while no tracker answers, and the only
 ones that then read the origin (p2pdist/core/sources.py). Where a blob travels by BitTorrent alone
 they read it, each its share, with a tracker too.
 
-Up to SUPERPEERS of a zone's members are chosen by rendezvous hashing on the blob
+Up to SUPERPEERS of a site's members are chosen by rendezvous hashing on the blob
 (p2pdist/model/rendezvous.py), so that a tracker which knows nothing yet names the same hosts as the
 one before it. Hosts without upload slots and slow receivers are passed over. Choosing looks at
-every member of the zone, so it is done again only once a superpeer is gone or no longer fit, or the
-zone has grown by a quarter.
+every member of the site, so it is done again only once a superpeer is gone or no longer fit, or the
+site has grown by a quarter.
 
 Shares. Where all receivers of a blob receive it by BitTorrent, up to READERS superpeers of each
-zone read it from the origin, each its share (p2pdist/core/origin_seeding.py): a BitTorrent peer
+site read it from the origin, each its share (p2pdist/core/origin_seeding.py): a BitTorrent peer
 gives to peers that have something to give, and a few superpeers would at first trade among
 themselves. Hosts must name the same superpeers, so the tracker tells superpeers that read shares at
 once when these change. The next superpeer in the order reads in place of one that is away, and
@@ -35,14 +35,14 @@ from p2pdist.model.rendezvous import ranked
 from tracker.core.swarm import Swarm
 
 SUPERPEERS = 8
-"""Superpeers of a zone that its hosts are told of."""
+"""Superpeers of a site that its hosts are told of."""
 READERS = 32
-"""Superpeers of a zone that read shares."""
+"""Superpeers of a site that read shares."""
 RESERVES = 8
 """Chosen beside the READERS, of which some may be away."""
 
 GROWTH = 1.25
-"""A zone that has grown so much since gets its superpeers chosen anew."""
+"""A site that has grown so much since gets its superpeers chosen anew."""
 
 
 def share_origin(swarm: Swarm, room: int) -> None:
@@ -56,11 +56,11 @@ def share_origin(swarm: Swarm, room: int) -> None:
         and bool(swarm.origin.shares or not _whole(swarm))
     )
     shares: dict[str, tuple[str, ...]] = {}
-    for zone in {swarm.members[host].zone for host in swarm.swarming} if shared else ():
-        names = superpeers(swarm, zone, READERS + RESERVES)
+    for site in {swarm.members[host].site for host in swarm.swarming} if shared else ():
+        names = superpeers(swarm, site, READERS + RESERVES)
         present = tuple(name for name in names if swarm.members[name].present)[:READERS]
         if present:
-            shares[zone] = present
+            shares[site] = present
     if sum(map(len, shares.values())) > room:
         shares = {}
     if shares == swarm.origin.shares:
@@ -68,8 +68,8 @@ def share_origin(swarm: Swarm, room: int) -> None:
     before = swarm.origin.shares
     swarm.origin.share(shares)
     for host in swarm.swarming:
-        zone = swarm.members[host].zone
-        if before.get(zone) != shares.get(zone):
+        site = swarm.members[host].site
+        if before.get(site) != shares.get(site):
             for stripe in range(swarm.stripes):
                 swarm.edges.notify(host, stripe)
 
@@ -80,22 +80,22 @@ def _whole(swarm: Swarm) -> bool:
     return seeds and any(member.seed and member.serves for member in swarm.members.values())
 
 
-def superpeers(swarm: Swarm, zone: str, count: int = SUPERPEERS) -> tuple[str, ...]:
-    """The superpeers of a zone; absent ones may be among them. O(count) where the choice stands,
-    else O(members of the zone)."""
-    members = swarm.zones.get(zone, {})
-    key = zone if count == SUPERPEERS else f"{zone} {count}"  # names of zones hold no space
+def superpeers(swarm: Swarm, site: str, count: int = SUPERPEERS) -> tuple[str, ...]:
+    """The superpeers of a site; absent ones may be among them. O(count) where the choice stands,
+    else O(members of the site)."""
+    members = swarm.sites.get(site, {})
+    key = site if count == SUPERPEERS else f"{site} {count}"  # names of sites hold no space
     names, among = swarm.origin.superpeers.get(key, ((), 0))
-    if len(members) >= GROWTH * among or not all(_fit(swarm, name, zone) for name in names):
-        fit = (name for name in members if _fit(swarm, name, zone))
+    if len(members) >= GROWTH * among or not all(_fit(swarm, name, site) for name in names):
+        fit = (name for name in members if _fit(swarm, name, site))
         names = tuple(ranked(swarm.blob.encode(), fit, count))
         swarm.origin.choose(key, names, len(members))
     return names
 
 
-def _fit(swarm: Swarm, name: str, zone: str) -> bool:
-    """Whether a host may be a superpeer of the zone."""
+def _fit(swarm: Swarm, name: str, site: str) -> bool:
+    """Whether a host may be a superpeer of the site."""
     member = swarm.members.get(name)
     if name in swarm.origin.barred:
         return False
-    return member is not None and member.zone == zone and member.slots > 0 and not member.slow_receiver
+    return member is not None and member.site == site and member.slots > 0 and not member.slow_receiver

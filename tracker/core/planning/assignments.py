@@ -1,4 +1,4 @@
-"""Assignments: the messages that tell hosts their parents and the superpeers of their zone.
+"""Assignments: the messages that tell hosts their parents and the superpeers of their site.
 
 The superpeers go with a host's first plan, and after they changed with the next plan that goes to
 it anyway.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from p2pdist.model.messages import Assign
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from tracker.core.events import Send
-from tracker.core.host import Host
+from tracker.core.host import SITE_END, Host
 from tracker.core.member import FROM_ORIGIN
 from tracker.core.origin.superpeers import superpeers
 from tracker.core.swarm import Swarm
@@ -33,17 +33,17 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host], epoch: int = 0) -> list
         return Source(name, address) if address else None
 
     messages = []
-    zones: dict[str, tuple[Source, ...]] = {}
+    sites: dict[str, tuple[Source, ...]] = {}
     for name, stripes in changed_plans(swarm, source).items():
         session, member = hosts[name].session, swarm.members[name]
         if session is not None:
-            if member.zone not in zones:
-                named = swarm.origin.shares.get(member.zone) or superpeers(swarm, member.zone)
-                zones[member.zone] = present_superpeers(swarm, named, source)
-            news = zones[member.zone] if zones[member.zone] != member.superpeers else ()
+            if member.site not in sites:
+                named = swarm.origin.shares.get(member.site) or superpeers(swarm, member.site)
+                sites[member.site] = present_superpeers(swarm, named, source)
+            news = sites[member.site] if sites[member.site] != member.superpeers else ()
             if news:
                 member.set_superpeers(news)
-            dealt = name in swarm.swarming and member.zone in swarm.origin.shares
+            dealt = name in swarm.swarming and member.site in swarm.origin.shares
             plan = Plan(swarm.blob, tuple(stripes), news, dealt, epoch)
             member.tell(plan.stripes)
             messages.append(Send(session, Assign(plan)))
@@ -63,12 +63,16 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
     parent is reached; children of a parent that has not said yet where it is are told once it
     has."""
     names = list(swarm.members)
+    sites: dict[str, list[str]] = {}
     plans: dict[str, list[StripePlan]] = {}
     for host, stripe in swarm.edges.changed:
         name = swarm.members[host].parents[stripe]
         parent = source(name) if name is not None else None
         if parent is not None:
-            found = (source(each) for each in alternates(swarm, names, stripe, host))
+            site = swarm.members[host].site
+            if SITE_END in swarm.members[host].zone and site not in sites:
+                sites[site] = list(swarm.sites[site])
+            found = (source(each) for each in alternates(swarm, sites.get(site, names), stripe, host))
             others = tuple(each for each in found if each is not None)
             plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
     swarm.edges.notified()
@@ -78,7 +82,8 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
 def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[str]:
     """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the
     parent's own parent and hosts elsewhere in the tree, of its own rack first; never its
-    descendants. `names` are the members, listed once by the caller."""
+    descendants. `names` are the members, of its own site where it names one, listed once by the
+    caller."""
     chosen: list[str] = []
     member = swarm.members[host]
     parent = member.parents[stripe]

@@ -6,7 +6,12 @@ with slots first, each at the shallowest free slot, so that the tree is as flat 
 Racks. In each stripe the first host of a rack imports, from the origin or from another rack, and
 the others receive from inside. Hosts of other racks may take a slot of a rack only while the
 remaining slots serve the hosts inside that wait, and never the last one that can be reached while a
-host inside waits. Where the origin may be read, each zone reads for itself.
+host inside waits. Where the origin may be read, each site reads for itself. A site is a zone, or
+the zones that name it.
+
+Sites. Between sites lies a WAN, which everything crosses once: in each stripe one host of a site
+that reads nothing from the origin imports, and no other does while a host of the site has the
+stripe, however overloaded the hosts of the site become.
 
 Where some hosts receive by trees and others by BitTorrent, newcomers of the latter kind come first
 and so become roots: their peers get from them what they read, and so do their children in the
@@ -30,10 +35,11 @@ join at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.host import SITE_END
+from tracker.core.member import FROM_ORIGIN, Member, site_of
 from tracker.core.monitor.progress import GOOD_SHARE
 from tracker.core.planning.slot_index import SlotIndex
 from tracker.core.planning.slots import allot, clear, outgrown
@@ -45,7 +51,9 @@ class Planner:
     """Plans a swarm on request; keeps nothing between plans."""
 
     origin_streams_max: int = 1
-    """Cap on the hosts that read one stripe from the origin in one zone."""
+    """Cap on the hosts that read one stripe from the origin at one site."""
+    origin_sites: frozenset[str] = frozenset()
+    """The sites whose hosts may read the origin; none: all."""
 
     def plan(self, swarm: Swarm, *, leases: int) -> None:
         """Give parents to all unplanned receivers for which one exists. `leases`: how many new ones
@@ -76,10 +84,10 @@ class Planner:
             rootless = sum(1 for stripe in hosts_by_stripe if not swarm.edges.roots[stripe])
             for stripe, hosts in hosts_by_stripe.items():
                 roots = len(swarm.edges.roots[stripe])
-                # A lease is kept for each stripe that no host reads yet, before another zone gets
+                # A lease is kept for each stripe that no host reads yet, before another site gets
                 # its own.
                 rootless -= not roots
-                _StripePass(swarm, stripe, hosts, self.origin_streams_max, leases - granted - rootless).run(redraw=anew)
+                _StripePass(swarm, stripe, hosts, self, leases - granted - rootless).run(redraw=anew)
                 granted += max(0, len(swarm.edges.roots[stripe]) - roots)
         for (host, stripe), parent in before.items():
             if swarm.members[host].parents[stripe] == parent:
@@ -92,9 +100,9 @@ class Planner:
 class _StripePass:
     """Fills one stripe's tree from the top with hosts that lack a parent."""
 
-    def __init__(self, swarm: Swarm, stripe: int, hosts: list[str], zone_streams: int, leases: int) -> None:
+    def __init__(self, swarm: Swarm, stripe: int, hosts: list[str], limits: Planner, leases: int) -> None:
         self.swarm, self.stripe = swarm, stripe
-        self.zone_streams, self.leases = zone_streams, leases
+        self.limits, self.leases = limits, leases
         self.hosts = hosts
         self.slots = SlotIndex(swarm, stripe, hosts)
         self.imported: dict[str, None] = {}
@@ -119,7 +127,9 @@ class _StripePass:
             for host in still:
                 self._attach_anyhow(host)
         for rack in self.imported:
-            self._import_once(rack)
+            self._import_once(self.swarm.racks[rack], self._from_elsewhere)
+        for site in {site_of(rack.partition(" ")[0]): None for rack in self.imported if SITE_END in rack}:
+            self._import_once(self.swarm.sites[site], self._from_another_site)
 
     def _rescue(self, queues: dict[str, list[str]]) -> None:
         """Let a host read the origin that several parents gave nothing, although its zone has a
@@ -198,8 +208,7 @@ class _StripePass:
     def _from_outside(self, member: Member) -> str | None:
         if not self.slots.whole and self._may_read(member):
             return FROM_ORIGIN
-        zones = None if not self.slots.zone_fed(member.zone) else (member.zone,)
-        return self.slots.outside(member, zones)
+        return self.slots.outside(member, self.slots.near(member))
 
     def _fill(self, rack: str, queue: list[str], limit: int) -> int:
         count = 0
@@ -222,7 +231,9 @@ class _StripePass:
             if may_read and not slots.whole:
                 parent = FROM_ORIGIN
             else:
-                parent = slots.outside(member) or slots.extra_slot(member, None) or self._again(member)
+                if SITE_END in member.zone and (near := slots.near(member)) != "anywhere":
+                    parent = slots.outside(member, near) or slots.extra_slot(member, None, member.site)
+                parent = parent or slots.outside(member) or slots.extra_slot(member, None) or self._again(member)
                 if parent is None and may_read:
                     parent = FROM_ORIGIN
         if parent is None:
@@ -270,11 +281,17 @@ class _StripePass:
         parent = member.parents[self.stripe]
         return parent is not None and (not parent or self.swarm.members[parent].rack != member.rack)
 
-    def _import_once(self, rack: str) -> None:
-        """Where a rack got a second importer, because the path up from the first one was broken,
-        one of them waits for a parent inside, in the next pass."""
+    def _from_another_site(self, host: str) -> bool:
+        """Whether a host receives from a host of another site."""
+        member = self.swarm.members[host]
+        parent = member.parents[self.stripe]
+        return bool(parent) and self.swarm.members[parent or ""].site != member.site
+
+    def _import_once(self, names: Iterable[str], imports: Callable[[str], bool]) -> None:
+        """Where a rack or site of these hosts got a second importer, because the path up from the
+        first one was broken, one of them waits for a parent inside, in the next pass."""
         members = self.swarm.members
-        importers = [members[host] for host in self.swarm.racks[rack] if self._from_elsewhere(host)]
+        importers = [members[host] for host in names if imports(host)]
         fit = [each for each in importers if each.present and self.swarm.edges.rooted(self.stripe, each.host)]
         if not fit:
             return  # the second importer of another rack was above them
@@ -288,11 +305,14 @@ class _StripePass:
                 self.swarm.edges.detach(self.stripe, other.host)
 
     def _may_read(self, member: Member) -> bool:
-        """Whether a host may be granted the lease of the stripe: its zone has none, it did not lie,
-        and the origin has not just failed it."""
+        """Whether a host may be granted the lease of the stripe: its site has none and may read the
+        origin, it did not lie, and the origin has not just failed it."""
         roots = [self.swarm.members[root] for root in self.swarm.edges.roots[self.stripe]]
         if member.host in self.swarm.origin.barred:
             return False
-        if self.leases <= 0 or sum(1 for root in roots if root.zone == member.zone) >= self.zone_streams:
+        if self.limits.origin_sites and member.site not in self.limits.origin_sites:
+            return False
+        streams_max = self.limits.origin_streams_max
+        if self.leases <= 0 or sum(1 for root in roots if root.site == member.site) >= streams_max:
             return False
         return (member.host, FROM_ORIGIN) not in self.swarm.edges.avoided

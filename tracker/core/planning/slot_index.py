@@ -8,10 +8,12 @@ to another rack while the remaining ones serve the hosts that wait inside.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tracker.core.edges import only_leaves
-from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.host import SITE_END
+from tracker.core.member import FROM_ORIGIN, Member, site_of
 from tracker.core.planning.slow_receivers import Carriers
 from tracker.core.swarm import Swarm
 
@@ -62,7 +64,7 @@ class SlotIndex:
         self._depths: dict[str, int] = {}
         self._racks: dict[str, _Rack] = {}
         self._exports: dict[str, list[tuple[int, str]]] | None = None
-        self._everywhere: list[tuple[ExtraSlot, str]] | None = None
+        self._everywhere: dict[str, list[tuple[ExtraSlot, str]]] = {}
         self._fresh: list[str] = []
         self._zones: dict[str, None] | None = None
         total = swarm.totals[stripe]
@@ -92,17 +94,21 @@ class SlotIndex:
             rack.carriers = Carriers(self.swarm, self.stripe, child.rack)
         return rack.carriers.best(child)
 
-    def zone_fed(self, zone: str) -> bool:
-        """Whether some rack of the zone is fed."""
-        return zone in self._zones_fed()
+    def near(self, child: Member) -> str:
+        """How far a host may look for the one from which its rack imports: in its "zone", if some
+        rack there is fed, else at its "site", if some rack there is, else "anywhere"."""
+        fed = self._zones_fed()
+        if child.zone in fed:
+            return "zone"
+        return "site" if SITE_END in child.zone and any(site_of(zone) == child.site for zone in fed) else "anywhere"
 
-    def outside(self, child: Member, zones: tuple[str, ...] | None = None) -> str | None:
-        """The shallowest slot that another rack of `zones` has over; without them the child's zone
-        comes first, then the others."""
+    def outside(self, child: Member, near: str = "anywhere") -> str | None:
+        """The shallowest slot that another rack has over, no farther away than `near` says: the
+        child's zone comes first, then its site, then the others."""
         if len(self.swarm.racks) < 2:
             return None
         exports = self._exporting()
-        for zone in zones or (child.zone, *(zone_name for zone_name in exports if zone_name != child.zone)):
+        for zone in _zones_from(child, near, exports):
             heap, passed, parent = exports.get(zone, []), [], None
             while heap and parent is None:
                 depth, name = heapq.heappop(heap)
@@ -124,11 +130,11 @@ class SlotIndex:
                 return parent
         return None
 
-    def extra_slot(self, child: Member, rack: str | None) -> str | None:
-        """A parent beyond the allotted slots, in one rack or (None) anywhere: a host with
-        unallotted slots, then one whose slots are idle in other stripes, then the least loaded, of
-        those first whose children are leaves."""
-        best = self._best_anywhere(child) if rack is None else self._best_extra(self._extras(rack), child)
+    def extra_slot(self, child: Member, rack: str | None, site: str = "") -> str | None:
+        """A parent beyond the allotted slots, in one rack or (None) anywhere, at one site where
+        that is named: a host with unallotted slots, then one whose slots are idle in other stripes,
+        then the least loaded, of those first whose children are leaves."""
+        best = self._best_anywhere(child, site) if rack is None else self._best_extra(self._extras(rack), child)
         if best is None:
             return None
         member = self.swarm.members[best[4]]
@@ -163,8 +169,9 @@ class SlotIndex:
         if rack.extras is not None:
             key = self._extra_key(child)
             heapq.heappush(rack.extras, key)
-            if self._everywhere is not None:
-                heapq.heappush(self._everywhere, (key, child.rack))
+            for site in {"": None, child.site: None}:
+                if site in self._everywhere:
+                    heapq.heappush(self._everywhere[site], (key, child.rack))
         if rack.carriers is not None:
             rack.carriers.add(child)
         if child.rack not in self._fresh:
@@ -238,24 +245,26 @@ class SlotIndex:
             heapq.heappush(rack.free, slot)
         return parent
 
-    def _best_anywhere(self, child: Member) -> ExtraSlot | None:
-        """The best of all racks, whose best ones are kept in a heap: looking at every rack for
-        every host would take minutes."""
-        if self._everywhere is None:
-            self._everywhere = [(found[0], name) for name in self.swarm.racks if (found := self._extras(name))]
-            heapq.heapify(self._everywhere)
+    def _best_anywhere(self, child: Member, site: str) -> ExtraSlot | None:
+        """The best of all racks, or of those of a site, whose best ones are kept in a heap: looking
+        at every rack for every host would take minutes."""
+        heap = self._everywhere.get(site)
+        if heap is None:
+            names = [name for name in self.swarm.racks if not site or site_of(name.partition(" ")[0]) == site]
+            heap = self._everywhere[site] = [(found[0], name) for name in names if (found := self._extras(name))]
+            heapq.heapify(heap)
         passed, best = [], None
-        while self._everywhere and best is None:
-            key, name = heapq.heappop(self._everywhere)
+        while heap and best is None:
+            key, name = heapq.heappop(heap)
             extras = self._extras(name)
             best = self._best_extra(extras, child)
             if best is not None and best > key:
-                heapq.heappush(self._everywhere, (best, name))
+                heapq.heappush(heap, (best, name))
                 best = None
             elif extras:
                 passed.append((extras[0], name))
         for entry in passed:
-            heapq.heappush(self._everywhere, entry)
+            heapq.heappush(heap, entry)
         return best
 
     def _extras(self, rack: str) -> list[ExtraSlot]:
@@ -305,3 +314,15 @@ class SlotIndex:
     def _failed(self, parent: Member, child: Member) -> bool:
         """Whether `parent` failed `child` a moment ago."""
         return (child.host, parent.host) in self.swarm.edges.avoided
+
+
+def _zones_from(child: Member, near: str, exports: Iterable[str]) -> tuple[str, ...]:
+    """The zones in which a parent is looked for, in this order."""
+    if near == "zone":
+        return (child.zone,)
+    others = [zone for zone in exports if zone != child.zone]
+    if SITE_END in child.zone:
+        others.sort(key=lambda zone: site_of(zone) != child.site)
+        if near == "site":
+            others = [zone for zone in others if site_of(zone) == child.site]
+    return (child.zone, *others)

@@ -49,24 +49,24 @@ def allot(swarm: Swarm) -> None:
     sources: dict[str, list[bool]] = {}
     for rack, names in swarm.racks.items():
         members = [swarm.members[name] for name in names]
-        zone = members[0].zone
+        site = members[0].site
         whole = [any(each.counts[stripe] == total for each in members) for stripe, total in enumerate(swarm.totals)]
         lacking = _lacking(swarm, members, whole)
         if rack in unallotted:
             _allot_inside(swarm, rack, unallotted[rack], lacking)
-        counts = exports.setdefault(zone, [0] * swarm.stripes)
-        has_source = sources.setdefault(zone, [False] * swarm.stripes)
+        counts = exports.setdefault(site, [0] * swarm.stripes)
+        has_source = sources.setdefault(site, [False] * swarm.stripes)
         for stripe, roots in enumerate(swarm.edges.roots):
             root = any(host in names for host in roots)
             counts[stripe] += (not whole[stripe] and not root) + min(0, lacking[stripe])
             has_source[stripe] = has_source[stripe] or whole[stripe] or root
     if len(swarm.racks) > 1:
-        for zone, counts in exports.items():
-            # Where no host has the stripe yet, the first rack of the zone will read it from the
-            # origin.
-            needed = [count - (not has_source) for count, has_source in zip(counts, sources[zone], strict=True)]
+        for site, counts in exports.items():
+            # Where no host has the stripe yet, the first rack of the site will read it from the
+            # origin, or import it from another site.
+            needed = [count - (not has_source) for count, has_source in zip(counts, sources[site], strict=True)]
             _allot_exports(
-                swarm, {rack: unallotted[rack] for rack in unallotted if unallotted[rack][0].zone == zone}, needed
+                swarm, {rack: unallotted[rack] for rack in unallotted if unallotted[rack][0].site == site}, needed
             )
 
 

@@ -16,7 +16,7 @@ stripe, no host reads that from the origin any more.
 
 Reattaching. After a restart of the tracker, or a break of its session, an agent says from which
 hosts it receives. Such a stream becomes an edge and runs on, unless it would close a cycle, or
-reads from the origin what another host of its zone reads or any host has. While no tracker
+reads from the origin what another host of its site reads or any host has. While no tracker
 answered, a superpeer may have begun to read (p2pdist/core/sources.py): it gets the lease now, or a
 parent.
 """
@@ -153,12 +153,12 @@ def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: flo
 
 def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
     """Whether a host that reads a stripe from the origin may go on: it has more of it than the
-    holders of its zone's lease, which then lose it."""
-    count, zone = swarm.members[host].counts[stripe], swarm.members[host].zone
+    holders of its site's lease, which then lose it."""
+    count, site = swarm.members[host].counts[stripe], swarm.members[host].site
     holders = [
         holder
         for holder in swarm.edges.roots[stripe]
-        if swarm.members[holder].zone == zone and stripe not in swarm.members[holder].rescued
+        if swarm.members[holder].site == site and stripe not in swarm.members[holder].rescued
     ]
     if any(swarm.members[holder].counts[stripe] >= count for holder in holders):
         return False
