@@ -362,18 +362,7 @@ class Reject(Message, frozen=True):
 
 
 FromAgent = (
-    Hello
-    | Holding
-    | Holdings
-    | Report
-    | Complaint
-    | Left
-    | Leaving
-    | Kept
-    | Spares
-    | Vouched
-    | Judged
-    | EpochSeen
+    Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares | Vouched | Judged | EpochSeen
 )
 FromTracker = (
     Welcome

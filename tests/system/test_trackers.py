@@ -92,14 +92,16 @@ class Trackers:
 
     def share_evenly(self) -> None:
         """A tracker that comes takes its share over minutes; here it has it at once."""
-        while any(tracker.share < 1 for tracker in (now := self.ownership()).trackers):
+        while any(tracker.share < 1 for tracker in self.ownership().trackers):
+            now = self.ownership()
             even = tuple(Tracker(tracker.id, tracker.urls) for tracker in now.trackers)
             body = msgspec.json.encode(Ownership(now.epoch + 1, even, now.pins)).decode()
             with psycopg.connect(self.database.url) as connection:
                 connection.execute(
                     "UPDATE cluster_ownership SET epoch = epoch + 1, body = %s WHERE epoch = %s", (body, now.epoch)
                 )
-        until(lambda: all(self.status(number)["epoch"] >= now.epoch for number in range(len(self.ports))))
+        epoch = self.ownership().epoch
+        until(lambda: all(self.status(number)["epoch"] >= epoch for number in range(len(self.ports))))
 
     def owner(self, digest: str) -> int:
         """The number of the tracker that owns a blob."""

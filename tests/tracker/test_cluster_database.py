@@ -53,7 +53,7 @@ def test_trackers_see_each_other_and_how_far_each_has_counted(url: str) -> None:
 
 
 def test_one_proposal_an_epoch_is_taken(url: str) -> None:
-    """Of two trackers that propose over the same epoch one succeeds, for the first one and later."""
+    """Of two trackers that propose over the same epoch one succeeds, the first time and later."""
     one, two = member(url, "a"), member(url, "b")
     assert one.publish(ownership(1, "a"), 0)
     assert not two.publish(ownership(1, "b"), 0), "there is one since"

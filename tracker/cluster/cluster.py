@@ -89,6 +89,8 @@ class Cluster:
         """Beats before the service's clock ran."""
         self._load_at = 0.0
         self._problem = ""
+        self._changed = asyncio.Event()
+        """Set when another ownership counts."""
         self.look: Look | None = None
         """What the database had when it answered last."""
         self.looked_at = 0.0
@@ -131,8 +133,11 @@ class Cluster:
         """Beat, and look at the others, until cancelled."""
         ticking = asyncio.create_task(self._tick())
         try:
-            while not self._replaced:
-                await asyncio.sleep(0.0 if await self._beat(self._before + self._service.ticks) else BEAT_S)
+            while True:
+                again = await self._beat(self._before + self._service.ticks)
+                if self._replaced:
+                    return
+                await asyncio.sleep(0.0 if again else BEAT_S)
         finally:
             ticking.cancel()
             await asyncio.gather(ticking, return_exceptions=True)
@@ -146,7 +151,8 @@ class Cluster:
             async with asyncio.timeout(HAND_OVER_S):
                 await self.drain(self.me, True)
                 while _share(self.ownership, self.me):
-                    await asyncio.sleep(TICK_S)
+                    self._changed.clear()
+                    await self._changed.wait()
                 await asyncio.sleep(TOLD_S)
         except (P2PDistError, TimeoutError) as error:
             logger.warning("the other trackers do not take over before %s ends: %s", self.me, error or "too late")
@@ -237,6 +243,7 @@ class Cluster:
                     names = ", ".join(f"{each.id} {each.share:.0%}" for each in ownership.trackers)
                     logger.info("epoch %d of the trackers: %s", ownership.epoch, names)
                     self._service.submit(Followed(ownership, self.me))
+                    self._changed.set()
                 case AllowLeases(allowed):
                     self._service.submit(LeasesAllowed(allowed and not self._replaced))
         return proposals

@@ -37,9 +37,9 @@ TrackerState = Literal["owner", "growing", "draining", "drained", "waiting", "si
 class TrackerStatus(msgspec.Struct, frozen=True):
     """A tracker of the cluster. `share` of the blobs is 1 in general. `state`: it is an owner; its
     share grows; it drains, as an operator asked, or has drained; it waits for a share; it is
-    silent. `hosts` are those that have their home there, `swarms` those that it plans; `load` is the share
-    of a processor that it takes, `lag_s` the delay of its event loop. `beat_s` and `started_s` ago
-    it beat last and started, by the database's clock."""
+    silent. `hosts` are those that have their home there, `swarms` those that it plans; `load` is
+    the share of a processor that it takes, `lag_s` the delay of its event loop. `beat_s` and
+    `started_s` ago it beat last and started, by the database's clock."""
 
     id: str
     urls: tuple[str, ...]

@@ -554,7 +554,8 @@ class _Connection:
 
 
 def _clock_ahead_s(welcome: Welcome, one_way_s: float, url: str) -> float | None:
-    """How far this host's clock is ahead of that of the tracker, which may not say; warns of much."""
+    """How far this host's clock is ahead of the tracker's, None where it does not say; warns of
+    much."""
     ahead_s = time.time() - welcome.time - one_way_s if welcome.time else None
     if ahead_s is not None and abs(ahead_s) > CLOCK_OFF_S:
         logger.warning(

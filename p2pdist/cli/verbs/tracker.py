@@ -349,8 +349,8 @@ async def _join_cluster(
 
     if part is None:
         return None
-    made = MembershipDatabase, state, part.id, (part.url,), secrets.token_hex(8)
-    cluster = Cluster(await asyncio.to_thread(*made), service)
+    database = await asyncio.to_thread(MembershipDatabase, state, part.id, (part.url,), secrets.token_hex(8))
+    cluster = Cluster(database, service)
     service.heard_epoch = cluster.heard
     await cluster.start()
     return Siblings(cluster, (lambda: access.tls.client) if access is not None else None)
