@@ -17,7 +17,7 @@ from p2pdist.model.access import TICKET_CHARACTERS_MAX
 from p2pdist.model.address import host_part
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, UsageError
-from p2pdist.model.ownership import Epoch, Ownership, TrackerId
+from p2pdist.model.ownership import OPTIONAL_TRACKER_ID, Epoch, Ownership
 from p2pdist.model.plan import STRIPES_MAX, Address, HostName, Plan, StripeNumber
 
 PROTOCOL_VERSION = 1
@@ -243,7 +243,7 @@ class Welcome(Message, frozen=True):
     origin: str = ""
     time: Annotated[float, Meta(ge=0)] = 0.0
     ownership: Ownership | None = None
-    tracker: TrackerId | Literal[""] = ""
+    tracker: Annotated[str, Meta(pattern=OPTIONAL_TRACKER_ID)] = ""
 
 
 class OwnershipChanged(Message, frozen=True):

@@ -29,6 +29,7 @@ EPOCH_MAX = 1 << 53
 """What every JSON reader can tell from its neighbours."""
 
 TrackerId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
+OPTIONAL_TRACKER_ID = r"\A([A-Za-z0-9][A-Za-z0-9._-]{0,62})?\Z"
 TrackerUrl = Annotated[str, Meta(max_length=300, pattern=r"\Ahttps?://[^\s\x00-\x1f\x7f-\x9f/?#@]+/?\Z")]
 Epoch = Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
 

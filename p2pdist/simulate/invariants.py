@@ -181,14 +181,14 @@ class Invariants:
                 self.leases.granted(fleet, swarm.blob, plan.stripe, name)
 
     def _superpeers(self, swarm: Swarm, named: Member, names: list[str]) -> None:
-        """A host is named of a few others in its zone that are there, of more where they read for a
+        """A host is named of a few others at its site that are there, of more where they read for a
         swarm; it may then be one of them."""
-        most = KEEPERS_MAX if named.zone in swarm.origin.shares else SUPERPEERS
+        most = KEEPERS_MAX if named.site in swarm.origin.shares else SUPERPEERS
         self.require(len({*names}) == len(names) <= most, f"{named.host} is told of the superpeers {names}")
         for name in names:
             superpeer = swarm.members.get(name)
-            fits = superpeer is not None and superpeer.present and superpeer.zone == named.zone
-            self.require(fits, f"{named.host} is told of the superpeer {name}, which is away or in another zone")
+            fits = superpeer is not None and superpeer.present and superpeer.site == named.site
+            self.require(fits, f"{named.host} is told of the superpeer {name}, which is away or at another site")
         if named.host in names:
             self._named[swarm.blob, named.host] = None
 

@@ -82,13 +82,17 @@ def test_a_pin_names_the_owner_while_that_tracker_is_listed() -> None:
     assert owner(drained, blob).id == hashed[0].id
 
 
+OWNERS = ["t1", "t1", "t0", "t1", "t0", "t3", "t1", "t1"]
+
+
 def test_the_owner_is_the_same_in_every_version() -> None:
     """Agents and trackers of two versions must agree: what is written here may not change."""
     listed = Ownership(1, trackers([f"t{number}" for number in range(5)], [1.0, 1.0, 0.5, 0.1, 0.0]))
     assert [owner(listed, Digest(f"sha256:{number:064x}")).id for number in range(8)] == OWNERS
 
 
-OWNERS = ["?"] * 8
+MANY_TRACKERS = ", ".join(f'{{"id": "t{number}"}}' for number in range(TRACKERS_MAX + 1))
+MANY_PINS = ", ".join(f'"sha256:{number:064x}": "a"' for number in range(PINS_MAX + 1))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +109,8 @@ OWNERS = ["?"] * 8
         '{"epoch": 1, "trackers": [{"id": "a", "urls": ["file:///x"]}]}',
         '{"epoch": 1, "trackers": [{"id": "a", "urls": ["http://user:secret@x"]}]}',
         '{"epoch": 1, "trackers": [{"id": "a"}], "pins": {"x": "a"}}',
-        '{"epoch": 1, "trackers": [%s]}' % ", ".join(f'{{"id": "t{number}"}}' for number in range(TRACKERS_MAX + 1)),
-        '{"epoch": 1, "trackers": [{"id": "a"}], "pins": {%s}}'
-        % ", ".join(f'"sha256:{number:064x}": "a"' for number in range(PINS_MAX + 1)),
+        f'{{"epoch": 1, "trackers": [{MANY_TRACKERS}]}}',
+        f'{{"epoch": 1, "trackers": [{{"id": "a"}}], "pins": {{{MANY_PINS}}}}}',
     ],
 )
 def test_what_is_no_ownership_is_refused(text: str) -> None:

@@ -13,7 +13,7 @@ from p2pdist.model.messages import (
     Welcome,
 )
 from p2pdist.model.ownership import Ownership, Tracker, owner
-from tests.tracker.test_fleet import PIECE, Control
+from test_fleet import PIECE, Control
 from tracker.core.events import Broadcast, Command, Followed, LeasesAllowed, Received, Send, SessionOpened
 from tracker.core.monitor.presence import GRACE_S
 from tracker.core.ownership.handover import NEWCOMER_S, PUSHED_MAX

@@ -27,8 +27,8 @@ class _Granted:
 
 
 class LeaseChecks:
-    """The checks; `require` ends the run unless a condition holds. `leases_max` is the cap that each
-    fleet is given."""
+    """The checks; `require` ends the run unless a condition holds. `leases_max` is the cap that
+    each fleet is given."""
 
     def __init__(self, require: Callable[[bool, str], None], leases_max: int) -> None:
         self._require, self._leases_max = require, leases_max
@@ -55,24 +55,25 @@ class LeaseChecks:
             self._require(planner == handover.me, f"{planner} and {handover.me} plan {blob} in epoch {epoch}")
 
     def granted(self, fleet: Fleet, blob: Digest, stripe: int, host: str) -> None:
-        """A fleet tells a host of its lease. At most one lease a stripe and zone, and no more than
+        """A fleet tells a host of its lease. At most one lease a stripe and site, and no more than
         the cap in all, of the leases that it granted and that are out; one a stripe besides for a
         host that was starved (planner.py)."""
         out = self._of(fleet).out
         out[blob, stripe, host] = self.ever[blob, stripe, host] = None
         granted: dict[tuple[Digest, int, str], int] = {}
         rescued: dict[tuple[Digest, int], int] = {}
-        for blob, stripe, name in list(out):
-            swarm = fleet.swarms.get(blob)
-            if swarm is None or name not in swarm.edges.roots[stripe]:
-                del out[blob, stripe, name]
+        for lease in list(out):
+            digest, number, name = lease
+            swarm = fleet.swarms.get(digest)
+            if swarm is None or name not in swarm.edges.roots[number]:
+                del out[lease]
                 continue
-            if stripe in swarm.members[name].rescued:
-                rescued[blob, stripe] = rescued.get((blob, stripe), 0) + 1
+            if number in swarm.members[name].rescued:
+                rescued[digest, number] = rescued.get((digest, number), 0) + 1
                 continue
-            key = blob, stripe, fleet.hosts[name].zone
+            key = digest, number, swarm.members[name].site
             granted[key] = granted.get(key, 0) + 1
-        self._require(max(granted.values(), default=0) <= 1, "a stripe has two leases in one zone")
+        self._require(max(granted.values(), default=0) <= 1, "a stripe has two leases at one site")
         self._require(max(rescued.values(), default=0) <= 1, "a stripe has two leases beyond the rule")
         self._require(
             sum(granted.values()) + sum(rescued.values()) <= self._leases_max, "more leases than the cap are out"

@@ -157,8 +157,9 @@ class Handover:
             if swarm is None or self.mine(swarm.blob):
                 continue
             members += len(swarm.members)
-            sessions = tuple(session for name in swarm.members if (session := self.hosts[name].session) is not None)
-            out += [Broadcast(sessions, NotOwner((swarm.blob,)))] if sessions else []
+            numbers = (self.hosts[name].session for name in swarm.members)
+            there = tuple(number for number in numbers if number is not None)
+            out += [Broadcast(there, NotOwner((swarm.blob,)))] if there else []
             dissolve(swarm)
         return out
 
