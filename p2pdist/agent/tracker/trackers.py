@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from p2pdist.agent.tracker.session import Handlers, OwnershipNews, ToHost, TrackerSession
 from p2pdist.model.digest import Digest
@@ -97,6 +98,7 @@ class _Link:
     task: asyncio.Task[None]
     late: asyncio.TimerHandle
     opened_at: float
+    """When it was opened; long ago once it has answered and gone."""
     used_at: float
     """When this host last held or wanted a blob of this owner."""
 
@@ -272,8 +274,11 @@ class Trackers:
         self._side.on_home(present)
 
     def _link_changed(self, session: TrackerSession, owned: Owned, present: bool) -> None:
-        if self._side is None or all(link.session is not session for link in self._links.values()):
+        link = next((link for link in self._links.values() if link.session is session), None)
+        if self._side is None or link is None:
             return  # it was closed, and another session speaks of the blobs
+        if not present:
+            link.opened_at = -inf
         self._side.on_change(present, owned)
         if present and self._side.draining():
             session.send(Leaving())
