@@ -571,7 +571,14 @@ class Host:
     )
 
     def __init__(
-        self, name: str, link: Link, blobs: Sequence[Blob], context: Context, rack: Rack | None = None, zone: str = ""
+        self,
+        name: str,
+        link: Link,
+        blobs: Sequence[Blob],
+        context: Context,
+        rack: Rack | None = None,
+        zone: str = "",
+        site: str = "",
     ) -> None:
         self.name, self.link, self.rack, self.zone = name, link, rack, zone
         self.world, self.network, self._context = context.world, context.network, context
@@ -586,9 +593,11 @@ class Host:
         piece_size = max((blob.layout.piece_size for blob in blobs), default=0)
         self.processor = Processor(self.world, piece_size / link.up_bytes_s)
         self.server = StreamServer(name, link, rack, self.pulls, self.processor, context)
-        self.client = StreamClient(self.server, zone, self.processor, context, on_event=self.submit, on_piece=self.keep)
+        self.client = StreamClient(
+            self.server, site or zone, self.processor, context, on_event=self.submit, on_piece=self.keep
+        )
         self.session = self._trackers(
-            Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else "")
+            Hello(PROTOCOL_VERSION, name, f"{name}:7071", zone, rack.name if rack is not None else "", site=site)
         )
         #: Counts starts and crashes, so that a tick of an earlier life does nothing.
         self._life = 0

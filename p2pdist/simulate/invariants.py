@@ -8,7 +8,7 @@ and at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from p2pdist.core import download as dl
 from p2pdist.core.pull import Command as PullCommand
@@ -268,7 +268,6 @@ class Invariants:
     def check_end(
         self,
         trackers: Iterable[Tracker],
-        tracker_of: Callable[[Digest], Tracker],
         hosts: Iterable[Host],
         failures: tuple[type[P2PDistError], ...],
     ) -> None:
@@ -282,9 +281,9 @@ class Invariants:
                 self.counted(pull)
                 if pull.error is not None and not isinstance(pull.error, failures):
                     self.broken(f"{host.name} gave up for no good reason: {pull.error}")
-                tracker = tracker_of(pull.blob.digest)
-                fleet = tracker.fleet
-                if fleet is None or not host.running or pull.error is not None:
+                tracker = host.session.tracker_of(pull.blob.digest) if host.running else None
+                fleet = tracker.fleet if tracker is not None else None
+                if tracker is None or fleet is None or pull.error is not None:
                     continue
                 if not host.network.paths.reachable(host.name, tracker.name):
                     continue

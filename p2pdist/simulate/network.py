@@ -12,6 +12,10 @@ boundary. A block for another rack waits first for its own rack's uplink and the
 rack's downlink, and one from the origin for the latter. Of such a stream at most CROSSING_PIECES
 are on their way.
 
+Sites share a link to the WAN each, like racks, and paths between sites are longer. The origin and
+what has no site are beyond the WAN for all. A stream over the WAN has WAN_WINDOW_BYTES on its way,
+as its connection has buffers for that.
+
 A process that dies breaks its streams at once. A host without power and a cut path are silent:
 blocks into them are stuck until the path heals, and after GIVES_UP_S the kernel gives the stream up
 on both sides. A stream whose other end is gone breaks when the path heals.
@@ -34,6 +38,7 @@ CONNECT_TIMEOUT_S = 2.0
 GIVES_UP_S = 10.0
 WINDOW_PIECES = 4
 CROSSING_PIECES = 2
+WAN_WINDOW_BYTES = 16 << 20
 
 SLOW_BLOCK_S = 0.2
 """A block that takes longer than this keeps its sender's uplink core ticking: it may have to be
@@ -47,16 +52,17 @@ DATABASE_NAME = "@database"
 
 
 class Rack:
-    """One rack's link to the others. `bytes_s` is the rate of each direction, 0 for no limit.
+    """One rack's link to the others, or a site's to the WAN. `bytes_s` is the rate of each
+    direction, 0 for no limit; `site` is the link of a rack's site.
 
     Like a host's link each direction is first come, first served and cut through: a block passes
     while it comes in, when nothing else is in its way.
     """
 
-    __slots__ = ("bytes_in", "bytes_out", "bytes_s", "down_free_at", "name", "up_free_at")
+    __slots__ = ("bytes_in", "bytes_out", "bytes_s", "down_free_at", "name", "site", "up_free_at")
 
-    def __init__(self, name: str, bytes_s: float) -> None:
-        self.name, self.bytes_s = name, bytes_s
+    def __init__(self, name: str, bytes_s: float, site: Rack | None = None) -> None:
+        self.name, self.bytes_s, self.site = name, bytes_s, site
         #: When each direction will have carried what it has been given, in seconds.
         self.up_free_at = self.down_free_at = 0.0
         #: What has crossed the boundary, in bytes.
@@ -103,13 +109,13 @@ class Link:
 
 
 class Wires:
-    """Carries blocks that were sent to the hosts that receive them: over racks' links and the
-    downlink, with `latency_s` on each path, one way."""
+    """Carries blocks that were sent to the hosts that receive them: over the links of racks and
+    sites and the downlink, with `latency_s` on each path, one way, and `wan_s` between sites."""
 
-    __slots__ = ("_latency_s", "_world")
+    __slots__ = ("_latency_s", "_wan_s", "_world")
 
-    def __init__(self, world: World, latency_s: float) -> None:
-        self._world, self._latency_s = world, latency_s
+    def __init__(self, world: World, latency_s: float, wan_s: float = 0.0) -> None:
+        self._world, self._latency_s, self._wan_s = world, latency_s, wan_s
 
     def arrival(self, link: Link, length: int) -> float:
         """When a block that has just been sent will have arrived; occupies the downlink until
@@ -125,7 +131,23 @@ class Wires:
         make the call when it arrives."""
         now = self._world.now
         passed = source.leave(now, length) if source is not None else now
-        self._at(passed, self._enter, child, length, call, arguments)
+        site = child.rack.site if child.rack is not None else None
+        if site is None or (source is not None and source.site is site):
+            self._at(passed, self._enter, child, length, call, arguments)
+        else:
+            self._at(passed, self._leave_site, source, child, length, call, arguments)
+
+    def _leave_site(
+        self, source: Rack | None, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]
+    ) -> None:
+        now = self._world.now
+        passed = source.site.leave(now, length) if source is not None and source.site is not None else now
+        self._world.at(passed + self._wan_s, self._enter_site, child, length, call, arguments)
+
+    def _enter_site(self, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]) -> None:
+        now = self._world.now
+        site = child.rack.site if child.rack is not None else None
+        self._at(site.enter(now, length) if site is not None else now, self._enter, child, length, call, arguments)
 
     def _enter(self, child: Endpoint, length: int, call: Call, arguments: tuple[object, ...]) -> None:
         now = self._world.now
@@ -221,6 +243,7 @@ class Stream:
         "number",
         "parent",
         "parent_open",
+        "path_s",
         "pull",
         "sending",
         "serving",
@@ -237,6 +260,8 @@ class Stream:
     ) -> None:
         self.child, self.parent, self.pull = child, parent, pull
         self.number, self.stripe, self.feed = number, stripe, feed
+        #: The latency of its path, one way, in seconds; Network sets it.
+        self.path_s = 0.0
         #: Its name in the parent's uplink core; the parent sets it.
         self.serving = 0
         #: Whether each side is open; the child, the parent and the network close them.
@@ -360,15 +385,24 @@ class Paths:
 
 
 class Network:
-    """Streams, and what is on its way on them. `latency_s` is that of each path, one way."""
+    """Streams, and what is on its way on them. `latency_s` is that of each path, one way, to which
+    `wan_s` comes between sites."""
 
-    def __init__(self, world: World, latency_s: float) -> None:
+    def __init__(self, world: World, latency_s: float, wan_s: float = 0.0) -> None:
         self.world = world
-        self.latency_s = latency_s
+        self.latency_s, self._wan_s = latency_s, wan_s
+        #: The site of each host and tracker, where there are sites.
+        self.sites: dict[str, Rack] = {}
         #: Streams of which at least one side is open, with what to call when their path heals.
         self.streams: dict[Stream, Callable[[Stream], None] | None] = {}
         self.paths = Paths(self._paths_changed)
-        self.wires = Wires(world, latency_s)
+        self.wires = Wires(world, latency_s, wan_s)
+
+    def path_s(self, one: str, other: str) -> float:
+        """The latency between two names (hosts, trackers, ORIGIN_NAME), one way."""
+        if not self.sites or self.sites.get(one) is self.sites.get(other):
+            return self.latency_s
+        return self.latency_s + self._wan_s
 
     # -- cuts
 
@@ -385,7 +419,7 @@ class Network:
 
     def _healed(self, stream: Stream) -> None:
         if not stream.child_open or (stream.parent is not None and not stream.parent_open):
-            self.world.after(self.latency_s, self._break, stream)
+            self.world.after(stream.path_s, self._break, stream)
             return
         on_heal = self.streams.get(stream)
         if on_heal is not None:
@@ -411,6 +445,7 @@ class Network:
         """A host asks the origin for pieces; the network calls `on_heal` when the path, after a
         cut, is whole again."""
         self.streams[stream] = on_heal
+        stream.path_s = self.path_s(stream.child.name, ORIGIN_NAME)
         if not self.paths.reachable(stream.child.name, ORIGIN_NAME):
             stream.cut_since = self.world.now
 
@@ -422,8 +457,11 @@ class Network:
         """The child, which holds `have`, asks the parent for a stripe."""
         assert stream.parent is not None
         self.streams[stream] = None
+        stream.path_s = self.path_s(stream.child.name, stream.parent.name)
+        if stream.path_s > self.latency_s:
+            stream.window = max(WINDOW_PIECES, WAN_WINDOW_BYTES // stream.pull.blob.layout.piece_size)
         if self.paths.reachable(stream.child.name, stream.parent.name):
-            self.world.after(2 * self.latency_s, self._asked, stream, have)
+            self.world.after(2 * stream.path_s, self._asked, stream, have)
         else:
             stream.cut_since = self.world.now
             self.world.after(CONNECT_TIMEOUT_S, stream.child.ended, stream, "refused")
@@ -440,7 +478,7 @@ class Network:
         else:
             refusal = parent.serve(stream, have)
             if refusal:
-                self.world.after(self.latency_s, stream.child.ended, stream, refusal)
+                self.world.after(stream.path_s, stream.child.ended, stream, refusal)
 
     def send(self, stream: Stream, piece: int, length: int, last: bool) -> None:
         """The sender gives a block to its uplink; `last` says that it ends its piece."""
@@ -503,7 +541,7 @@ class Network:
         if stream.transit and stream.crosses:
             stream.ending = True  # when the last piece gets through is not known yet
         else:
-            soonest = self.world.now + self.latency_s
+            soonest = self.world.now + stream.path_s
             self.world.at(max(soonest, stream.last_arrival), self._finished, stream)
         self.close_serving(stream)
 
@@ -519,14 +557,14 @@ class Network:
             return stream.transit[0]
         if stream.held_up:
             return -1  # what the sender's kernel took last has arrived, and the next has not begun
-        if stream.sending >= 0 and stream.parent_open and stream.began_at + self.latency_s <= self.world.now:
+        if stream.sending >= 0 and stream.parent_open and stream.began_at + stream.path_s <= self.world.now:
             return stream.sending
         return -1
 
     def close(self, stream: Stream) -> None:
         """The child's side has closed: the parent learns it, if the path is there."""
         if stream.cut_since is None:
-            self.world.after(self.latency_s, self._closed, stream)
+            self.world.after(stream.path_s, self._closed, stream)
 
     def _closed(self, stream: Stream) -> None:
         if stream.cut_since is None:
@@ -543,7 +581,7 @@ class Network:
         """The parent's process is gone: the child's stream breaks, if the path is there."""
         stream.parent_open = False
         if stream.cut_since is None:
-            self.world.after(self.latency_s, self._abandoned, stream)
+            self.world.after(stream.path_s, self._abandoned, stream)
 
     def _abandoned(self, stream: Stream) -> None:
         if stream.cut_since is None:

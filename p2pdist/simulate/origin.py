@@ -84,12 +84,12 @@ class Origin:
         """End every response in the middle of it."""
         for stream in list(self._todo):
             if stream.cut_since is None and stream.feed is None:
-                self._world.after(self._network.latency_s, stream.child.ended, stream, "short")
+                self._world.after(stream.path_s, stream.child.ended, stream, "short")
 
     def open(self, stream: Stream) -> None:
         """A lease holder begins to read a stripe, after a round trip."""
         self._network.open_from_origin(stream, self._resume)
-        self._world.after(2 * self._network.latency_s, self._opened, stream)
+        self._world.after(2 * stream.path_s, self._opened, stream)
 
     def ask(self, stream: Stream, piece: int) -> None:
         """A host reads a piece for a swarm."""
@@ -103,7 +103,7 @@ class Origin:
         if self.available:
             self._request(stream)
         else:
-            self._world.after(2 * network.latency_s, stream.child.ended, stream, "unavailable")
+            self._world.after(2 * stream.path_s, stream.child.ended, stream, "unavailable")
 
     def _opened(self, stream: Stream) -> None:
         if not stream.child_open:
@@ -128,7 +128,7 @@ class Origin:
             stream.child.hold_back(stream)
         elif todo:
             self._outstanding[stream] += 1
-            self._world.after(self._network.latency_s, self._requested, stream, todo.popleft())
+            self._world.after(stream.path_s, self._requested, stream, todo.popleft())
 
     def _requested(self, stream: Stream, piece: int) -> None:
         self._queue.append((stream, piece))
@@ -186,7 +186,7 @@ class Origin:
     def _resume(self, stream: Stream) -> None:
         """The path to a reader has healed: it asks again for what was lost."""
         for piece in self._held_up.pop(stream, ()):
-            self._world.after(self._network.latency_s, self._requested, stream, piece)
+            self._world.after(stream.path_s, self._requested, stream, piece)
 
     def closed(self, stream: Stream) -> None:
         """Forget a reader, which is gone."""
@@ -199,4 +199,4 @@ class Origin:
         if not available:
             for stream in list(self._todo):
                 if stream.cut_since is None:
-                    self._world.after(self._network.latency_s, stream.child.ended, stream, "unavailable")
+                    self._world.after(stream.path_s, stream.child.ended, stream, "unavailable")

@@ -185,6 +185,13 @@ class Scenario:
     vouched: bool = False
     #: How many trackers share the blobs.
     trackers: int = 1
+    #: Zones (racks or hosts, where there are no zones) are at sites, in blocks. What leaves or
+    #: enters a site shares `wan_bytes_s` in each direction, 0 for no limit, and takes `wan_s`
+    #: longer, one way. Only hosts at `origin_sites` read the origin, none: at all sites.
+    sites: int = 0
+    wan_bytes_s: float = 0.0
+    wan_s: float = 0.0
+    origin_sites: frozenset[str] = frozenset()
 
     def host_names(self) -> list[str]:
         return [f"h{number:05d}" for number in range(self.hosts)]
@@ -202,6 +209,14 @@ class Scenario:
         if not self.zones:
             return -1
         return self.rack_of(host) * self.zones // self.racks if self.racks else host * self.zones // self.hosts
+
+    def site_of(self, host: int) -> int:
+        """The number of a host's site, -1 without sites."""
+        if not self.sites:
+            return -1
+        places = ((self.zone_of(host), self.zones), (self.rack_of(host), self.racks), (host, self.hosts))
+        place, count = next((place, count) for place, count in places if count)
+        return place * self.sites // count
 
     def rates(self) -> list[float]:
         """Each host's rate, the same up and down."""
@@ -236,8 +251,11 @@ class Scenario:
         return parties
 
     def bound_s(self, parties: list[Party]) -> float:
-        """The time at which the last of the hosts that count can be complete at the earliest."""
-        return bound(self.size * self.blobs, parties, self.origin_bytes_s, self.rack_bytes_s)
+        """The time at which the last of the hosts that count can be complete at the earliest: all
+        of it must enter each site once."""
+        size = self.size * self.blobs
+        entered_s = size / self.wan_bytes_s if self.sites and self.wan_bytes_s else 0.0
+        return max(entered_s, bound(size, parties, self.origin_bytes_s, self.rack_bytes_s))
 
     def filled(self) -> Scenario:
         """This scenario with every default worked out. The time limit is generous: a run that

@@ -47,6 +47,7 @@ from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.tracker import Tracker
 from p2pdist.simulate.vouching.listing import Listing, hash_of
 from tracker.core.fleet import Fleet
+from tracker.core.planning.planner import Planner
 
 SLICE_EVENTS = 200_000
 """Progress is reported after so many events."""
@@ -70,7 +71,7 @@ class Simulation:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario = scenario.filled()
         self.world = World(scenario.seed)
-        self.network = Network(self.world, scenario.latency_s)
+        self.network = Network(self.world, scenario.latency_s, scenario.wan_s)
         self.origin = Origin(self.world, self.network, scenario.origin_bytes_s)
         self.invariants = Invariants(self.world, scenario.seed, scenario.origin_streams_max)
         #: The tracker, or the first of several.
@@ -85,7 +86,10 @@ class Simulation:
         #: By name, in the order of the scenario.
         self.hosts: dict[str, Host] = {}
         self.meshes: dict[Digest, Mesh] = {}
-        self.racks = [Rack(f"r{number}", scenario.rack_bytes_s) for number in range(scenario.racks)]
+        self.sites = [Rack(f"s{number}", scenario.wan_bytes_s) for number in range(scenario.sites)]
+        self.racks = self._make_racks()
+        for number, tracker in enumerate(self.trackers if self.sites else ()):
+            self.network.sites[tracker.name] = self.sites[number % len(self.sites)]
         self.parties = scenario.parties()
         #: Hosts that are gone for good.
         self.lost: dict[str, None] = {}
@@ -116,11 +120,13 @@ class Simulation:
         if scenario.transport != "trees":
             self.meshes |= {blob.digest: Mesh(blob.digest, context, self.hosts) for blob in self.blobs}
         for number, (name, rate) in enumerate(zip(scenario.host_names(), scenario.rates(), strict=True)):
-            link = Link(rate, rate)
-            rack = self.racks[scenario.rack_of(number)] if self.racks else None
+            link, site = Link(rate, rate), scenario.site_of(number)
+            rack = self.racks[scenario.rack_of(number) if scenario.racks else site] if self.racks else None
             zone = f"z{scenario.zone_of(number)}" if scenario.zones else ""
+            if self.sites:
+                self.network.sites[name] = self.sites[site]
             blobs = self.blobs if number < (scenario.starters or scenario.hosts) else self.blobs[starts:]
-            host = self.hosts[name] = Host(name, link, blobs, context, rack, zone)
+            host = self.hosts[name] = Host(name, link, blobs, context, rack, zone, f"s{site}" if self.sites else "")
             senders[name] = host.server
             self._pulls_open += len(blobs)
 
@@ -148,11 +154,12 @@ class Simulation:
             ]
             self.invariants.broken(f"{len(waiting)} hosts wait forever: {', '.join(waiting[:10])}")
         self._quiet()
-        self.invariants.check_end(self.trackers, self.tracker_of, self.hosts.values(), failures(scenario.faults))
+        self.invariants.check_end(self.trackers, self.hosts.values(), failures(scenario.faults))
         report = Report.of(
             scenario,
             self.hosts,
-            self.racks,
+            self.racks[: scenario.racks],
+            self.sites,
             self.origin,
             lost=self.lost,
             messages=sum(tracker.messages for tracker in self.trackers),
@@ -164,6 +171,19 @@ class Simulation:
     def ended(self) -> bool:
         """Whether every pull has ended."""
         return not self._pulls_open
+
+    def _make_racks(self) -> list[Rack]:
+        """The racks; where there are sites and no racks one without a name for each site, as
+        everything that enters or leaves it crosses its boundary."""
+        scenario = self.scenario
+        if self.sites and not scenario.racks:
+            return [Rack("", 0.0, site) for site in self.sites]
+        rate_bytes_s, count = scenario.rack_bytes_s, scenario.racks
+        hosts = {scenario.rack_of(host): host for host in range(scenario.hosts)} if self.sites else {}
+        return [
+            Rack(f"r{number}", rate_bytes_s, self.sites[scenario.site_of(hosts[number])] if self.sites else None)
+            for number in range(count)
+        ]
 
     @property
     def trackers(self) -> list[Tracker]:
@@ -184,7 +204,12 @@ class Simulation:
 
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario
-        return Fleet(now, origin_streams_max=scenario.origin_streams_max, report_interval_s=scenario.report_interval_s)
+        return Fleet(
+            now,
+            origin_streams_max=scenario.origin_streams_max,
+            report_interval_s=scenario.report_interval_s,
+            planner=Planner(origin_sites=scenario.origin_sites),
+        )
 
     def _listing_of(self, name: str, blob: Digest) -> Listing | None:
         host = self.hosts.get(name)

@@ -85,6 +85,9 @@ class TrackerSessions(Protocol):
     def answers(self, blob: Digest) -> bool:
         """Whether the tracker of a blob answers."""
 
+    def tracker_of(self, blob: Digest) -> Tracker | None:
+        """The tracker with which the host speaks of a blob, as far as it knows one."""
+
     def start(self) -> None:
         """The host's process has started."""
 
@@ -162,6 +165,10 @@ class AgentSession:
     def answers(self, blob: Digest) -> bool:
         """Whether the tracker answers."""
         return self.welcomed
+
+    def tracker_of(self, blob: Digest) -> Tracker | None:
+        """The tracker."""
+        return self.tracker
 
     def start(self) -> None:
         """Connect: the host's process has started."""
@@ -264,12 +271,25 @@ Watcher = Callable[[Fleet, Event, list[Command], Mapping[int, "Session"]], None]
 class Session:
     """One session between a host and a tracker's process, with the messages on their way."""
 
-    __slots__ = ("_cut_since", "_waiting", "agent", "host", "host_open", "number", "peer", "tracker", "tracker_open")
+    __slots__ = (
+        "_cut_since",
+        "_waiting",
+        "agent",
+        "host",
+        "host_open",
+        "number",
+        "path_s",
+        "peer",
+        "tracker",
+        "tracker_open",
+    )
 
     def __init__(self, tracker: Tracker, agent: AgentSession, number: int) -> None:
         self.tracker, self.agent, self.number = tracker, agent, number
         #: The names of the host and of the tracker.
         self.host, self.peer = agent.host, tracker.name
+        #: The latency between them, one way, in seconds.
+        self.path_s = tracker.network.path_s(agent.host, tracker.name)
         #: Whether each side is open; closed() changes them.
         self.host_open = self.tracker_open = True
         #: Since when the path is cut, in seconds; path_changed() keeps it.
@@ -287,7 +307,7 @@ class Session:
 
     def _carry(self, deliver: Callable[..., object], *arguments: object) -> None:
         if self._cut_since is None:
-            self.tracker.world.after(self.tracker.network.latency_s, deliver, *arguments)
+            self.tracker.world.after(self.path_s, deliver, *arguments)
         else:
             self._waiting.append((deliver, arguments))
 

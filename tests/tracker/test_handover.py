@@ -1,5 +1,7 @@
 """What one of several trackers plans, refuses and gives away."""
 
+from test_fleet import PIECE, Control
+
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
@@ -13,7 +15,6 @@ from p2pdist.model.messages import (
     Welcome,
 )
 from p2pdist.model.ownership import Ownership, Tracker, owner
-from test_fleet import PIECE, Control
 from tracker.core.events import Broadcast, Command, Followed, LeasesAllowed, Received, Send, SessionOpened
 from tracker.core.monitor.presence import GRACE_S
 from tracker.core.ownership.handover import NEWCOMER_S, PUSHED_MAX

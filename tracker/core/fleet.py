@@ -122,7 +122,7 @@ class Fleet:
     """Host names by session. `_opened`, `_closed`."""
     _tail: Tail = field(default_factory=Tail)
     _lateness: Lateness = field(default_factory=Lateness)
-    _planner: Planner = field(default_factory=Planner)
+    planner: Planner = field(default_factory=Planner)
     _presence: Presence = field(init=False)
     membership: Membership = field(init=False)
     """Which hosts are in which swarms."""
@@ -371,7 +371,7 @@ class Fleet:
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         """Plan the swarms that are due, and tell their hosts."""
-        due = self.schedule.take(self.swarms, now)
+        due = [swarm for swarm in self.schedule.take(self.swarms, now) if self.handover.mine(swarm.blob)]
         if not due:
             return
         leases, owned = self._turnover.leases(), self.handover
@@ -379,7 +379,7 @@ class Fleet:
             swarm.edges.set_now(now)
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
-            self._planner.plan(swarm, leases=leases.free(swarm) if owned.granting(swarm, now=now) else 0)
+            self.planner.plan(swarm, leases=leases.free(swarm) if owned.granting(swarm, now=now) else 0)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)

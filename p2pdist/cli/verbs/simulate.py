@@ -59,6 +59,21 @@ millions of objects takes long."""
 @click.option(
     "--zones", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many zones: racks, or hosts, in blocks."
 )
+@click.option(
+    "--sites", default=0, type=click.IntRange(0, HOSTS_MAX), help="So many sites: zones, racks, or hosts, in blocks."
+)
+@click.option(
+    "--wan-rate", default="", metavar="RATE", help="Each site's uplink and downlink to the other sites and the origin."
+)
+@click.option(
+    "--rtt", default="", metavar="TIME", help="What a round trip between two sites, or to the origin, takes longer."
+)
+@click.option(
+    "--origin-sites",
+    default="",
+    metavar="NAME[,NAME]",
+    help="Only hosts at these sites read the origin, such as s0,s1.",
+)
 @click.option("--latency", default="0.2ms", show_default=True, metavar="TIME", help="Each path, one way.")
 @click.option(
     "--arrivals",
@@ -195,10 +210,10 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
     """What to simulate, but for seed and faults."""
     from p2pdist.simulate.scenario import Scenario
 
-    hosts, racks, zones = wishes["hosts"], wishes["racks"], wishes["zones"]
-    if max(racks, zones) > hosts or (racks and zones > racks):
+    hosts, racks, zones, sites = wishes["hosts"], wishes["racks"], wishes["zones"], wishes["sites"]
+    if max(racks, zones, sites) > hosts or (racks and max(zones, sites) > racks) or (zones and sites > zones):
         raise UsageError(
-            "there are more racks or zones than can be filled", remedy="Ask for fewer, or for more --hosts"
+            "there are more racks, zones or sites than can be filled", remedy="Ask for fewer, or for more --hosts"
         )
     nic_bytes_s, other_nics = _nics(wishes["nic"])
     arrivals, arrivals_s = _arrivals(wishes["arrivals"])
@@ -218,6 +233,10 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
         transport=wishes["transport"],
         vouched=wishes["vouched"],
         trackers=wishes["trackers"],
+        sites=sites,
+        wan_bytes_s=parse_rate(wishes["wan_rate"]) if wishes["wan_rate"] else 0.0,
+        wan_s=parse_time(wishes["rtt"]) / 2 if wishes["rtt"] else 0.0,
+        origin_sites=_origin_sites(wishes["origin_sites"], sites),
     ).filled()
     if filled.trackers > 1 and filled.transport != "trees":
         raise UsageError(
@@ -226,6 +245,15 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
     if wishes["vouched"]:
         _check_vouched(filled)
     return replace(filled, time_limit_s=0.0)  # it depends on the faults
+
+
+def _origin_sites(text: str, sites: int) -> frozenset[str]:
+    """The names of the sites that may read the origin."""
+    names = frozenset(filter(None, text.split(",")))
+    unknown = sorted(names - {f"s{number}" for number in range(sites)})
+    if unknown:
+        raise UsageError(f"there is no site {unknown[0]!r}", remedy="With --sites 8 they are s0 to s7")
+    return names
 
 
 def _check_vouched(scenario: Scenario) -> None:
@@ -376,6 +404,9 @@ def _places(report: Report) -> list[tuple[str, str]]:
     if report.rack_rx_ratio_max:
         mean, most = report.rack_rx_ratio_mean, report.rack_rx_ratio_max
         lines.append(("rack received", f"{mean:.3f} x the blob on average, {most:.3f} x at most"))
+    if report.site_rx_ratio_max:
+        mean, most = report.site_rx_ratio_mean, report.site_rx_ratio_max
+        lines.append(("site received", f"{mean:.3f} x the blob on average, {most:.3f} x at most, over the WAN"))
     if report.zone_origin_ratios:
         shares = ", ".join(f"{zone} {ratio:.3f}" for zone, ratio in report.zone_origin_ratios.items())
         lines.append(("origin to zones", f"{shares} x the blob"))

@@ -101,6 +101,11 @@ class OwnerSessions:
         session = self._session_of(blob)
         return session is not None and session.welcomed
 
+    def tracker_of(self, blob: Digest) -> Tracker | None:
+        """The tracker that owns a blob, as far as this host has heard."""
+        session = self._session_of(blob)
+        return session.tracker if session is not None else None
+
     def start(self) -> None:
         """The host's process has started."""
         self._life += 1
