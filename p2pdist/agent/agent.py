@@ -234,7 +234,7 @@ class Agent:
             self.swarming.start()
         registry = self.registry
         side = HostSide(
-            registry.blobs,
+            lambda: registry.served,
             registry.holdings,
             registry.report,
             self._on_message,

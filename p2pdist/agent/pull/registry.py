@@ -162,7 +162,7 @@ class Registry:
         self._alone, self._tracker_wait_s = alone, tracker_wait_s
         self._fetching: dict[Digest, BlobPull] = {}
         """The pulls under way."""
-        self._served: set[Digest] = set()
+        self.served: set[Digest] = set()
         """The blobs that are served, those that are being pulled included."""
         self._unwanted: set[Digest] = set()
         """Blobs that `discard` is removing; a new pull takes its blob out."""
@@ -240,7 +240,7 @@ class Registry:
         if running is not None:
             return running.blob, running
         if complete:
-            if digest not in self._served:
+            if digest not in self.served:
                 self._serve(blob)
                 self._announce(_holding_of(blob, self._resources))
             return blob, None
@@ -251,7 +251,7 @@ class Registry:
     ) -> BlobPull:
         """Start the pull of a held blob."""
         digest, present = blob.digest, self._trackers.answers(blob.digest)
-        if digest in self._served:  # evicted a moment ago: what was there must not be offered any more
+        if digest in self.served:  # evicted a moment ago: what was there must not be offered any more
             self._unserve(digest)
         self._unwanted.discard(digest)
         try:
@@ -268,7 +268,7 @@ class Registry:
             raise
         self._fetching[digest] = pull
         self._uplink.limit(digest, self._policies.upload_limit(digest))
-        self._served.add(digest)
+        self.served.add(digest)
         pull.done.add_done_callback(lambda done: self._fetched(pull, done))
         self._announce(pull.holding())
         pull.start()
@@ -335,7 +335,7 @@ class Registry:
         pull = self._fetching.get(digest)
         if pull is not None:
             pull.reject(Corrupt(f"{digest} is not what its digest says"))
-        if digest in self._served:
+        if digest in self.served:
             self._unserve(digest)
         failure: P2PDistError | None = None
         for _ in range(DISCARD_TRIES):
@@ -368,12 +368,12 @@ class Registry:
 
     def serves(self, digest: Digest) -> bool:
         """Whether other agents may receive this blob from here."""
-        return digest in self._served
+        return digest in self.served
 
     def _serve(self, blob: Blob) -> None:
         self._uplink.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
         self._uplink.limit(blob.digest, self._policies.upload_limit(blob.digest))
-        self._served.add(blob.digest)
+        self.served.add(blob.digest)
 
     def _announce(self, holding: Holding) -> None:
         """Send a holding to the tracker, unless its blob is empty: that has no piece to give."""
@@ -381,7 +381,7 @@ class Registry:
             self._trackers.send(holding)
 
     def _unserve(self, digest: Digest) -> None:
-        self._served.discard(digest)
+        self.served.discard(digest)
         self._uplink.dropped(digest)
         self._trackers.send(Left(digest))
 
@@ -406,15 +406,11 @@ class Registry:
             if owned(digest):
                 pull.tracker_changed(present)
 
-    def blobs(self) -> set[Digest]:
-        """All that this host holds and fetches."""
-        return self._served
-
     def holdings(self, owned: Owned) -> list[Holding]:
         """What this host holds and fetches of some blobs, for their tracker whose session opens;
         none while it drains."""
         holdings = [pull.holding() for digest, pull in self._fetching.items() if owned(digest)]
-        for digest in filter(owned, self._served - self._fetching.keys()):
+        for digest in filter(owned, self.served - self._fetching.keys()):
             blob = self._store.get(digest)
             if blob is not None and blob.complete:
                 holdings.append(_holding_of(blob, self._resources))
@@ -423,7 +419,7 @@ class Registry:
     def report(self, reader: str, owned: Owned) -> Report | None:
         """Progress of some blobs and use of the uplink since the last report to this tracker; None
         when there is none. Stops serving what was evicted meanwhile."""
-        for digest in self._served - self._fetching.keys():
+        for digest in self.served - self._fetching.keys():
             if self._store.get(digest) is None:  # evicted
                 self._unserve(digest)
         pulls = [pull for digest, pull in self._fetching.items() if owned(digest)]

@@ -170,7 +170,7 @@ class Trackers:
             case Report():
                 self._send_report(message)
             case Leaving():
-                for session in self._all():
+                for session in (self.home, *(link.session for link in self._links.values())):
                     session.send(message)
             case _:
                 self.home.send(message)
@@ -205,9 +205,6 @@ class Trackers:
             return self.home
         link = self._links.get(tracker)
         return link.session if link is not None else None
-
-    def _all(self) -> list[TrackerSession]:
-        return [self.home, *(link.session for link in self._links.values())]
 
     def _open(self, tracker: str) -> TrackerSession | None:
         """The session with a tracker, opened if there is none; None where that cannot be."""

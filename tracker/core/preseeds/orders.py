@@ -223,7 +223,6 @@ class Preseeds:
 
     @property
     def hosts(self) -> Mapping[str, Host]:
-        """The hosts whose home is this tracker; the others are those of other trackers."""
         return AtHome(self.affinity.hosts) if self.shared else self.affinity.hosts
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
