@@ -72,8 +72,10 @@ class Trackers:
         self.signal(number, signal.SIGTERM)
         assert self.processes[number].wait(30) == 0
 
-    def ask(self, number: int, path: str) -> Any:
-        with urllib.request.urlopen(self.url(number) + path, timeout=10) as answer:
+    def ask(self, number: int, path: str, body: Any = None) -> Any:
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(self.url(number) + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
     def status(self, number: int) -> dict[str, Any]:
@@ -173,6 +175,13 @@ def test_each_blob_has_one_tracker_and_any_tracker_answers(site: Site, database:
             "h0": (True, 9),
             "h1": (True, 9),
         }
+    packages = {"packages": [f"blob:{digest.replace(':', '-')}" for digest in digests]}
+    for number in range(3):
+        ranked = trackers.ask(number, "/v1/rank", packages)
+        assert [(row["host"], row["bytes_missing"], row["present"]) for row in ranked] == [
+            ("h0", 0, True),
+            ("h1", 0, True),
+        ]
     status = trackers.status(1)
     assert {row["id"]: row["state"] for row in status["trackers"]} == dict.fromkeys(
         map(trackers.name, range(3)), "owner"

@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from p2pdist.credentials.authority import TRACKER_DNS
 from p2pdist.model.digest import Digest, WireDigest
-from p2pdist.model.errors import Unavailable
+from p2pdist.model.errors import UNDECODABLE, Unavailable
 from p2pdist.model.ownership import Tracker
 from p2pdist.transfer.names import NAMES, Resolver
 from tracker.cluster.cluster import Cluster
@@ -42,6 +42,10 @@ TELL_S = 2.0
 """How long an agent waits for the other trackers to read a package."""
 
 TOLD_MAX = 50_000
+BLOBS_MAX = 10_000
+"""Blobs of one ranking."""
+
+HELD_PATH = "/v1/trackers/held"
 KNOWN_PATH = "/v1/trackers/known"
 UNANSWERED_HEADER = "P2PDist-Unanswered"
 LOCAL = "local"
@@ -57,6 +61,34 @@ class Known(msgspec.Struct, frozen=True):
     name: Annotated[str, Meta(max_length=512)]
     digest: WireDigest
     image: bool = False
+
+
+class HeldRequest(msgspec.Struct, frozen=True):
+    """Which blobs a ranking is about."""
+
+    blobs: Annotated[tuple[WireDigest, ...], Meta(max_length=BLOBS_MAX)]
+
+
+class HostBrief(msgspec.Struct, frozen=True, array_like=True):
+    """A host with its home at the tracker that answers; `available`: it is connected and not about
+    to end."""
+
+    host: str
+    zone: str
+    rack: str
+    available: bool
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What one tracker knows: its hosts; by blob of its own, the bytes that each host holds; and
+    which of its hosts need not fetch a blob."""
+
+    hosts: tuple[HostBrief, ...]
+    held: dict[Digest, dict[str, int]]
+    spare: dict[Digest, tuple[str, ...]]
+
+
+_held_decoder = msgspec.json.Decoder(Held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +144,23 @@ class Siblings:
         answers = dict(zip(others, await asyncio.gather(*map(one, others)), strict=True))
         silent = [each.id for each, asked in answers.items() if asked is None or asked.status not in (200, 404)]
         return [asked.body for asked in answers.values() if asked is not None and asked.status == 200], silent
+
+    async def held(self, wanted: HeldRequest, headers: Mapping[str, str]) -> list[Held]:
+        """What the other trackers know of hosts and of blobs; nothing of those that do not
+        answer."""
+        body = msgspec.json.encode(wanted)
+
+        async def one(tracker: Tracker) -> Held | None:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    asked = await self._send("POST", tracker, HELD_PATH, headers, body)
+                return _held_decoder.decode(asked.body) if asked.status == 200 else None
+            except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE) as error:
+                logger.debug("%s does not say what hosts hold: %r", tracker.id, error)
+                return None
+
+        found = await asyncio.gather(*map(one, self.cluster.others()))
+        return [held for held in found if held is not None]
 
     async def tell(self, known: Known) -> None:
         """Tell each other tracker of a package, once. Those that do not answer in time hear of it

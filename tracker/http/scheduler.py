@@ -30,7 +30,7 @@ from tracker.core.preseeds.orders import Progress
 from tracker.core.preseeds.selectors import near
 from tracker.core.swarm import Swarm
 from tracker.http.keys import PRESEEDS, SERVICE
-from tracker.http.trackers import LOCAL_QUERY, from_others, from_owner
+from tracker.http.trackers import LOCAL_QUERY, from_others, from_owner, survey
 from tracker.preseed_service import PreseedBrief, PreseedSummary, sees
 
 
@@ -371,7 +371,8 @@ async def rank(request: web.Request) -> web.Response:
     if access is not None:
         for package in wanted.named:
             await _require_package(access, identity, package)
-    return _answer(await request.app[PRESEEDS].rank(wanted))
+    preseeds = request.app[PRESEEDS]
+    return _answer(await preseeds.rank(wanted, lambda parts: survey(request, preseeds.affinity, parts)))
 
 
 ROUTES = (

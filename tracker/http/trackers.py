@@ -12,7 +12,7 @@ from aiohttp import web
 
 from p2pdist.credentials.authority import issued_by_fleet, name_in
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, Refused, Unavailable, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.image import image_name
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.ownership import Ownership
@@ -21,8 +21,21 @@ from p2pdist.transfer.guard import identity_of, peer_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Query, Route
 from p2pdist.transfer.problems import PROBLEM_TYPE
 from tracker.cluster.membership import Row
-from tracker.cluster.siblings import KNOWN_PATH, LOCAL, UNANSWERED_HEADER, Known, Siblings
-from tracker.http.keys import SERVICE, SIBLINGS
+from tracker.cluster.siblings import (
+    BLOBS_MAX,
+    HELD_PATH,
+    KNOWN_PATH,
+    LOCAL,
+    UNANSWERED_HEADER,
+    Held,
+    HeldRequest,
+    HostBrief,
+    Known,
+    Siblings,
+)
+from tracker.core.affinity import Affinity, Parts
+from tracker.core.host import Host
+from tracker.http.keys import PRESEEDS, SERVICE, SIBLINGS
 from tracker.policies import note_image, note_package
 from tracker.service import Service
 
@@ -173,6 +186,47 @@ async def _read_image(service: Service, told: Known) -> None:
         await service.access.images.bind(name, found)
 
 
+# -- rankings
+
+
+async def held(request: web.Request) -> web.Response:
+    """Say which hosts have their home here, and what hosts hold of blobs that this tracker owns;
+    for rankings of other trackers."""
+    service, identity = request.app[SERVICE], identity_of(request)
+    wanted, fleet = decode_request(await request.read(), HeldRequest), service.fleet
+    redundant = request.app[PRESEEDS].affinity.redundant if PRESEEDS in request.app else {}
+    book = fleet.policies
+    blobs = [blob for blob in wanted.blobs if identity.reads_everything or identity.may_read(book.readers_of(blob))]
+    hosts = tuple(
+        HostBrief(host.name, host.zone, host.rack, host.available)
+        for host in fleet.hosts.values()
+        if host.address and not host.partial
+    )
+    bytes_held = {blob: dict(fleet.swarms[blob].bytes_held) for blob in blobs if blob in fleet.swarms}
+    spare = {blob: tuple(redundant[blob]) for blob in blobs if blob in redundant}
+    return _json(Held(hosts, bytes_held, spare))
+
+
+async def survey(request: web.Request, own: Affinity, parts: Parts) -> Affinity:
+    """What all trackers know of the hosts that need some blobs."""
+    siblings = request.app.get(SIBLINGS)
+    if siblings is None:
+        return own
+    answers = await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), _passed_on(request))
+    hosts, held = dict(own.hosts), dict(own.elsewhere)
+    redundant = {blob: list(own.redundant[blob]) for blob in parts if blob in own.redundant}
+    for answer in answers:
+        for brief in answer.hosts:
+            there = Host(brief.host, zone=brief.zone, rack=brief.rack, session=0, leaving=not brief.available)
+            known = hosts.get(brief.host)
+            if known is None or known.partial or not known.available:
+                hosts[brief.host] = there
+        held.update((blob, counts) for blob, counts in answer.held.items() if blob not in own.swarms)
+        for blob, names in answer.spare.items():
+            redundant.setdefault(blob, []).extend(names)
+    return Affinity(hosts, own.swarms, own.capacities, redundant, held)
+
+
 # -- for the fleet
 
 
@@ -236,6 +290,15 @@ ROUTES = (
         (Answer(status=204, media_type=""),),
         errors=(NotFound, Unavailable),
         right="trackers",
+    ),
+    Route(
+        "POST",
+        HELD_PATH,
+        held,
+        (Answer(Held),),
+        request=HeldRequest,
+        errors=(UsageError, TooLarge),
+        right="rank",
     ),
     Route(
         "POST",
