@@ -91,6 +91,8 @@ class AgentSettings:
     """The URL of central storage, which overrides that of the tracker."""
     zone: str = ""
     rack: str = ""
+    site: str = ""
+    """Where the zone is; empty where the zone is a site by itself."""
     capacity_bytes: int | None = None
     """What the store may hold; None for what the disk does."""
     tracker_wait_s: float = WAIT_S
@@ -392,6 +394,7 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
         secrets.token_hex(8),
         settings.download_bytes_s or 0.0,
         str(this_platform()),
+        settings.site,
     )
     check_hello(hello)
     return hello

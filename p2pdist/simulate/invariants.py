@@ -281,11 +281,11 @@ class Invariants:
                 self.counted(pull)
                 if pull.error is not None and not isinstance(pull.error, failures):
                     self.broken(f"{host.name} gave up for no good reason: {pull.error}")
-                tracker = host.session.tracker_of(pull.blob.digest) if host.running else None
-                fleet = tracker.fleet if tracker is not None else None
-                if tracker is None or fleet is None or pull.error is not None:
+                spoken_to = host.session.tracker_of(pull.blob.digest) if host.running else None
+                fleet = spoken_to.fleet if spoken_to is not None else None
+                if spoken_to is None or fleet is None or pull.error is not None:
                     continue
-                if not host.network.paths.reachable(host.name, tracker.name):
+                if not host.network.paths.reachable(host.name, spoken_to.name):
                     continue
                 swarm = fleet.swarms.get(pull.blob.digest)
                 member = swarm.members.get(host.name) if swarm is not None else None

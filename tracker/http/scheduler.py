@@ -48,6 +48,7 @@ class HostStatus(msgspec.Struct, frozen=True, gc=False):
     leaving: bool
     blobs: int
     blamed: dict[str, str]
+    site: str = ""
     partial: bool = False
 
 
@@ -135,6 +136,7 @@ def _host(host: Host) -> HostStatus:
         host.leaving,
         len(host.swarms),
         {name: reason for name, (reason, _) in host.penalties.items()},
+        host.site,
         host.partial,
     )
 

@@ -190,8 +190,8 @@ async def _read_image(service: Service, told: Known) -> None:
 
 
 async def held(request: web.Request) -> web.Response:
-    """Say which hosts have their home here, and what hosts hold of blobs that this tracker owns;
-    for rankings of other trackers."""
+    """Say which hosts have their home here, and what hosts hold. Other trackers rank hosts by
+    it."""
     service, identity = request.app[SERVICE], identity_of(request)
     wanted, fleet = decode_request(await request.read(), HeldRequest), service.fleet
     redundant = request.app[PRESEEDS].affinity.redundant if PRESEEDS in request.app else {}

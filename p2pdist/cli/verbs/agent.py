@@ -107,6 +107,9 @@ def tls_options(command: Function) -> Function:
     help="The local API.",
 )
 @origin_options("Central storage, instead of the one that the tracker names.")
+@click.option(
+    "--site", default="", help="The site of this host's zone: a site reads central storage once [default: the zone]."
+)
 @click.option("--zone", default="", help="The zone of this host.")
 @click.option("--rack", default="", help="The rack of this host.")
 @click.option(
@@ -199,6 +202,7 @@ def command(
     store: Path,
     socket: Path,
     origin: str,
+    site: str,
     zone: str,
     rack: str,
     capacity: str,
@@ -239,6 +243,7 @@ def command(
         origin=origin,
         zone=zone,
         rack=rack,
+        site=site,
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},

@@ -52,6 +52,13 @@ logger = logging.getLogger(__name__)
     help="Origin reads at once, over all swarms.",
 )
 @click.option(
+    "--origin-site",
+    "origin_sites",
+    multiple=True,
+    metavar="SITE",
+    help="A site whose hosts read the origin, the others receive from it; may be repeated [default: all sites].",
+)
+@click.option(
     "--origin-limit",
     default="",
     metavar="RATE",
@@ -131,6 +138,7 @@ def command(
     origin: str,
     state: str,
     origin_streams: int,
+    origin_sites: tuple[str, ...],
     origin_limit: str,
     report_interval: float,
     policies: Path | None,
@@ -174,7 +182,7 @@ def command(
     control = _access_control(address, access, audit_log, hostnames, believed, state) if access is not None else None
     if control is None:
         _warn_of_strangers(address[0])
-    limits = origin_streams, origin_bytes_s, report_interval
+    limits = origin_streams, origin_bytes_s, report_interval, frozenset(origin_sites)
     upstreams = all_upstreams(named_upstreams, upstreams_file)
     sources = origin, upstreams
     run(_serve((address, probes), hostnames, sources, state, part, limits, policies, control, believed, discovery))
@@ -322,10 +330,17 @@ async def _listen(
     return runners
 
 
-def _fleet(origin: str, origin_streams_max: int, origin_bytes_s: float, report_interval_s: float) -> Fleet:
+def _fleet(
+    origin: str,
+    origin_streams_max: int,
+    origin_bytes_s: float,
+    report_interval_s: float,
+    origin_sites: frozenset[str] = frozenset(),
+) -> Fleet:
     import time
 
     from tracker.core.fleet import Fleet
+    from tracker.core.planning.planner import Planner
 
     return Fleet(
         started_at=time.monotonic(),
@@ -333,6 +348,7 @@ def _fleet(origin: str, origin_streams_max: int, origin_bytes_s: float, report_i
         origin_streams_max=origin_streams_max,
         origin_bytes_s=origin_bytes_s,
         report_interval_s=report_interval_s,
+        planner=Planner(origin_sites=origin_sites),
     )
 
 
@@ -377,7 +393,7 @@ async def _serve(
     sources: tuple[str, tuple[UpstreamSettings, ...]],
     state: str,
     part: _ClusterPart | None,
-    limits: tuple[int, float, float],
+    limits: tuple[int, float, float, frozenset[str]],
     policies: Path | None,
     access: AccessControl | None,
     networks: tuple[Network, ...],

@@ -11,7 +11,8 @@ the zones that name it.
 
 Sites. Between sites lies a WAN, which everything crosses once: in each stripe one host of a site
 that reads nothing from the origin imports, and no other does while a host of the site has the
-stripe, however overloaded the hosts of the site become.
+stripe, however overloaded the hosts of the site become. The sites form a chain in each stripe: each
+of them sends it to one other, so that no link to the WAN carries it twice in one direction.
 
 Where some hosts receive by trees and others by BitTorrent, newcomers of the latter kind come first
 and so become roots: their peers get from them what they read, and so do their children in the
@@ -208,7 +209,7 @@ class _StripePass:
     def _from_outside(self, member: Member) -> str | None:
         if not self.slots.whole and self._may_read(member):
             return FROM_ORIGIN
-        return self.slots.outside(member, self.slots.near(member))
+        return self.slots.outside(member, self.slots.near(member), spare_wan=True)
 
     def _fill(self, rack: str, queue: list[str], limit: int) -> int:
         count = 0
@@ -231,8 +232,8 @@ class _StripePass:
             if may_read and not slots.whole:
                 parent = FROM_ORIGIN
             else:
-                if SITE_END in member.zone and (near := slots.near(member)) != "anywhere":
-                    parent = slots.outside(member, near) or slots.extra_slot(member, None, member.site)
+                if SITE_END in member.zone:
+                    parent = self._parent_sparing_wan(member)
                 parent = parent or slots.outside(member) or slots.extra_slot(member, None) or self._again(member)
                 if parent is None and may_read:
                     parent = FROM_ORIGIN
@@ -240,6 +241,15 @@ class _StripePass:
             return False
         self._attach(host, parent)
         return True
+
+    def _parent_sparing_wan(self, member: Member) -> str | None:
+        """A parent at the host's own site, or at the site that feeds the fewest others, even beyond
+        the allotted slots."""
+        near = self.slots.near(member)
+        if near != "anywhere":
+            return self.slots.outside(member, near) or self.slots.extra_slot(member, None, member.site)
+        found = (self.slots.extra_slot(member, None, site) for site in self.slots.fed_sites())
+        return next((parent for parent in found if parent is not None), None)
 
     def _again(self, child: Member) -> str | None:
         """A parent from which the host was parted because little came: there is no better one, so

@@ -64,6 +64,7 @@ class SlotIndex:
         self._depths: dict[str, int] = {}
         self._racks: dict[str, _Rack] = {}
         self._exports: dict[str, list[tuple[int, str]]] | None = None
+        self._site_exports: dict[str, int] | None = None
         self._everywhere: dict[str, list[tuple[ExtraSlot, str]]] = {}
         self._fresh: list[str] = []
         self._zones: dict[str, None] | None = None
@@ -102,13 +103,16 @@ class SlotIndex:
             return "zone"
         return "site" if SITE_END in child.zone and any(site_of(zone) == child.site for zone in fed) else "anywhere"
 
-    def outside(self, child: Member, near: str = "anywhere") -> str | None:
+    def outside(self, child: Member, near: str = "anywhere", *, spare_wan: bool = False) -> str | None:
         """The shallowest slot that another rack has over, no farther away than `near` says: the
-        child's zone comes first, then its site, then the others."""
+        child's zone comes first, then its site, then the others. `spare_wan`: no site that feeds
+        another one already, whose link to the WAN would carry the stripe once more."""
         if len(self.swarm.racks) < 2:
             return None
         exports = self._exporting()
         for zone in _zones_from(child, near, exports):
+            if spare_wan and SITE_END in zone and site_of(zone) != child.site and self._exported(site_of(zone)):
+                continue
             heap, passed, parent = exports.get(zone, []), [], None
             while heap and parent is None:
                 depth, name = heapq.heappop(heap)
@@ -155,6 +159,8 @@ class SlotIndex:
                 above = self._rack(upper.rack)
                 above.slots -= 1
                 above.reachable -= 1
+            if self._site_exports is not None and upper.site != child.site:
+                self._site_exports[upper.site] = self._site_exports.get(upper.site, 0) + 1
         rack.waiting -= not child.slow_receiver
         if not rack.fed:
             rack.fed = True
@@ -186,7 +192,23 @@ class SlotIndex:
         for rack in fresh:
             self._offer(rack)
 
+    def fed_sites(self) -> list[str]:
+        """The sites of which some rack is fed, those first that feed the fewest others."""
+        sites = dict.fromkeys(site_of(zone) for zone in self._zones_fed())
+        return sorted(sites, key=self._exported)
+
     # -- inner
+
+    def _exported(self, site: str) -> int:
+        """How many other sites import the stripe from a site."""
+        if self._site_exports is None:
+            self._site_exports = {}
+            members = self.swarm.members
+            for member in members.values():
+                parent = member.parents[self.stripe]
+                if parent and (above := members[parent].site) != member.site:
+                    self._site_exports[above] = self._site_exports.get(above, 0) + 1
+        return self._site_exports.get(site, 0)
 
     def _rack(self, name: str) -> _Rack:
         rack = self._racks.get(name)

@@ -23,6 +23,7 @@ none for its next host, and only trees drawn anew bring those back.
 
 from __future__ import annotations
 
+from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.swarm import Swarm
 
@@ -46,6 +47,7 @@ def allot(swarm: Swarm) -> None:
     if not unallotted:
         return
     exports: dict[str, list[int]] = {}
+    chained: dict[str, None] = {}  # sites, each of which is to feed another one
     sources: dict[str, list[bool]] = {}
     for rack, names in swarm.racks.items():
         members = [swarm.members[name] for name in names]
@@ -54,6 +56,8 @@ def allot(swarm: Swarm) -> None:
         lacking = _lacking(swarm, members, whole)
         if rack in unallotted:
             _allot_inside(swarm, rack, unallotted[rack], lacking)
+        if SITE_END in members[0].zone:
+            chained[site] = None
         counts = exports.setdefault(site, [0] * swarm.stripes)
         has_source = sources.setdefault(site, [False] * swarm.stripes)
         for stripe, roots in enumerate(swarm.edges.roots):
@@ -64,10 +68,18 @@ def allot(swarm: Swarm) -> None:
         for site, counts in exports.items():
             # Where no host has the stripe yet, the first rack of the site will read it from the
             # origin, or import it from another site.
-            needed = [count - (not has_source) for count, has_source in zip(counts, sources[site], strict=True)]
+            needed = [
+                count - (not has_source) + (site in chained and _lacks_source(sources, stripe, site))
+                for stripe, (count, has_source) in enumerate(zip(counts, sources[site], strict=True))
+            ]
             _allot_exports(
                 swarm, {rack: unallotted[rack] for rack in unallotted if unallotted[rack][0].site == site}, needed
             )
+
+
+def _lacks_source(sources: dict[str, list[bool]], stripe: int, site: str) -> bool:
+    """Whether another site has no source of a stripe yet."""
+    return any(not has_source[stripe] for other, has_source in sources.items() if other != site)
 
 
 def _lacking(swarm: Swarm, members: list[Member], whole: list[bool]) -> list[int]:

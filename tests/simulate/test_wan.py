@@ -1,0 +1,72 @@
+"""Sites with WAN links between them, and long paths: each gets the blob once over the WAN."""
+
+from dataclasses import replace
+
+import pytest
+
+from p2pdist.simulate.faults import Crash, Fault, Partition, TrackerLoss
+from p2pdist.simulate.network import Cut, Network, Rack
+from p2pdist.simulate.report import Report
+from p2pdist.simulate.scenario import Scenario
+from p2pdist.simulate.simulation import Simulation
+
+SITES = 4
+BASE = Scenario(
+    48, 192 << 16, 2e6, sites=SITES, zones=8, racks=16, wan_bytes_s=3e6, wan_s=0.04, origin_sites=frozenset(["s0"])
+)
+
+
+def run(*faults: Fault, base: Scenario = BASE) -> tuple[Simulation, Report]:
+    simulation = Simulation(replace(base, faults=faults))
+    return simulation, simulation.run()
+
+
+def test_the_origin_is_read_once_and_each_site_receives_the_blob_once() -> None:
+    simulation, report = run()
+    assert report.complete == 48
+    assert report.origin_ratio == 1.0
+    assert [round(site.bytes_in / report.size, 3) for site in simulation.sites] == [1.0] * SITES
+    assert report.zone_origin_ratios == {"s0": 1.0}
+    assert report.ratio < 1.5
+
+
+def test_every_site_reads_for_itself_where_it_may() -> None:
+    """All hosts are there before the first plan: no path is longer than others."""
+    simulation, report = run(base=replace(BASE, origin_sites=frozenset(), wan_s=0.0))
+    assert report.zone_origin_ratios == {f"s{site}": pytest.approx(1.0, abs=0.05) for site in range(SITES)}
+    assert all(site.bytes_in / report.size <= 1.05 for site in simulation.sites)
+
+
+def test_a_slow_wan_sets_the_pace_and_nothing_else() -> None:
+    """The bound says what must enter each site; the chain over the WAN costs little more."""
+    _, report = run(base=replace(BASE, wan_bytes_s=1e6))
+    assert report.bound_s == pytest.approx(192 * 65536 / 1e6)
+    assert report.ratio < 1.2
+
+
+def test_hosts_die_and_a_site_is_cut_off_for_a_while() -> None:
+    """What is lost of an importer enters the site again, and no more."""
+    scenario = BASE
+    site = frozenset(name for number, name in enumerate(scenario.host_names()) if scenario.site_of(number) == 2)
+    crashes = [Crash(f"h{number:05d}", 2.0 + number / 10, None) for number in (0, 13, 25, 37)]
+    simulation, report = run(*crashes, Partition(Cut(site, peers=True, tracker=True, origin=True), 3.0, 4.0))
+    assert report.complete + report.lost >= 48
+    assert report.origin_ratio < 2.0
+    assert max(site.bytes_in / report.size for site in simulation.sites) < 2.0
+
+
+def test_the_owner_dies_while_sites_import() -> None:
+    simulation, report = run(TrackerLoss(3.0, 6.0), base=replace(BASE, trackers=3))
+    assert report.complete == 48
+    assert report.origin_ratio <= 1.5
+    assert max(site.bytes_in / report.size for site in simulation.sites) <= 1.5
+
+
+def test_paths_between_sites_are_longer() -> None:
+    _, report = run()
+    assert report.ratio > 0
+    network = Network(Simulation(BASE).world, 0.001, 0.04)
+    west, east = Rack("west", 0.0), Rack("east", 0.0)
+    network.sites = {"a": west, "b": west, "c": east}
+    assert network.path_s("a", "b") == 0.001
+    assert network.path_s("a", "c") == network.path_s("a", "@origin") == 0.041
