@@ -87,28 +87,38 @@ class Trackers:
 
     def ownership(self) -> Ownership:
         """As their database has it."""
-        with psycopg.connect(self.database.url) as connection:
-            row = connection.execute("SELECT body FROM cluster_ownership").fetchone()
-        assert row is not None
-        return msgspec.json.decode(row[0], type=Ownership)
+        return ownership_in(self.database)
 
     def share_evenly(self) -> None:
-        """A tracker that comes takes its share over minutes; here it has it at once."""
-        while any(tracker.share < 1 for tracker in self.ownership().trackers):
-            now = self.ownership()
-            even = tuple(Tracker(tracker.id, tracker.urls) for tracker in now.trackers)
-            body = msgspec.json.encode(Ownership(now.epoch + 1, even, now.pins)).decode()
-            with psycopg.connect(self.database.url) as connection:
-                connection.execute(
-                    "UPDATE cluster_ownership SET epoch = epoch + 1, body = %s WHERE epoch = %s", (body, now.epoch)
-                )
-        epoch = self.ownership().epoch
+        """Every tracker has a full share from now on."""
+        epoch = share_evenly(self.database)
         until(lambda: all(self.status(number)["epoch"] >= epoch for number in range(len(self.ports))))
 
     def owner(self, digest: str) -> int:
         """The number of the tracker that owns a blob."""
         names = [self.name(number) for number in range(len(self.ports))]
         return names.index(owner(self.ownership(), Digest(digest)).id)
+
+
+def ownership_in(database: Server) -> Ownership:
+    with psycopg.connect(database.url) as connection:
+        row = connection.execute("SELECT body FROM cluster_ownership").fetchone()
+    assert row is not None
+    return msgspec.json.decode(row[0], type=Ownership)
+
+
+def share_evenly(database: Server) -> int:
+    """A tracker that comes takes its share over minutes; here it has it at once. Returns the
+    epoch."""
+    while any(tracker.share < 1 for tracker in ownership_in(database).trackers):
+        now = ownership_in(database)
+        even = tuple(Tracker(tracker.id, tracker.urls) for tracker in now.trackers)
+        body = msgspec.json.encode(Ownership(now.epoch + 1, even, now.pins)).decode()
+        with psycopg.connect(database.url) as connection:
+            connection.execute(
+                "UPDATE cluster_ownership SET epoch = epoch + 1, body = %s WHERE epoch = %s", (body, now.epoch)
+            )
+    return ownership_in(database).epoch
 
 
 @pytest.fixture
@@ -301,3 +311,40 @@ def test_a_tracker_drains_and_fills(site: Site, database: Server) -> None:
     order("fill")
     until(lambda: row()["share"] > 0)
     until(lambda: len(trackers.owners(first)) == 3)
+
+
+ACCESS = """
+fleet = "prod"
+[join.default]
+read = ["blob"]
+"""
+"""Hosts that read packages of one name, and nothing else."""
+
+
+def test_trackers_with_access_control_share_the_blobs(site: Site, database: Server) -> None:
+    """Hosts ask one tracker for a package and another for its blobs: the owner knows which
+    hosts may read them, and the hosts take each other's tickets."""
+    file = site.directory / "access" / "access.toml"
+    file.parent.mkdir()
+    file.write_text(ACCESS)
+    ports, logs = [free_port(), free_port()], [site.directory / f"tracker-{number}.log" for number in range(2)]
+    for port, log in zip(ports, logs, strict=True):
+        words = ["tracker", "--listen", f"127.0.0.1:{port}", "--origin", site.origin.url, "--access", str(file)]
+        site.spawn([*words, "--state", database.url], log)
+        until(lambda: "listening on" in log.read_text())  # noqa: B023
+    epoch = share_evenly(database)
+    until(lambda: all(f"epoch {epoch} " in log.read_text() for log in logs))
+    urls = [f"https://127.0.0.1:{port}" for port in ports]
+    join = str(file.parent / "join-default.token")
+    agents = [
+        Agent(site, f"h{number}", tracker=",".join(urls[number:] + urls[:number]), join_file=join).start()
+        for number in range(2)
+    ]
+    digests = [site.publish(256 << 10) for _ in range(6)]
+    owners = {owner(ownership_in(database), Digest(digest)).id for digest in digests}
+    for agent in agents:
+        for digest in digests:
+            status = agent.pull(blob=digest)
+            assert status.state == "done", status.error
+    assert len(owners) == 2, "each tracker owns some of them"
+    assert all(site.origin_bytes(digest) == 256 << 10 for digest in digests)
