@@ -114,9 +114,6 @@ class Report:
     #: What came into a rack from outside, over the size; 0 without racks.
     rack_rx_ratio_max: float
     rack_rx_ratio_mean: float
-    #: What came into a site over the WAN, over the size; 0 without sites.
-    site_rx_ratio_max: float
-    site_rx_ratio_mean: float
     #: What the origin sent into each site or zone, over the size.
     zone_origin_ratios: dict[str, float]
     #: How many pulls there were, completed and gave up; and how many hosts were lost.
@@ -144,6 +141,8 @@ class Report:
     #: Of vouched piece lists, the rounds beyond the first, and the hosts that were blamed.
     rounds: int = 0
     blamed: tuple[str, ...] = ()
+    #: What came into each site over the WAN, over the size; none without sites.
+    site_rx_ratios: tuple[float, ...] = ()
 
     def curve(self) -> list[float | None]:
         """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run;
@@ -157,7 +156,6 @@ class Report:
         scenario: Scenario,
         hosts: Mapping[str, Host],
         racks: Sequence[Rack],
-        sites: Sequence[Rack],
         origin: Origin,
         *,
         lost: Container[str],
@@ -171,7 +169,6 @@ class Report:
         delivered = max(1, sum(pull.bytes_origin + pull.bytes_peers for pull in pulls))
         sent = [host.server.sent_bytes / size for host in hosts.values()]
         imported = [rack.bytes_in / size for rack in racks]
-        entered = [site.bytes_in / size for site in sites]
         disturbed = {fault.host for fault in scenario.faults if isinstance(fault, Crash | Leave | Slow)}
         times = _Times.of(scenario, hosts, disturbed)
         bound_s = _bound_without(scenario, [name for name, host in hosts.items() if name in lost and _lacks(host)])
@@ -199,8 +196,6 @@ class Report:
             host_sent_ratio_max=max(sent),
             rack_rx_ratio_max=max(imported, default=0.0),
             rack_rx_ratio_mean=sum(imported) / len(imported) if imported else 0.0,
-            site_rx_ratio_max=max(entered, default=0.0),
-            site_rx_ratio_mean=sum(entered) / len(entered) if entered else 0.0,
             zone_origin_ratios={zone: count / size for zone, count in sorted(origin.bytes_by_zone.items()) if zone},
             wanted=len(pulls),
             complete=sum(pull.completed_at is not None for pull in pulls),

@@ -88,8 +88,6 @@ class Simulation:
         self.meshes: dict[Digest, Mesh] = {}
         self.sites = [Rack(f"s{number}", scenario.wan_bytes_s) for number in range(scenario.sites)]
         self.racks = self._make_racks()
-        for number, tracker in enumerate(self.trackers if self.sites else ()):
-            self.network.sites[tracker.name] = self.sites[number % len(self.sites)]
         self.parties = scenario.parties()
         #: Hosts that are gone for good.
         self.lost: dict[str, None] = {}
@@ -159,13 +157,14 @@ class Simulation:
             scenario,
             self.hosts,
             self.racks[: scenario.racks],
-            self.sites,
             self.origin,
             lost=self.lost,
             messages=sum(tracker.messages for tracker in self.trackers),
             events=self.world.events,
         )
-        return replace(report, rounds=self.invariants.lists.rounds, blamed=tuple(self.invariants.lists.blamed))
+        entered = tuple(site.bytes_in / report.size for site in self.sites)
+        lists = self.invariants.lists
+        return replace(report, rounds=lists.rounds, blamed=tuple(lists.blamed), site_rx_ratios=entered)
 
     @property
     def ended(self) -> bool:
@@ -176,6 +175,8 @@ class Simulation:
         """The racks; where there are sites and no racks one without a name for each site, as
         everything that enters or leaves it crosses its boundary."""
         scenario = self.scenario
+        for number, tracker in enumerate(self.trackers if self.sites else ()):
+            self.network.sites[tracker.name] = self.sites[number % len(self.sites)]
         if self.sites and not scenario.racks:
             return [Rack("", 0.0, site) for site in self.sites]
         rate_bytes_s, count = scenario.rack_bytes_s, scenario.racks
@@ -198,9 +199,8 @@ class Simulation:
         return Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet, name)
 
     def _make_cluster(self, count: int) -> Cluster:
-        made = {self.tracker.name: self.tracker}
-        names = [TRACKER_NAME, *(f"{TRACKER_NAME}{number}" for number in range(2, count + 1))]
-        return Cluster(self.world, names, lambda name: made.get(name) or self._make_tracker(name))
+        others = [self._make_tracker(f"{TRACKER_NAME}{number}") for number in range(2, count + 1)]
+        return Cluster(self.world, [self.tracker, *others])
 
     def _make_fleet(self, now: float) -> Fleet:
         scenario = self.scenario

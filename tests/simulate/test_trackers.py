@@ -34,12 +34,12 @@ def run(*faults: Fault, base: Scenario = BASE) -> tuple[Simulation, Report]:
 
 def test_several_trackers_are_as_good_as_one() -> None:
     """Each blob is planned by its owner alone."""
-    blobs = replace(BASE, blobs=20, size=16 * 65536, hosts=30)
+    blobs = replace(BASE, blobs=8, size=16 * 65536, hosts=12)
     simulation, report = run(base=blobs)
     _, alone = run(base=replace(blobs, trackers=1))
-    assert report.complete == alone.complete == 20 * 30
+    assert report.complete == alone.complete == 8 * 12
     assert report.makespan_s <= 1.3 * alone.makespan_s
-    assert report.origin_ratio <= 1.01
+    assert report.origin_ratio <= 1.05 * alone.origin_ratio
     assert sum(tracker.fleet is not None and bool(tracker.fleet.swarms) for tracker in simulation.trackers) > 1
 
 
@@ -84,10 +84,12 @@ def test_hosts_that_start_while_the_owner_is_dead_find_the_next() -> None:
 
 def test_a_tracker_that_is_back_gets_its_share_in_steps() -> None:
     """And many blobs move to it while they are pulled."""
-    base = replace(BASE, hosts=12, blobs=40, size=64 * 65536)
+    base = replace(BASE, hosts=6, blobs=16, size=48 * 65536)
+    _, healthy = run(base=base)
     simulation, report = run(TrackerLoss(2.0, 5.0, 1), base=base)
-    assert report.complete == 12 * 40
-    assert report.origin_ratio <= origin_limit([TrackerLoss(2.0, 5.0)])
+    assert report.complete == 6 * 16
+    assert report.origin_ratio <= healthy.origin_ratio + 0.5
+    assert report.makespan_s <= 1.25 * healthy.makespan_s
     assert simulation.cluster is not None and simulation.cluster.database.stored is not None
     assert simulation.cluster.database.stored.epoch > 3
 

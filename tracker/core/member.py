@@ -78,6 +78,8 @@ class Member:
     """Orders hosts differently for each blob, and the same in every tracker."""
     zone: str = ""
     """Name of the zone; with a site this comes first, and SITE_END. Swarm.set_location."""
+    site: str = ""
+    """Name of the site; that of the zone, where this names no site. Swarm.set_location."""
     rack: str = ""
     """Zone and rack with a space between them. Swarm.set_location."""
     seed: bool = False
@@ -116,11 +118,6 @@ class Member:
     def present(self) -> bool:
         """Whether the host has said in its present session what it holds."""
         return self.absent_since is None
-
-    @property
-    def site(self) -> str:
-        """The name of its site; that of the zone, where this names no site."""
-        return site_of(self.zone)
 
     @property
     def serves(self) -> bool:

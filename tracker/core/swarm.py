@@ -28,7 +28,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import Holding, Priority
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
 from tracker.core.edges import Edges
-from tracker.core.member import Member
+from tracker.core.member import Member, site_of
 
 STORY_EVENTS_MAX = 256
 
@@ -254,6 +254,7 @@ class Swarm:
             lags=[None] * stripes,
             order=order_key(self.blob, host),
             zone=zone,
+            site=site_of(zone),
             rack=f"{zone} {rack}",
             seed=counts == self.totals,
             heard_at=now,
@@ -359,7 +360,7 @@ class Swarm:
         if (member.zone, member.rack) == (zone, name):
             return
         self._exit(member)
-        member.zone, member.rack = zone, name
+        member.zone, member.site, member.rack = zone, site_of(zone), name
         self._enter(member)
 
     def set_slow_receiver(self, member: Member, slow: bool) -> None:

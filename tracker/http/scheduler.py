@@ -37,7 +37,8 @@ from tracker.preseed_service import PreseedBrief, PreseedSummary, sees
 class HostStatus(msgspec.Struct, frozen=True, gc=False):
     """A host. `absent_s` is how long ago its session ended, null while it is connected; `leaving`:
     its agent is about to end; `blobs` is the number of its swarms; `blamed` names the hosts that
-    complained of it, and why. `partial`: it has its home with another tracker."""
+    complained of it, and why. `site` is empty where the zone is a site by itself. `partial`: it has
+    its home with another tracker."""
 
     host: str
     address: str
@@ -48,7 +49,7 @@ class HostStatus(msgspec.Struct, frozen=True, gc=False):
     leaving: bool
     blobs: int
     blamed: dict[str, str]
-    site: str = ""
+    site: str
     partial: bool = False
 
 

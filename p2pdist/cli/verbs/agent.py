@@ -15,6 +15,7 @@ import click
 from p2pdist.cli.daemon import discovery_settings, listen_address, log_options, run, set_level
 from p2pdist.cli.main import read_again
 from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
+from p2pdist.model.address import address_text
 from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.model.image import MIRROR_PORT
 from p2pdist.model.units import parse_size
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
+    from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
@@ -231,10 +233,8 @@ def command(
       p2pdist agent --tracker http://tracker:7070 --upload-limit 2GB/s --transport swarm
     """
     from p2pdist.agent.agent import AgentSettings
-    from p2pdist.model.address import address_text
 
-    address, trackers = listen_address(listen), _urls(tracker)
-    discovers = not trackers if discover is None else discover
+    address, trackers, discovery = _reached(listen, tracker, discover, network_id, discovery_interface)
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -249,7 +249,7 @@ def command(
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
-        discovery=discovery_settings(address, network_id, discovery_interface) if discovers else None,
+        discovery=discovery,
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,
@@ -257,6 +257,16 @@ def command(
         hostnames=hostnames,
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
+
+
+def _reached(
+    listen: str, trackers: str, discover: bool | None, network_id: str, interfaces: tuple[str, ...]
+) -> tuple[tuple[str, int], tuple[str, ...], DiscoverySettings | None]:
+    """Where the agent listens, the trackers that were named, and how others are discovered: where
+    none was named, or where that was asked for."""
+    address, urls = listen_address(listen), _urls(trackers)
+    discovers = not urls if discover is None else discover
+    return address, urls, discovery_settings(address, network_id, interfaces) if discovers else None
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -329,7 +339,6 @@ async def _serve(
     from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
     from p2pdist.cli.daemon import close, listen, listen_unix, raise_file_limit, stop_listening
-    from p2pdist.model.address import address_text
     from p2pdist.transfer.connections import ConnectionBook, connections_max
 
     level_now = partial(read_again, click.get_current_context(), "log_level")
@@ -369,7 +378,6 @@ async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) 
     agent goes on without. Raises Conflict for another port that is taken."""
     from p2pdist.agent.api.mirror import make_mirror_app
     from p2pdist.cli.daemon import listen
-    from p2pdist.model.address import address_text
 
     text = address_text(*address)
     try:

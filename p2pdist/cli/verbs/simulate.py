@@ -404,8 +404,8 @@ def _places(report: Report) -> list[tuple[str, str]]:
     if report.rack_rx_ratio_max:
         mean, most = report.rack_rx_ratio_mean, report.rack_rx_ratio_max
         lines.append(("rack received", f"{mean:.3f} x the blob on average, {most:.3f} x at most"))
-    if report.site_rx_ratio_max:
-        mean, most = report.site_rx_ratio_mean, report.site_rx_ratio_max
+    if entered := report.site_rx_ratios:
+        mean, most = sum(entered) / len(entered), max(entered)
         lines.append(("site received", f"{mean:.3f} x the blob on average, {most:.3f} x at most, over the WAN"))
     if report.zone_origin_ratios:
         shares = ", ".join(f"{zone} {ratio:.3f}" for zone, ratio in report.zone_origin_ratios.items())

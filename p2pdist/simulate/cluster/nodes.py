@@ -7,8 +7,6 @@ drain ends when it owns no swarm any more, after DRAIN_MAX_S at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from p2pdist.model.digest import Digest
 from p2pdist.model.ownership import Ownership, owner
 from p2pdist.model.ownership import Tracker as Listed
@@ -135,12 +133,13 @@ class Node:
 
 
 class Cluster:
-    """All trackers of a simulation; `make` makes the process of the one with this path name."""
+    """All trackers of a simulation, by their ids."""
 
-    def __init__(self, world: World, names: list[str], make: Callable[[str], Tracker]) -> None:
+    def __init__(self, world: World, trackers: list[Tracker]) -> None:
         self._world = world
         self.database = Database()
-        self.nodes = {name.lstrip("@"): Node(name.lstrip("@"), make(name), self.database) for name in names}
+        names = {tracker.name.lstrip("@"): tracker for tracker in trackers}
+        self.nodes = {name: Node(name, tracker, self.database) for name, tracker in names.items()}
 
     def start(self) -> None:
         """Start all trackers, as a cluster that has run for long."""
