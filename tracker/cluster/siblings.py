@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated
 
 import aiohttp
@@ -41,6 +43,7 @@ ANSWER_BYTES_MAX = 64 << 20
 TELL_S = 2.0
 """How long an agent waits for the other trackers to read a package."""
 
+RETELL_S = 5.0
 TOLD_MAX = 50_000
 BLOBS_MAX = 10_000
 """Blobs of one ranking."""
@@ -106,8 +109,11 @@ class Siblings:
     def __init__(self, cluster: Cluster, secure: Callable[[], ssl.SSLContext | None] | None = None) -> None:
         self.cluster, self._secure = cluster, secure
         self._http: aiohttp.ClientSession | None = None
-        self._told: OrderedDict[tuple[str, Known], None] = OrderedDict()
-        """By process of another tracker, what it has been told of; at most TOLD_MAX."""
+        self._told: OrderedDict[tuple[str, Known], float] = OrderedDict()
+        """By process of another tracker and package, when it is to be told again; at most
+        TOLD_MAX."""
+        self._telling: dict[tuple[str, Known], asyncio.Task[None]] = {}
+        """What other trackers are being told of."""
 
     async def close(self) -> None:
         """Close connections."""
@@ -163,29 +169,33 @@ class Siblings:
         return [held for held in found if held is not None]
 
     async def tell(self, known: Known) -> None:
-        """Tell each other tracker of a package, once. Those that do not answer in time hear of it
-        with the next request for it."""
-        owners = {tracker.id: tracker for tracker in self.cluster.others()}
+        """Tell each other tracker of a package, once, however many requests for it come together.
+        One that fails hears of it again with a request that comes RETELL_S later."""
         rows = self.cluster.look.rows if self.cluster.look is not None else ()
         instances = {row.registered.id: row.registered.instance for row in rows}
-        untold = [
-            (each, process)
-            for name, each in owners.items()
-            if (process := instances.get(name, name), known) not in self._told
-        ]
-        await asyncio.gather(*(self._tell(tracker, process, known) for tracker, process in untold))
+        now = time.monotonic()
+        for tracker in self.cluster.others():
+            key = instances.get(tracker.id, tracker.id), known
+            if key not in self._telling and self._told.get(key, 0.0) <= now:
+                self._telling[key] = asyncio.create_task(self._tell(tracker, key))
+        waiting = [task for (_, told), task in self._telling.items() if told == known] if self._telling else []
+        if waiting:
+            await asyncio.wait(waiting)
 
-    async def _tell(self, tracker: Tracker, process: str, known: Known) -> None:
+    async def _tell(self, tracker: Tracker, key: tuple[str, Known]) -> None:
+        again_at = time.monotonic() + RETELL_S
         try:
             async with asyncio.timeout(TELL_S):
-                asked = await self._send("POST", tracker, KNOWN_PATH, {}, msgspec.json.encode(known))
+                asked = await self._send("POST", tracker, KNOWN_PATH, {}, msgspec.json.encode(key[1]))
+            if asked.status == 204:
+                again_at = inf
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            logger.debug("%s does not hear of %s: %r", tracker.id, known, error)
-            return
-        if asked.status == 204:
-            self._told[process, known] = None
-            if len(self._told) > TOLD_MAX:
-                self._told.popitem(last=False)
+            logger.debug("%s does not hear of %s: %r", tracker.id, key[1], error)
+        finally:
+            del self._telling[key]
+        self._told[key] = again_at
+        if len(self._told) > TOLD_MAX:
+            self._told.popitem(last=False)
 
     async def _ask(self, tracker: Tracker, path: str, headers: Mapping[str, str]) -> Asked:
         return await self._send("GET", tracker, f"{path}?{LOCAL}=1", headers)
