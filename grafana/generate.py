@@ -187,6 +187,14 @@ SWARMS = [
         "Delay of the tracker's event loop", "s", [q("max by (instance) (p2pdist_tracker_lag_seconds)", "{{instance}}")]
     ),
     Panel("Sessions", "short", [q("sum by (instance) (p2pdist_tracker_sessions)", "{{instance}}")]),
+    Panel(
+        "Share of the blobs by tracker", "percentunit", [q("max by (instance) (p2pdist_tracker_share)", "{{instance}}")]
+    ),
+    Panel(
+        "Since the trackers' database answered",
+        "s",
+        [q("max by (instance) (p2pdist_tracker_database_age_seconds)", "{{instance}}")],
+    ),
 ]
 
 HOST = [

@@ -39,46 +39,76 @@ def answers(url: str) -> bool:
     return True
 
 
-@contextmanager
-def running_server() -> Iterator[str]:
-    """The URL of a database that is empty; the server ends with the context, whatever happened."""
-    place = binaries()
-    assert place is not None
-    user = None
-    if os.geteuid() == 0:  # it refuses to run as root
-        user = next(name for name in USERS if name in {entry.pw_name for entry in pwd.getpwall()})
-    with tempfile.TemporaryDirectory(prefix="p2pdist-pg-") as name:
-        directory = Path(name)
-        if user is not None:
-            shutil.chown(directory, user)
-        data = directory / "data"
-        options = ["-D", str(data), "-U", "tracker", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C"]
-        environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+class Server:
+    """A server with a database that is empty, below a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        place = binaries()
+        assert place is not None
+        self._place, self._directory, self._data = place, directory, directory / "data"
+        self._user = None
+        if os.geteuid() == 0:  # it refuses to run as root
+            self._user = next(name for name in USERS if name in {entry.pw_name for entry in pwd.getpwall()})
+            shutil.chown(directory, self._user)
+        options = ["-D", str(self._data), "-U", "tracker", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C"]
+        self._environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
         made = subprocess.run(
-            [place / "initdb", *options], user=user, env=environment, cwd="/", capture_output=True, check=False
+            [place / "initdb", *options],
+            user=self._user,
+            env=self._environment,
+            cwd="/",
+            capture_output=True,
+            check=False,
         )
         assert made.returncode == 0, made.stderr
-        settings = ["listen_addresses=", f"unix_socket_directories={directory}", "fsync=off"]
-        with (directory / "log").open("wb") as log:
-            server = subprocess.Popen(
-                [place / "postgres", "-D", data, *(word for setting in settings for word in ("-c", setting))],
-                user=user,
-                env=environment,
+        self.url = f"postgresql://tracker@/postgres?host={quote(str(directory), safe='')}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it takes connections."""
+        settings = ["listen_addresses=", f"unix_socket_directories={self._directory}", "fsync=off"]
+        words = (word for setting in settings for word in ("-c", setting))
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._place / "postgres", "-D", self._data, *words],
+                user=self._user,
+                env=self._environment,
                 cwd="/",
                 stdout=log,
                 stderr=log,
             )
+        deadline = time.monotonic() + START_S_MAX
+        while not answers(self.url):
+            assert self._process.poll() is None and time.monotonic() < deadline, (self._directory / "log").read_text()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it; sessions are broken off."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGINT)  # fast shutdown
         try:
-            url = f"postgresql://tracker@/postgres?host={quote(name, safe='')}"
-            deadline = time.monotonic() + START_S_MAX
-            while not answers(url):
-                assert server.poll() is None and time.monotonic() < deadline, (directory / "log").read_text()
-                time.sleep(0.05)
-            yield url
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    """A server that runs, and ends with the context, whatever happened."""
+    with tempfile.TemporaryDirectory(prefix="p2pdist-pg-") as name:
+        made = Server(Path(name))
+        try:
+            made.start()
+            yield made
         finally:
-            server.send_signal(signal.SIGINT)  # fast shutdown: sessions are broken off
-            try:
-                server.wait(20)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            made.stop()
+
+
+@contextmanager
+def running_server() -> Iterator[str]:
+    """The URL of a database that is empty; the server ends with the context."""
+    with server() as made:
+        yield made.url

@@ -43,7 +43,7 @@ def unknown(words: list[str]) -> list[str]:
     if importlib.util.find_spec(f"p2pdist.cli.verbs.{verb}") is None:
         return []
     command = main.get_command(click.Context(main), verb)
-    while isinstance(command, click.Group) and rest:
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         command, rest = command.commands.get(rest[0]), rest[1:]
     if command is None:
         return [" ".join(words)]

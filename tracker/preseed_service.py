@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -35,7 +35,7 @@ from p2pdist.model.preseed import (
     own_id,
 )
 from tracker.content import Content
-from tracker.core.affinity import Affinity, Assignment, Ranked, RedundantPacks, RoleHosts, RoleNeed
+from tracker.core.affinity import Affinity, Assignment, Parts, Ranked, RedundantPacks, RoleHosts, RoleNeed
 from tracker.core.fleet import Fleet
 from tracker.core.host import Host
 from tracker.core.preseeds.orders import GRACE_S, Preseeds, Progress
@@ -321,10 +321,13 @@ class PreseedService:
         preseeds = sorted(self.core.by_id.values(), key=lambda preseed: (preseed.record.created_at, preseed.record.id))
         return [PreseedSummary.of(preseed.record, preseed.tally) for preseed in preseeds]
 
-    async def rank(self, request: RankRequest) -> list[Ranked] | Assignment:
-        """Hosts, best first; for roles, which hosts each of them gets. Raises UsageError, NotFound
-        for an unknown package, Conflict for roles that need more hosts than there are,
-        Unavailable."""
+    async def rank(
+        self, request: RankRequest, survey: Callable[[Parts], Awaitable[Affinity]] | None = None
+    ) -> list[Ranked] | Assignment:
+        """Hosts, best first; for roles, which hosts each of them gets. `survey` says what all
+        trackers know of hosts that need some blobs; None: this one alone is asked. Raises
+        UsageError, NotFound for an unknown package, Conflict for roles that need more hosts than
+        there are, Unavailable."""
         if (request.packages is None) == (request.roles is None):
             raise UsageError("a ranking is for packages or for roles", remedy="Give one of them")
         if request.hosts is not None and request.selector is not None:
@@ -335,29 +338,27 @@ class PreseedService:
             if len({role.name for role in request.roles}) < len(request.roles):
                 raise UsageError("two roles have the same name")
             needs = [RoleNeed(role.name, await self._needed(role.packages), role.count) for role in request.roles]
-            hosts = self.affinity.hosts
-            present = [name for name in self._names(request) if name in hosts and hosts[name].available]
-            assigned = self.affinity.assign(needs, present)
+            affinity = await (survey or self._own_view)(
+                {blob: size for need in needs for blob, size in need.parts.items()}
+            )
+            hosts = affinity.hosts
+            present = [name for name in _names(request, hosts) if name in hosts and hosts[name].available]
+            assigned = affinity.assign(needs, present)
             return Assignment(
                 [RoleHosts(role.name, assigned[role.name]) for role in needs],
                 sum(host.bytes_missing for hosts in assigned.values() for host in hosts),
             )
         parts = await self._needed(request.packages or ())
-        ranked = self.affinity.rank(parts, self._names(request))
+        affinity = await (survey or self._own_view)(parts)
+        ranked = affinity.rank(parts, _names(request, affinity.hosts))
         if request.hosts is None:
             ranked = [host for host in ranked if host.present]
         if request.coherent is not None:
-            return self.affinity.coherent([host for host in ranked if host.present], request.count or len(ranked))
+            return affinity.coherent([host for host in ranked if host.present], request.count or len(ranked))
         return ranked[: request.count]
 
-    def _names(self, request: RankRequest) -> Sequence[str]:
-        hosts = self.affinity.hosts
-        if request.hosts is not None:
-            return list(dict.fromkeys(request.hosts))
-        if request.selector is not None:
-            selector = parse_selector(request.selector)
-            return [name for name, host in hosts.items() if selector.matches(host)]
-        return list(hosts)
+    async def _own_view(self, parts: Parts) -> Affinity:
+        return self.affinity
 
     async def _needed(self, packages: Sequence[str]) -> dict[Digest, int]:
         """The blobs of packages, each once, with their sizes."""
@@ -396,6 +397,16 @@ class PreseedService:
         if len(package) > PACKAGE_CHARACTERS_MAX:
             raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
         return package, dict(found.parts)
+
+
+def _names(request: RankRequest, hosts: Mapping[str, Host]) -> Sequence[str]:
+    """The hosts that a request is about."""
+    if request.hosts is not None:
+        return list(dict.fromkeys(request.hosts))
+    if request.selector is not None:
+        selector = parse_selector(request.selector)
+        return [name for name, host in hosts.items() if selector.matches(host)]
+    return list(hosts)
 
 
 def _usual_platform(hosts: Iterable[Host]) -> Platform:

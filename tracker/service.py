@@ -27,6 +27,7 @@ from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
     Assign,
+    EpochSeen,
     FromAgent,
     FromTracker,
     Hello,
@@ -125,6 +126,51 @@ class Listener(Protocol):
     def heard(self, host: str, message: Kept | Spares) -> None: ...
 
 
+class _ReportRates:
+    """Asks agents to report as often as their number and the load of this process allow."""
+
+    def __init__(self, fleet: Fleet, outboxes: dict[int, Outbox], names: dict[int, str]) -> None:
+        self._fleet, self._outboxes, self._names = fleet, outboxes, names
+        self._report_rate, self._rated_for = ReportRate(fleet.report_interval_s), 1
+        self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
+        self._patient_until = 0.0
+        self.load = 0.0
+        """The share of a processor that this process took lately."""
+
+    def count(self, sessions: int) -> None:
+        """There are so many sessions: agents hear of it when there are twice or half as many as
+        when they were told last."""
+        if self._rated_for < 2 * sessions and sessions < 2 * self._rated_for:
+            return
+        self._rated_for = max(1, sessions)
+        self._send()
+
+    def adjust(self, now: float) -> None:
+        """Let agents report less often while this process is busy; agents with an older rate had
+        time to hear of the new one."""
+        if now >= self._patient_until:
+            self._fleet.patience_s = 0.0
+        if now - self._load_at < LOAD_S:
+            return
+        cpu_s = time.process_time()
+        self.load = (cpu_s - self._load_cpu_s) / (now - self._load_at)
+        self._load_at, self._load_cpu_s = now, cpu_s
+        if self._report_rate.loaded(self.load):
+            self._send()
+
+    def _send(self) -> None:
+        fleet, interval_s = self._fleet, self._report_rate.interval_s(self._rated_for)
+        if interval_s == fleet.report_interval_s:
+            return
+        if interval_s < fleet.report_interval_s:
+            fleet.patience_s = max(fleet.patience_s, fleet.report_interval_s)
+            self._patient_until = time.monotonic() + fleet.patience_s
+        fleet.report_interval_s = interval_s
+        for session, outbox in self._outboxes.items():
+            if self._names.get(session) not in fleet.probing.asked_at:  # they are told when the watch is over
+                outbox.put(Pace(interval_s))
+
+
 class Service:
     """The single writer around the fleet. `observe_plan` hears the seconds that each planning step
     took. `web_origin` is the address of an OCI image layout that any BitTorrent client may read
@@ -161,10 +207,14 @@ class Service:
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}
         self._founding = Founding()
-        self._next_session = self._rated_for = 1
-        self._report_rate = ReportRate(fleet.report_interval_s)
-        self._load_at, self._load_cpu_s = time.monotonic(), time.process_time()
-        self._lag_s, self._patient_until, self._due_at = 0.0, 0.0, math.inf
+        self._next_session = 1
+        self._rates = _ReportRates(fleet, self._outboxes, self._names)
+        self._lag_s, self._due_at = 0.0, math.inf
+        self.ticks = 0
+        """Ticks of the clock that went well (tracker/cluster/cluster.py)."""
+        self.heard_epoch: Callable[[int, str], None] = lambda epoch, by: None
+        """Hears that an agent knows an ownership of this epoch, and from which address it says
+        so."""
         self.blamed_hosts = 0
         """How often a host was blamed for wrong hashes of a vouched list; a metric."""
         self._lists = KeptLists(content.documents)
@@ -173,6 +223,11 @@ class Service:
     @property
     def sessions(self) -> int:
         return len(self._outboxes)
+
+    @property
+    def load(self) -> float:
+        """The share of a processor that this process took lately."""
+        return self._rates.load
 
     @property
     def lag_s(self) -> float:
@@ -207,7 +262,7 @@ class Service:
             older.put(Reject(rival.problem()))
         number = self._next_session
         self._next_session += 1
-        self._set_report_rate(len(self._outboxes) + 1)
+        self._rates.count(len(self._outboxes) + 1)
         outbox = self._outboxes[number] = Outbox()
         if self.access is not None:
             self.access.open(number, identity)
@@ -220,7 +275,7 @@ class Service:
         self._founding.opened(number, source)
         if self.access is not None:
             outbox.put(self.access.control.message)
-        if self.listener is not None and self._host_of(number) is not None:
+        if self.listener is not None and self._at_home(number) is not None:
             self.listener.opened(hello.host)
         return number, outbox
 
@@ -231,13 +286,13 @@ class Service:
             outbox.put(None)
         if self.access is not None:
             self.access.close(number)
-        host = self._host_of(number)
+        host = self._at_home(number)
         self._names.pop(number, None)
         self._founding.closed(number)
         self.submit(SessionClosed(number))
         if self.listener is not None and host is not None:
             self.listener.closed(host)
-        self._set_report_rate(len(self._outboxes))
+        self._rates.count(len(self._outboxes))
 
     def held_back_s(self, session: int, message: FromAgent) -> float:
         """How long the reader of a session is to wait before it submits a message: 0 unless the
@@ -273,46 +328,22 @@ class Service:
         known = self.fleet.hosts.get(self._names.get(session, ""))
         return known.name if known is not None and known.session == session else None
 
-    def _set_report_rate(self, sessions: int) -> None:
-        """Tell agents how often to report, when there are twice or half as many as when they were
-        told last."""
-        if self._rated_for < 2 * sessions and sessions < 2 * self._rated_for:
-            return
-        self._rated_for = max(1, sessions)
-        self._send_report_rate()
-
-    def _send_report_rate(self) -> None:
-        fleet, interval_s = self.fleet, self._report_rate.interval_s(self._rated_for)
-        if interval_s == fleet.report_interval_s:
-            return
-        if interval_s < fleet.report_interval_s:
-            fleet.patience_s = max(fleet.patience_s, fleet.report_interval_s)
-            self._patient_until = time.monotonic() + fleet.patience_s
-        fleet.report_interval_s = interval_s
-        for session, outbox in self._outboxes.items():
-            if self._names.get(session) not in fleet.probing.asked_at:  # they are told when the watch is over
-                outbox.put(Pace(interval_s))
-
-    def _adjust_to_load(self, now: float) -> None:
-        """Let agents report less often while this process is busy; agents with an older rate had
-        time to hear of the new one."""
-        if now >= self._patient_until:
-            self.fleet.patience_s = 0.0
-        if now - self._load_at < LOAD_S:
-            return
-        cpu_s = time.process_time()
-        share = (cpu_s - self._load_cpu_s) / (now - self._load_at)
-        self._load_at, self._load_cpu_s = now, cpu_s
-        if self._report_rate.loaded(share):
-            self._send_report_rate()
+    def _at_home(self, session: int) -> str | None:
+        """The host whose home session this is, of which alone the listener hears."""
+        name = self._host_of(session)
+        return name if name is not None and not self.fleet.hosts[name].partial else None
 
     def submit(self, event: Event) -> None:
         """Hand an event to the core and queue what it answers. What is said of preseeds and spare
         blobs is the listener's."""
         if isinstance(event, Received) and isinstance(event.message, Kept | Spares):
-            host = self._host_of(event.session)
+            host = self._at_home(event.session)
             if self.listener is not None and host is not None:
                 self.listener.heard(host, event.message)
+            return
+        if isinstance(event, Received) and isinstance(event.message, EpochSeen):
+            known = self.fleet.hosts.get(self._names.get(event.session, ""))
+            self.heard_epoch(event.message.epoch, known.voter if known is not None else "")
             return
         if self.access is not None and isinstance(event, Received):
             admitted = self._admitted(self.access, event)
@@ -341,7 +372,7 @@ class Service:
                 case Broadcast() | ListMatched() | ListWanted() | Blamed():
                     self._about_lists(command)
         if isinstance(event, Received) and isinstance(event.message, Leaving):
-            host = self._host_of(event.session)
+            host = self._at_home(event.session)
             if self.listener is not None and host is not None:
                 self.listener.draining(host)
         if self.access is not None and isinstance(event, Received) and (host := self._host_of(event.session)):
@@ -418,6 +449,7 @@ class Service:
             try:
                 self.announces.expire(now=time.monotonic())
                 self.submit(Tick())
-                self._adjust_to_load(time.monotonic())
+                self._rates.adjust(time.monotonic())
+                self.ticks += 1
             except Exception:
                 logger.exception("a tick failed")

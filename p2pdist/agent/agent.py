@@ -8,9 +8,12 @@ import logging
 import secrets
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from p2pdist.agent.access.identity import Membership, check_secure, read_join_file
 from p2pdist.agent.access.service import IDENTITY_DIRECTORY, AgentAccess
@@ -36,7 +39,8 @@ from p2pdist.agent.scrub import StoreScrub
 from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
-from p2pdist.agent.tracker.session import Handlers, ToHost, TrackerSession
+from p2pdist.agent.tracker.session import ToHost, TrackerSession
+from p2pdist.agent.tracker.trackers import HostSide, Trackers
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
@@ -133,7 +137,8 @@ class Agent:
         self.access = access = self._access(membership)
         self.tls = access.tls
         hello = _hello(settings, listener.port if listener is not None else 0, tls=self.tls is not None)
-        self.session = session = _session(settings, hello, access)
+        self.trackers = trackers = _trackers(settings, hello, access)
+        self.session = session = trackers.home
         if membership is not None:
             membership.trackers = session.addressed
         self.reachability = ReachabilityCheck(settings.host, session)
@@ -144,7 +149,7 @@ class Agent:
         self.store = store = BlobStore(settings.store, capacity_bytes=settings.capacity_bytes, choose=order.choose)
         self.mounts = _mounts(store)
         self.uplink = _uplink(settings)
-        self.drain = Drain(self.uplink, lambda: session.send(Leaving()))
+        self.drain = Drain(self.uplink, lambda: trackers.send(Leaving()))
         downlink = Downlink(settings.download_bytes_s, settings.preseed_bytes_s)
         self.policies = Policies(store, downlink, Pacer(downlink), self.uplink.limit)
         received_bytes = Counter[str]()
@@ -160,7 +165,7 @@ class Agent:
             store, session, own_origin, wait_s=wait_s, learn=self.policy_pins.learned, found=access.names.learn
         )
         self.registry = self._registry(reads_origin=own_origin is not None)
-        self.vouched_blobs = VouchedBlobs(store, self.registry, session.send)
+        self.vouched_blobs = VouchedBlobs(store, self.registry, trackers.send)
         self.images = self._images(settings)
         self.pulls = Pulls(
             store,
@@ -199,7 +204,7 @@ class Agent:
     def _resources(self, received_bytes: Counter[str]) -> PullResources:
         return PullResources(
             self.host,
-            self.session,
+            self.trackers,
             self.access,
             self.policies,
             self._origins,
@@ -241,9 +246,18 @@ class Agent:
         self.registry.start()
         if self.swarming is not None:
             self.swarming.start()
-        handlers = Handlers(self.registry.holdings, self.registry.report, self._on_message, self._on_tracker_change)
+        registry = self.registry
+        side = HostSide(
+            lambda: registry.served,
+            registry.holdings,
+            registry.report,
+            self._on_message,
+            self._on_home_change,
+            registry.tracker_changed,
+            lambda: self.drain.draining,
+        )
         self._tasks = [
-            asyncio.create_task(self.session.run(handlers), name="tracker-session"),
+            asyncio.create_task(self.trackers.run(side), name="tracker-session"),
             asyncio.create_task(self.retention.run(), name="retention"),
             asyncio.create_task(self.reachability.run(), name="reachability"),
             asyncio.create_task(self.scrub.run(), name="scrub"),
@@ -313,11 +327,10 @@ class Agent:
         except Refused as error:
             self.registry.stop_fetching(error)
 
-    def _on_tracker_change(self, present: bool) -> None:
+    def _on_home_change(self, present: bool) -> None:
         if present:
             self._origins.prepare()
             self.reachability.connected()
-        self.registry.tracker_changed(present)
         self.images.tracker_changed(present)
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
@@ -327,15 +340,22 @@ class Agent:
             self.preseeds.connected()
 
 
-def _session(settings: AgentSettings, hello: Hello, access: AgentAccess) -> TrackerSession:
-    return TrackerSession(
+def _trackers(settings: AgentSettings, hello: Hello, access: AgentAccess) -> Trackers:
+    listens = wildcard(settings.address)
+
+    def connect(urls: Sequence[str]) -> TrackerSession:
+        part = msgspec.structs.replace(hello, partial=True)
+        return TrackerSession(urls, part, listens=listens, tls=access.tls, tracker_name=access.tracker_name)
+
+    home = TrackerSession(
         settings.trackers,
         hello,
-        listens=wildcard(settings.address),
+        listens=listens,
         searching=settings.discovery is not None and settings.discovery.trackers,
         tls=access.tls,
         tracker_name=access.tracker_name,
     )
+    return Trackers(home, connect, secured=access.joined)
 
 
 async def enter(settings: AgentSettings) -> Membership | None:

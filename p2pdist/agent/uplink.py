@@ -64,6 +64,9 @@ LEAD_WAIT_S = 0.75
 """How long it waits for them: children that take nothing must not keep a stripe from this host and
 from all others."""
 
+READERS_MAX = 64
+"""Readers of samples, each a session with a tracker."""
+
 
 class Flow:
     """One outgoing stream of the uplink (an Outgoing of transfer/stream/server.py)."""
@@ -162,6 +165,8 @@ class Uplink:
         """Bytes of all streams so far."""
         self._core = UplinkCore(limit_bytes_s=limit_bytes_s, preseed_limit_bytes_s=preseed_limit_bytes_s)
         self._slots, self._range_slots = StreamSlots(streams_max), StreamSlots(streams_max)
+        self._samples: dict[str, tuple[int, float]] = {}
+        """By reader, what was sent since it took its last sample, and in how many seconds."""
         self._flows: dict[int, Flow] = {}
         """Streams and readers of ranges, by number."""
         self._streams: dict[int, tuple[Digest, int, Peer]] = {}
@@ -314,9 +319,17 @@ class Uplink:
             self._moved.set_result(None)
             self._moved = None
 
-    def take_sample(self) -> tuple[int, float]:
-        """Bytes sent, and seconds in which data waited to be sent, since the last sample."""
-        return self._core.take_sample(time.monotonic())
+    def take_sample(self, reader: str = "") -> tuple[int, float]:
+        """Bytes sent, and seconds in which data waited to be sent, since the last sample that this
+        reader took. Of READERS_MAX readers the one that was the first forgets its sample."""
+        sent_bytes, busy_s = self._core.take_sample(time.monotonic())
+        self._samples.setdefault(reader, (0, 0.0))
+        if len(self._samples) > READERS_MAX:
+            del self._samples[next(iter(self._samples))]
+        if sent_bytes or busy_s:
+            self._samples = {name: (sent + sent_bytes, busy + busy_s) for name, (sent, busy) in self._samples.items()}
+        taken, self._samples[reader] = self._samples.get(reader, (0, 0.0)), (0, 0.0)
+        return taken
 
     def submit(self, event: Event) -> None:
         """Pass an event to the core, and its blocks to the flows."""

@@ -256,7 +256,7 @@ class TrackerClient:
         try:
             if answer.status >= 400:
                 raise with_hint(from_problem(msgspec.json.decode(data, type=dict[str, Any])), url)
-            return msgspec.json.decode(data)
+            return msgspec.json.decode(data) if answer.status != 204 else None
         except UNDECODABLE as error:
             raise Unavailable(f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})") from error
 

@@ -37,6 +37,7 @@ Right = Literal[
     "cancel-any",
     "watch",
     "metrics",
+    "trackers",
     "ticket",
     "image",
     "local",
@@ -47,12 +48,13 @@ Right = Literal[
 open: nothing. join: a join token. agent: a certificate of this fleet's agents. read: some packages,
 of which the route answers for those that the identity may read. rank: rank hosts. preseed: order
 preseeds and cancel one's own. cancel-any: cancel the preseeds of others. watch: see hosts, swarms
-and events. metrics: read metrics. ticket: a ticket for the blob (between agents). image: reading
-the image that is asked for, which the registry interface judges. local: a process at the agent's
-Unix socket. local-admin: root, or the agent's own user, at that socket.
+and events. metrics: read metrics. trackers: have a tracker give its blobs to others. ticket: a
+ticket for the blob (between agents). image: reading the image that is asked for, which the registry
+interface judges. local: a process at the agent's Unix socket. local-admin: root, or the agent's own
+user, at that socket.
 """
 
-GRANTABLE: tuple[Right, ...] = ("rank", "preseed", "cancel-any", "watch", "metrics")
+GRANTABLE: tuple[Right, ...] = ("rank", "preseed", "cancel-any", "watch", "metrics", "trackers")
 """Rights that a role may have. `read` comes with the role's patterns."""
 
 PATTERN_CHARACTERS_MAX = 255

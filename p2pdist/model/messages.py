@@ -66,7 +66,9 @@ class Hello(Message, frozen=True):
     names the running agent, so that the tracker recognises it after its address has changed; it is
     a secret between the two (`instance_proof`). `platform` is what images the host runs, such as
     linux/amd64/v3. `site` is where the host's zone is: zones of one name at two sites are two, and
-    a zone that names no site is one by itself."""
+    a zone that names no site is one by itself. `partial`: the host has its home session with
+    another tracker of the fleet, and speaks in this one of the blobs alone that this tracker
+    owns."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -80,6 +82,7 @@ class Hello(Message, frozen=True):
     download_bytes_s: Annotated[float, Meta(ge=0)] = 0.0
     platform: Annotated[str, Meta(max_length=64)] = ""
     site: HostName = ""
+    partial: bool = False
 
 
 class Selected(msgspec.Struct, frozen=True, array_like=True):

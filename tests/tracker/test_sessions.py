@@ -336,13 +336,13 @@ async def test_a_watched_host_keeps_its_pace_and_who_is_to_report_more_often_has
     for box in boxes:
         await box.take()
     monkeypatch.setattr(report_rate, "BUSY_SHARE", -1.0)
-    tracker._adjust_to_load(1e9)
+    tracker._rates.adjust(1e9)
     boxes[0].put(Pace(0.5))
     assert await boxes[0].take() == [Pace(0.5)]
     assert await boxes[1].take() == [Pace(2.0)]
     monkeypatch.setattr(report_rate, "BUSY_SHARE", 100.0)
     monkeypatch.setattr(report_rate, "IDLE_SHARE", 100.0)
-    tracker._adjust_to_load(1e9 + 1)
+    tracker._rates.adjust(1e9 + 1)
     assert (tracker.fleet.report_interval_s, tracker.fleet.patience_s) == (1.0, 2.0)
 
 

@@ -24,6 +24,9 @@ class TrackerTls:
         self._addresses = tuple(addresses)
         self.context: ssl.SSLContext | None = None
         """That of the listening socket. `use`."""
+        self.client: ssl.SSLContext | None = None
+        """For connections to other trackers of the fleet, to which this one shows its certificate.
+        `use`."""
         self._current: ssl.SSLContext | None = None
         self._renew_at = 0.0
 
@@ -32,7 +35,8 @@ class TrackerTls:
         seconds since the epoch."""
         key = make_key()
         certificate = state.authorities[0].issue(make_request(key), "tracker", "tracker", self._addresses, now=now)
-        self._current = _context(state.chain(certificate), encode_key(key), state.trusted)
+        made = state.chain(certificate), encode_key(key), state.trusted
+        self._current, self.client = _context(*made), _context(*made, client=True)
         self._renew_at = now + CERTIFICATE_S / 2
         if self.context is None:
             self.context = self._current
@@ -48,11 +52,12 @@ class TrackerTls:
             connection.context = self._current
 
 
-def _context(chain: bytes, key: bytes, authorities: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _context(chain: bytes, key: bytes, authorities: bytes, *, client: bool = False) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if client else ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_OPTIONAL
-    context.num_tickets = 0  # a session that is resumed would outlive its certificate
+    if not client:
+        context.verify_mode = ssl.CERT_OPTIONAL
+        context.num_tickets = 0  # a session that is resumed would outlive its certificate
     context.load_verify_locations(cadata=authorities.decode())
     memory = os.memfd_create("certificate", os.MFD_CLOEXEC)  # the ssl module reads files alone
     try:

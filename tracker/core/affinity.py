@@ -117,6 +117,8 @@ class Affinity:
     swarms: Mapping[Digest, Swarm]
     capacities: Capacities
     redundant: Mapping[Digest, Collection[str]] = field(default_factory=dict)
+    elsewhere: Mapping[Digest, Mapping[str, int]] = field(default_factory=dict)
+    """The bytes that hosts hold of blobs whose swarms other trackers plan."""
 
     def missing(self, parts: Parts, names: Collection[str]) -> dict[str, int]:
         """Bytes that each host lacks. Costs a lookup for each host and blob, all of them in loops
@@ -132,7 +134,7 @@ class Affinity:
         """The bytes of a blob that each host holds or need not fetch; None where no host does."""
         swarm, hosts = self.swarms.get(digest), self.redundant.get(digest)
         # Agents may be wrong about a size, the manifest that named the blob is not.
-        held = swarm.bytes_held if swarm is not None and swarm.layout.size == size else None
+        held = swarm.bytes_held if swarm is not None and swarm.layout.size == size else self.elsewhere.get(digest)
         if not hosts:
             return held
         return {**(held or {}), **dict.fromkeys(hosts, size)}

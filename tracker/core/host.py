@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -60,6 +61,8 @@ class Host:
     """What it lets itself receive; 0 for no limit. `connect`."""
     sent_at: float = -inf
     """Time at which it last reported that it had sent bytes. `note_sent`."""
+    partial: bool = False
+    """Its session is about blobs alone, and its home is with another tracker. `connect`."""
     leaving: bool = False
     """It said that it is about to end. `drain`, `connect`."""
     tls: bool = False
@@ -106,7 +109,7 @@ class Host:
         self.tls, self.instance, self.platform = hello.tls, hello.instance, hello.platform
         self.voter = self.name if not source or is_loopback(source) else source
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False
-        self.download_bytes_s = hello.download_bytes_s
+        self.download_bytes_s, self.partial = hello.download_bytes_s, hello.partial
 
     def disconnect(self, now: float) -> None:
         """The host's session has ended."""
@@ -192,3 +195,22 @@ class Host:
             for by, (reason, until) in self.penalties.items()
             if until > now and (reason == "corrupt" or not started_anew)
         }
+
+
+class AtHome(Mapping[str, Host]):
+    """Those of some hosts whose home is this tracker, by name; a view that changes with them."""
+
+    def __init__(self, hosts: Mapping[str, Host]) -> None:
+        self._hosts = hosts
+
+    def __getitem__(self, name: str) -> Host:
+        host = self._hosts[name]
+        if host.partial:
+            raise KeyError(name)
+        return host
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, host in self._hosts.items() if not host.partial)
+
+    def __len__(self) -> int:
+        return sum(not host.partial for host in self._hosts.values())

@@ -12,8 +12,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from p2pdist.transfer.guard import OwnNames, identity_of
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
-from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions
-from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE
+from tracker.cluster.siblings import Siblings
+from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions, trackers
+from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE, SIBLINGS
 from tracker.http.metrics import registry
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
@@ -75,22 +76,30 @@ ROUTES = (
     *images.ROUTES,
     *bittorrent.ROUTES,
     *scheduler.ROUTES,
+    *trackers.ROUTES,
     *pages.ROUTES,
 )
 
 
 def make_app(
-    service: Service, preseeds: PreseedService | None = None, *, hostnames: Iterable[str] = ()
+    service: Service,
+    preseeds: PreseedService | None = None,
+    *,
+    hostnames: Iterable[str] = (),
+    siblings: Siblings | None = None,
 ) -> web.Application:
     """The tracker's application, with routes for preseeds and rankings where it takes these.
-    `hostnames` are further names under which clients reach it."""
+    `hostnames` are further names under which clients reach it; `siblings` the other trackers of a
+    cluster, None where this one is alone."""
     control = service.access.control if service.access is not None else None
     checks = access.guard_of(control, OwnNames(hostnames))
     app = web.Application(middlewares=[problems, checks], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[SERVICE] = service
+    if siblings is not None:
+        app[SIBLINGS] = siblings
     watch = pages.add_watch(app, service, preseeds)
-    app[REGISTRY] = registry(service, watch.view, preseeds)
+    app[REGISTRY] = registry(service, watch.view, preseeds, siblings.cluster if siblings is not None else None)
     if preseeds is not None:
         app[PRESEEDS] = preseeds
         if service.access is not None:

@@ -17,8 +17,10 @@ from p2pdist.model.manifest import BUNDLE_TYPE, MANIFEST_TYPE, Descriptor, Refer
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, encode_policy
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.cluster.siblings import Known
 from tracker.content import Content
 from tracker.http.keys import SERVICE
+from tracker.http.trackers import tell_others
 from tracker.policies import note_package
 from tracker.reads import ASKER
 
@@ -145,6 +147,7 @@ async def package(request: web.Request) -> web.StreamResponse:
     reference = parse_reference(request.query.get("reference", ""))
     digest = (await readable_package(request, reference)).digest
     policy_headers = await policy_header(request, reference, digest)
+    await tell_others(request, Known(reference.name, digest))
     response = web.StreamResponse(headers={"Content-Type": BUNDLE_TYPE, **policy_headers})
     response.etag = digest
     if ETag(digest) in (request.if_none_match or ()):

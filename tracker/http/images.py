@@ -21,7 +21,9 @@ from p2pdist.model.upstream import Upstream
 from p2pdist.origin.registry.upstream import TAG_PAGE_MAX
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.cluster.siblings import Known
 from tracker.http.keys import SERVICE
+from tracker.http.trackers import tell_others
 from tracker.policies import note_image
 from tracker.reads import ASKER
 from tracker.upstreams.upstreams import Upstreams
@@ -88,6 +90,7 @@ async def manifest(request: web.Request) -> web.Response:
     found = await known.manifest(name, target)
     tag = "" if is_digest(target) else target
     await _note(request, name, tag, found)
+    await tell_others(request, Known(str(name), found.digest, image=True))
     reference = ImageReference(name, tag, None if tag else found.digest).package
     policy = request.app[SERVICE].fleet.policies.for_agents(reference, request.query.get("zone", ""))
     headers = {POLICY_HEADER: encode_policy(policy)} if policy != NO_POLICY else {}

@@ -3,6 +3,7 @@ names."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import get_args
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tracker.cluster.cluster import Cluster
 from tracker.core.preseeds.preseed import ShownState
 from tracker.core.views.rates import SwarmState
 from tracker.core.views.view import View
@@ -26,8 +28,11 @@ PLAN_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 
 class TrackerCollector(Collector):
     """Snapshots the fleet."""
 
-    def __init__(self, service: Service, view: View, preseeds: PreseedService | None) -> None:
+    def __init__(
+        self, service: Service, view: View, preseeds: PreseedService | None, cluster: Cluster | None = None
+    ) -> None:
         self._service, self._view, self._preseed_service = service, view, preseeds
+        self._cluster = cluster
         self._zones: dict[str, None] = {}
 
     def collect(self) -> Iterator[Metric]:
@@ -38,6 +43,7 @@ class TrackerCollector(Collector):
         yield from self._policies()
         yield from self._refusals()
         yield from self._upstreams()
+        yield from self._trackers()
         yield GaugeMetricFamily("p2pdist_tracker_sessions", "Open agent sessions", value=self._service.sessions)
         yield GaugeMetricFamily("p2pdist_tracker_lag_seconds", "Delay of the event loop", value=self._service.lag_s)
         replans = CounterMetricFamily("p2pdist_tracker_replans", "Plans made anew", labels=["reason"])
@@ -53,7 +59,8 @@ class TrackerCollector(Collector):
         )
         shown: Counter[tuple[str, str]] = Counter()
         for host in self._service.fleet.hosts.values():
-            shown[self._zone(host.zone), "present" if host.session is not None else "absent"] += 1
+            if not host.partial:  # else another tracker counts it
+                shown[self._zone(host.zone), "present" if host.session is not None else "absent"] += 1
         for host in self._service.fleet.lost.values():
             shown[self._zone(host.zone), "absent"] += 1
         self._zones = {zone: None for zone in self._zones if (zone, "present") in shown or (zone, "absent") in shown}
@@ -72,6 +79,20 @@ class TrackerCollector(Collector):
             "Hosts connected that no other can reach: others read storage instead",
         )
         yield GaugeMetricFamily(name, text, value=self._service.reach.unreachable())
+
+    def _trackers(self) -> Iterator[Metric]:
+        cluster = self._cluster
+        ownership = cluster.ownership if cluster is not None else None
+        listed = ownership.tracker(cluster.me) if cluster is not None and ownership is not None else None
+        name, text = "p2pdist_tracker_epoch", "Number of the ownership that this tracker goes by; 0 for one alone"
+        yield GaugeMetricFamily(name, text, value=ownership.epoch if ownership is not None else 0)
+        share = listed.share if listed is not None else float(cluster is None)
+        yield GaugeMetricFamily("p2pdist_tracker_share", "Weight of this tracker in sharing the blobs", value=share)
+        owners = sum(each.share > 0 for each in ownership.trackers) if ownership is not None else 1
+        yield GaugeMetricFamily("p2pdist_tracker_owners", "Trackers that share the blobs of the fleet", value=owners)
+        age_s = time.monotonic() - cluster.looked_at if cluster is not None and cluster.look is not None else 0.0
+        name, text = "p2pdist_tracker_database_age_seconds", "Since the trackers' common database answered last"
+        yield GaugeMetricFamily(name, text, value=age_s)
 
     def _zone(self, zone: str) -> str:
         """The label of a zone, the same from scrape to scrape."""
@@ -139,10 +160,12 @@ class TrackerCollector(Collector):
         yield asked
 
 
-def registry(service: Service, view: View, preseeds: PreseedService | None = None) -> CollectorRegistry:
-    """A registry with the tracker's metrics."""
+def registry(
+    service: Service, view: View, preseeds: PreseedService | None = None, cluster: Cluster | None = None
+) -> CollectorRegistry:
+    """A registry with the tracker's metrics; `cluster` is None where it is alone."""
     made = CollectorRegistry()
-    made.register(TrackerCollector(service, view, preseeds))
+    made.register(TrackerCollector(service, view, preseeds, cluster))
     name, text = "p2pdist_tracker_plan_seconds", "Time to plan and assign after an event"
     service.observe_plan = Histogram(name, text, registry=made, buckets=PLAN_BUCKETS_S).observe
     return made

@@ -7,16 +7,16 @@ it 1.5 ms, the standard library 10 ms.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import UNDECODABLE, Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
 from p2pdist.model.image import is_image, parse_image
 from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.model.messages import Reachability
@@ -30,13 +30,15 @@ from tracker.core.preseeds.orders import Progress
 from tracker.core.preseeds.selectors import near
 from tracker.core.swarm import Swarm
 from tracker.http.keys import PRESEEDS, SERVICE
+from tracker.http.trackers import LOCAL_QUERY, from_others, from_owner, survey
 from tracker.preseed_service import PreseedBrief, PreseedSummary, sees
 
 
 class HostStatus(msgspec.Struct, frozen=True, gc=False):
     """A host. `absent_s` is how long ago its session ended, null while it is connected; `leaving`:
     its agent is about to end; `blobs` is the number of its swarms; `blamed` names the hosts that
-    complained of it, and why. `site` is empty where the zone is a site by itself."""
+    complained of it, and why. `site` is empty where the zone is a site by itself. `partial`: it has
+    its home with another tracker."""
 
     host: str
     address: str
@@ -48,9 +50,10 @@ class HostStatus(msgspec.Struct, frozen=True, gc=False):
     blobs: int
     blamed: dict[str, str]
     site: str
+    partial: bool = False
 
 
-class HostDetail(HostStatus, frozen=True, gc=False):
+class HostDetail(HostStatus, frozen=True, gc=False, kw_only=True):
     """A host, and the blobs of its swarms."""
 
     swarms: list[Digest]
@@ -94,8 +97,30 @@ class StoryEvent(msgspec.Struct, frozen=True):
     event: str
 
 
-def _answer(body: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
+_Row = TypeVar("_Row")
+_hosts_decoder = msgspec.json.Decoder(list[HostStatus])
+_host_decoder = msgspec.json.Decoder(HostDetail)
+_swarms_decoder = msgspec.json.Decoder(list[SwarmStatus])
+
+
+def _answer(body: Any, status: int = 200, *, headers: Mapping[str, str] | None = None) -> web.Response:
+    encoded = msgspec.json.encode(body)
+    return web.Response(body=encoded, status=status, content_type="application/json", headers=headers)
+
+
+def _decoded(body: bytes, decoder: msgspec.json.Decoder[list[_Row]]) -> list[_Row]:
+    """What another tracker answered; nothing of one whose version answers otherwise."""
+    try:
+        return decoder.decode(body)
+    except UNDECODABLE:
+        return []
+
+
+def _decoded_one(body: bytes) -> HostDetail | None:
+    try:
+        return _host_decoder.decode(body)
+    except UNDECODABLE:
+        return None
 
 
 def _host(host: Host) -> HostStatus:
@@ -113,7 +138,28 @@ def _host(host: Host) -> HostStatus:
         len(host.swarms),
         {name: reason for name, (reason, _) in host.penalties.items()},
         host.site,
+        host.partial,
     )
+
+
+_Status = TypeVar("_Status", bound=HostStatus)
+
+
+def _joined(statuses: Iterable[_Status]) -> list[_Status]:
+    """The hosts as several trackers see them, each once: as its home sees it, with what the others
+    know of its blobs."""
+    joined: dict[str, _Status] = {}
+    for status in statuses:
+        other = joined.get(status.host)
+        if other is None:
+            joined[status.host] = status
+            continue
+        first, second = sorted((other, status), key=lambda each: (not each.present, each.partial))
+        both = {"blobs": first.blobs + second.blobs, "blamed": {**second.blamed, **first.blamed}}
+        if isinstance(first, HostDetail) and isinstance(second, HostDetail):
+            both["swarms"] = list(dict.fromkeys((*first.swarms, *second.swarms)))
+        joined[status.host] = msgspec.structs.replace(first, **both)
+    return list(joined.values())
 
 
 def _swarm(swarm: Swarm) -> SwarmStatus:
@@ -134,7 +180,11 @@ def _swarm(swarm: Swarm) -> SwarmStatus:
 async def hosts(request: web.Request) -> web.Response:
     """List the hosts that are connected, and the ones whose sessions broke in the last hour."""
     fleet = request.app[SERVICE].fleet
-    return _answer([_host(host) for host in (*fleet.hosts.values(), *fleet.lost.values())])
+    rows = [_host(host) for host in (*fleet.hosts.values(), *fleet.lost.values())]
+    bodies, unanswered = await from_others(request)
+    for body in bodies:
+        rows += _decoded(body, _hosts_decoder)
+    return _answer(_joined(rows) if bodies else rows, headers=unanswered)
 
 
 async def host(request: web.Request) -> web.Response:
@@ -142,11 +192,16 @@ async def host(request: web.Request) -> web.Response:
     name = request.match_info["name"]
     fleet = request.app[SERVICE].fleet
     host = fleet.hosts.get(name) or fleet.lost.get(name)
-    if host is None:
+    details: list[HostDetail] = []
+    if host is not None:
+        swarms = [fleet.swarms[key].blob for key in host.swarms if key in fleet.swarms]
+        details.append(HostDetail(**msgspec.structs.asdict(_host(host)), swarms=_readable(request, swarms)))
+    bodies, unanswered = await from_others(request)
+    details += [detail for body in bodies if (detail := _decoded_one(body)) is not None and detail.host == name]
+    if not details:
         guess = near(name[:255], fleet.hosts)
         raise NotFound(f"no host named {name[:255]!r} is known here", remedy=f"Did you mean {guess}?" if guess else "")
-    swarms = [fleet.swarms[key].blob for key in host.swarms if key in fleet.swarms]
-    return _answer(HostDetail(**msgspec.structs.asdict(_host(host)), swarms=_readable(request, swarms)))
+    return _answer(_joined(details)[0], headers=unanswered)
 
 
 async def reachability(request: web.Request) -> web.Response:
@@ -177,11 +232,18 @@ async def swarms(request: web.Request) -> web.Response:
     """List the swarms of blobs that the identity may read."""
     swarms = request.app[SERVICE].fleet.swarms.values()
     readable = set(_readable(request, (swarm.blob for swarm in swarms)))
-    return _answer([_swarm(swarm) for swarm in swarms if swarm.blob in readable])
+    rows = [_swarm(swarm) for swarm in swarms if swarm.blob in readable]
+    bodies, unanswered = await from_others(request)
+    for body in bodies:
+        rows += _decoded(body, _swarms_decoder)
+    return _answer(rows, headers=unanswered)
 
 
 async def swarm(request: web.Request) -> web.Response:
     """Describe one swarm, with each member's progress and parents."""
+    elsewhere = await from_owner(request, parse_digest(request.match_info["digest"]))
+    if elsewhere is not None:
+        return elsewhere
     swarm = _find_swarm(request)
     members = [
         MemberStatus(member.host, member.counts, member.parents, member.seed, member.load)
@@ -192,6 +254,9 @@ async def swarm(request: web.Request) -> web.Response:
 
 async def story(request: web.Request) -> web.Response:
     """Tell what happened in a swarm, the newest event last."""
+    elsewhere = await from_owner(request, parse_digest(request.match_info["digest"]))
+    if elsewhere is not None:
+        return elsewhere
     now = time.monotonic()
     return _answer([StoryEvent(round(now - moment, 3), text) for moment, text in _find_swarm(request).story])
 
@@ -309,12 +374,13 @@ async def rank(request: web.Request) -> web.Response:
     if access is not None:
         for package in wanted.named:
             await _require_package(access, identity, package)
-    return _answer(await request.app[PRESEEDS].rank(wanted))
+    preseeds = request.app[PRESEEDS]
+    return _answer(await preseeds.rank(wanted, lambda parts: survey(request, preseeds.affinity, parts)))
 
 
 ROUTES = (
-    Route("GET", "/v1/hosts", hosts, (Answer(list[HostStatus]),), right="watch"),
-    Route("GET", "/v1/hosts/{name}", host, (Answer(HostDetail),), errors=(NotFound,), right="watch"),
+    Route("GET", "/v1/hosts", hosts, (Answer(list[HostStatus]),), LOCAL_QUERY, right="watch"),
+    Route("GET", "/v1/hosts/{name}", host, (Answer(HostDetail),), LOCAL_QUERY, errors=(NotFound,), right="watch"),
     Route(
         "GET",
         "/v1/hosts/{name}/reachability",
@@ -324,14 +390,23 @@ ROUTES = (
         right="watch",
         also=("agent",),
     ),
-    Route("GET", "/v1/swarms", swarms, (Answer(list[SwarmStatus]),), right="watch"),
-    Route("GET", "/v1/swarms/{digest}", swarm, (Answer(SwarmDetail),), errors=(UsageError, NotFound), right="watch"),
+    Route("GET", "/v1/swarms", swarms, (Answer(list[SwarmStatus]),), LOCAL_QUERY, right="watch"),
+    Route(
+        "GET",
+        "/v1/swarms/{digest}",
+        swarm,
+        (Answer(SwarmDetail),),
+        LOCAL_QUERY,
+        errors=(UsageError, NotFound, Unavailable),
+        right="watch",
+    ),
     Route(
         "GET",
         "/v1/swarms/{digest}/story",
         story,
         (Answer(list[StoryEvent]),),
-        errors=(UsageError, NotFound),
+        LOCAL_QUERY,
+        errors=(UsageError, NotFound, Unavailable),
         right="watch",
     ),
 )

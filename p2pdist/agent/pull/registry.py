@@ -25,6 +25,7 @@ from p2pdist.agent.pull.packages import Packages
 from p2pdist.agent.tasks import Tasks, in_thread
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.agent.tracker.trackers import Owned, Trackers
 from p2pdist.agent.uplink import Flow, Uplink
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
@@ -73,7 +74,7 @@ class PullResources:
     """What all blob pulls of an agent share (see the Protocol in blob.py)."""
 
     host: str
-    session: TrackerSession
+    trackers: Trackers
     access: AgentAccess
     policies: Policies
     origins: Origins
@@ -111,7 +112,7 @@ class PullResources:
         """Have the tracker send another ticket where one is due: it comes with the plan that
         answers a holding. `refused`: a sender did not take the one that is here."""
         if self.access.tickets.due(blob, now=asyncio.get_running_loop().time(), refused=refused):
-            self.session.send(holding())
+            self.trackers.send(holding())
 
     def origin(self) -> Origin:
         """Central storage. Raises Unavailable."""
@@ -122,8 +123,8 @@ class PullResources:
         return self.policies.pacer(blob)
 
     def send_to_tracker(self, message: Complaint | Holding | Vouched | Judged) -> None:
-        """Send a message if a tracker answers."""
-        self.session.send(message)
+        """Send a message to the tracker of its blob, if that one answers."""
+        self.trackers.send(message)
 
     async def ask_list(self, source: Source, blob: Digest, known: VouchedPieces) -> Listing | None:
         """What another host knows of a vouched list beyond `known`; None where it does not say."""
@@ -156,13 +157,13 @@ class Registry:
         tracker_wait_s: float,
     ) -> None:
         self._store, self._packages, self._resources = store, packages, resources
-        self._session, self._uplink, self._policies = resources.session, resources.uplink, resources.policies
-        self._access = resources.access
+        self._trackers, self._uplink, self._policies = resources.trackers, resources.uplink, resources.policies
+        self._session, self._access = resources.trackers.home, resources.access
         self._drain, self._neighbourhood = drain, neighbourhood
         self._alone, self._tracker_wait_s = alone, tracker_wait_s
         self._fetching: dict[Digest, BlobPull] = {}
         """The pulls under way."""
-        self._served: set[Digest] = set()
+        self.served: set[Digest] = set()
         """The blobs that are served, those that are being pulled included."""
         self._unwanted: set[Digest] = set()
         """Blobs that `discard` is removing; a new pull takes its blob out."""
@@ -237,7 +238,7 @@ class Registry:
         if running is not None:
             return running.blob, running
         if complete:
-            if digest not in self._served:
+            if digest not in self.served:
                 self._serve(blob)
                 self._announce(_holding_of(blob, self._resources))
             return blob, None
@@ -247,8 +248,8 @@ class Registry:
         self, blob: Blob, priority: Priority, selection: Selection | None, upstream: RangeSource | None
     ) -> BlobPull:
         """Start the pull of a held blob."""
-        digest, present = blob.digest, self._session.connected
-        if digest in self._served:  # evicted a moment ago: what was there must not be offered any more
+        digest, present = blob.digest, self._trackers.answers(blob.digest)
+        if digest in self.served:  # evicted a moment ago: what was there must not be offered any more
             self._unserve(digest)
         self._unwanted.discard(digest)
         try:
@@ -265,7 +266,7 @@ class Registry:
             raise
         self._fetching[digest] = pull
         self._uplink.limit(digest, self._policies.upload_limit(digest))
-        self._served.add(digest)
+        self.served.add(digest)
         pull.done.add_done_callback(lambda done: self._fetched(pull, done))
         self._announce(pull.holding())
         pull.start()
@@ -321,7 +322,7 @@ class Registry:
         if error is None:
             if self._resources.swarming is not None:
                 self._resources.swarming.changed()
-            self._session.send(Report(tuple(filter(None, [pull.advance()]))))
+            self._trackers.send(Report(tuple(filter(None, [pull.advance()]))))
             return
         if not (self._drain.draining and self._session.connected):  # else the tracker moves its children
             self._unserve(blob.digest)
@@ -336,7 +337,7 @@ class Registry:
         pull = self._fetching.get(digest)
         if pull is not None:
             pull.reject(Corrupt(f"{digest} is not what its digest says"))
-        if digest in self._served:
+        if digest in self.served:
             self._unserve(digest)
         failure: P2PDistError | None = None
         for _ in range(DISCARD_TRIES):
@@ -369,22 +370,22 @@ class Registry:
 
     def serves(self, digest: Digest) -> bool:
         """Whether other agents may receive this blob from here."""
-        return digest in self._served
+        return digest in self.served
 
     def _serve(self, blob: Blob) -> None:
         self._uplink.held(blob.digest, blob.layout, blob.layout.stripes, blob.have)
         self._uplink.limit(blob.digest, self._policies.upload_limit(blob.digest))
-        self._served.add(blob.digest)
+        self.served.add(blob.digest)
 
     def _announce(self, holding: Holding) -> None:
         """Send a holding to the tracker, unless its blob is empty: that has no piece to give."""
         if holding.size:
-            self._session.send(holding)
+            self._trackers.send(holding)
 
     def _unserve(self, digest: Digest) -> None:
-        self._served.discard(digest)
+        self.served.discard(digest)
         self._uplink.dropped(digest)
-        self._session.send(Left(digest))
+        self._trackers.send(Left(digest))
 
     # -- the tracker
 
@@ -401,31 +402,33 @@ class Registry:
         if pull is not None:
             pull.reject(error)
 
-    def tracker_changed(self, present: bool) -> None:
-        """A tracker answers from now on, or none does."""
-        for pull in list(self._fetching.values()):
-            pull.tracker_changed(present)
+    def tracker_changed(self, present: bool, owned: Owned) -> None:
+        """A tracker of some blobs answers from now on, or none does."""
+        for digest, pull in list(self._fetching.items()):
+            if owned(digest):
+                pull.tracker_changed(present)
 
-    def holdings(self) -> list[Holding]:
-        """All that this host holds and fetches, for a tracker whose session opens; none while it
-        drains."""
-        holdings = [pull.holding() for pull in self._fetching.values()]
-        for digest in self._served - self._fetching.keys():
+    def holdings(self, owned: Owned) -> list[Holding]:
+        """What this host holds and fetches of some blobs, for their tracker whose session opens;
+        none while it drains."""
+        holdings = [pull.holding() for digest, pull in self._fetching.items() if owned(digest)]
+        for digest in filter(owned, self.served - self._fetching.keys()):
             blob = self._store.get(digest)
             if blob is not None and blob.complete:
                 holdings.append(_holding_of(blob, self._resources))
         return [holding for holding in holdings if holding.size and not self._drain.draining]
 
-    def report(self) -> Report | None:
-        """Progress and use of the uplink since the last report; None when there is none. Stops
-        serving what was evicted meanwhile."""
-        for digest in self._served - self._fetching.keys():
+    def report(self, reader: str, owned: Owned) -> Report | None:
+        """Progress of some blobs and use of the uplink since the last report to this tracker; None
+        when there is none. Stops serving what was evicted meanwhile."""
+        for digest in self.served - self._fetching.keys():
             if self._store.get(digest) is None:  # evicted
                 self._unserve(digest)
-        news = filter(None, (pull.advance() for pull in self._fetching.values()))
+        pulls = [pull for digest, pull in self._fetching.items() if owned(digest)]
+        news = filter(None, (pull.advance() for pull in pulls))
         advances = list(islice(news, BLOBS_PER_MESSAGE_MAX))
-        sent_bytes, busy_s = self._uplink.take_sample()
-        if not advances and not sent_bytes and not self._fetching:
+        sent_bytes, busy_s = self._uplink.take_sample(reader)
+        if not advances and not sent_bytes and not pulls:
             return None
         return Report(tuple(advances), sent_bytes, busy_s)
 

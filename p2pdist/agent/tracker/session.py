@@ -2,7 +2,8 @@
 small reads over HTTP.
 
 Losing the tracker stops nothing that runs. Messages sent meanwhile are dropped, because the agent
-reports all it holds whenever a new session opens.
+reports all it holds whenever a new session opens. Of several trackers that share the blobs of a
+fleet an agent has a session with each one that it needs (trackers.py).
 
 Trackers are given at the start, or discovered and offered (`offer`) while the session runs. The
 session tries them in turn, from the best one again when a new one is offered; an open session is
@@ -48,7 +49,9 @@ from p2pdist.model.messages import (
     Holdings,
     Keep,
     Listed,
+    NotOwner,
     OriginShare,
+    OwnershipChanged,
     Pace,
     Recall,
     Reject,
@@ -60,6 +63,7 @@ from p2pdist.model.messages import (
     encode,
 )
 from p2pdist.model.policy import POLICY_HEADER, PackagePolicy, decode_policy
+from p2pdist.model.rendezvous import ranked
 from p2pdist.model.request_id import passed_on
 from p2pdist.model.url import redacted
 from p2pdist.transfer.names import NAMES, Resolver
@@ -70,11 +74,18 @@ logger = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 HEARTBEAT_S = 10.0
+HEARTBEAT_SEVERAL_S = 4.0
+"""Pause between two heartbeats where another tracker can take the place of one that is silent."""
+
 REPORT_S_MIN, REPORT_S_MAX = 0.05, 60.0
 """Limits of the interval at which a tracker has this host report."""
 
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 20.0
+"""How long a tracker may take to answer the request that opens a session: one that hangs takes
+connections still."""
+
 WELCOME_TIMEOUT_S = 10.0
 SETTLED_S = 2.0
 """A session that lasts less counts as a failure: the pause before the next try grows."""
@@ -93,6 +104,9 @@ OUTBOX_MAX = 4096
 ToHost = Assign | Access | OriginShare | Keep | Release | Reject | Listed | Reread | Recall
 """What a tracker sends that is not about the session itself."""
 
+OwnershipNews = Welcome | OwnershipChanged | NotOwner
+"""What says which tracker of several owns which blobs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
@@ -105,6 +119,9 @@ class Handlers:
     on_message: Callable[[ToHost], None]
     on_change: Callable[[bool], None]
     """Gets True when a tracker answers and False when the session breaks."""
+    on_ownership: Callable[[OwnershipNews], None] = lambda news: None
+    """Gets every welcome, before `on_change`, and what the tracker says later of which tracker owns
+    which blobs."""
 
 
 def gathered(messages: Iterable[FromAgent]) -> list[FromAgent]:
@@ -176,6 +193,8 @@ class TrackerSession:
     ) -> None:
         self._urls = [_checked(url).rstrip("/") for url in urls]
         self._given = tuple(self._urls)
+        self._others: tuple[str, ...] = ()
+        """Further trackers of the fleet, to try after those that were given or offered."""
         self._hello, self._listens = hello, listens
         self._tls, self._tracker_name = tls, tracker_name
         self._http: aiohttp.ClientSession | None = None
@@ -195,6 +214,8 @@ class TrackerSession:
         where that tracker does not state its time."""
         self.origin = ""
         """The URL of the origin that the tracker named last."""
+        self.tracker = ""
+        """The id of the tracker that answers, "" while none does and where there is one alone."""
         self.problem = ""
         """Why no tracker answers, in words for the user."""
         self.zone = hello.zone
@@ -229,13 +250,13 @@ class TrackerSession:
 
     def addressed(self) -> list[str]:
         """All trackers, as they are asked: with credentials."""
-        return list(self._urls)
+        return list(dict.fromkeys((*self._urls, *self._others)))
 
     async def run(self, handlers: Handlers) -> None:
         """Keep a session open until cancelled; ends at once where there is no tracker and none is
         searched for."""
         pause_s = RETRY_FIRST_S
-        timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=CONNECT_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=CONNECT_TIMEOUT_S, sock_read=ANSWER_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=16, resolver=Resolver(NAMES), use_dns_cache=False)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             self._http = http
@@ -246,7 +267,8 @@ class TrackerSession:
                     self._offered.clear()
                     if not self._urls:
                         continue
-                    self._url = self._urls[self._next % len(self._urls)]
+                    candidates = self.addressed()
+                    self._url = candidates[self._next % len(candidates)]
                     self._next += 1
                     if await self._one_session(http, handlers):
                         pause_s = RETRY_FIRST_S
@@ -266,6 +288,17 @@ class TrackerSession:
         self._urls = usable
         if not self.connected and self._url not in usable:
             self._url = usable[0] if usable else ""
+
+    def know(self, urls: Iterable[str]) -> None:
+        """Use these trackers of the fleet, too, when none of those given or offered answers: each
+        host in another order."""
+        others = set(urls)
+        self._others = tuple(ranked(self._hello.host.encode(), others, len(others)))
+
+    def leave(self, reason: str) -> None:
+        """End the session with the tracker that answers, and turn to the next one."""
+        if self._connection is not None:
+            self._connection.end(Unavailable(reason))
 
     async def _rest(self, pause_s: float) -> None:
         """Pause between two tries: shorter when a tracker is offered meanwhile, but never zero."""
@@ -297,7 +330,7 @@ class TrackerSession:
         try:
             async with http.ws_connect(
                 self._url + "/v1/session",
-                heartbeat=HEARTBEAT_S,
+                heartbeat=HEARTBEAT_SEVERAL_S if len(self.addressed()) > 1 or self._others else HEARTBEAT_S,
                 max_msg_size=MESSAGE_BYTES_MAX,
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
                 ssl=self._context,
@@ -305,8 +338,9 @@ class TrackerSession:
             ) as socket:
                 welcome = await self._say_hello(socket)
                 welcomed_at = loop.time()
-                self.origin, self.problem = welcome.origin, ""
+                self.origin, self.problem, self.tracker = welcome.origin, "", welcome.tracker
                 self._connection = _Connection(socket, handlers, welcome.report_interval_s)
+                handlers.on_ownership(welcome)
                 handlers.on_change(True)
                 self._connection.send_holdings()
                 self._welcomed.set()
@@ -321,7 +355,7 @@ class TrackerSession:
             self._note_problem(f"unexpected {type(error).__name__}")
         finally:
             if self.connected:
-                self._connection = None
+                self._connection, self.tracker = None, ""
                 self._welcomed.clear()
                 logger.warning("the tracker %s is away; what runs goes on", self.url)
                 handlers.on_change(False)
@@ -345,18 +379,8 @@ class TrackerSession:
             raise Unavailable("it does not answer as a tracker does")
         if welcome.protocol != PROTOCOL_VERSION:
             raise P2PDistError(f"it speaks protocol {welcome.protocol}, this agent {PROTOCOL_VERSION}")
-        self._compare_clocks(welcome, one_way_s)
+        self.clock_ahead_s = _clock_ahead_s(welcome, one_way_s, self.url)
         return welcome
-
-    def _compare_clocks(self, welcome: Welcome, one_way_s: float) -> None:
-        self.clock_ahead_s = time.time() - welcome.time - one_way_s if welcome.time else None
-        if self.clock_ahead_s is not None and abs(self.clock_ahead_s) > CLOCK_OFF_S:
-            logger.warning(
-                "the clock of this host is %.0f s %s that of the tracker %s. Run chrony or systemd-timesyncd on both",
-                abs(self.clock_ahead_s),
-                "ahead of" if self.clock_ahead_s > 0 else "behind",
-                self.url,
-            )
 
     def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
         local = socket.get_extra_info("sockname")
@@ -373,7 +397,7 @@ class TrackerSession:
         unverified. Where the reference still names the manifest `known`, none are sent. Raises
         NotFound, Refused, Corrupt, Unavailable."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
-        status, body, answered = await self.exchange("/v1/packages", self._query(reference), headers)
+        status, body, answered = await self.exchange("/v1/packages", _query(reference, self.zone), headers)
         bundle = Bundle(known) if status == 304 and known is not None else decode_bundle(body)
         if reference.digest is not None and bundle.digest != reference.digest:
             raise Corrupt(f"the tracker {self.url} sent something else for {reference}")
@@ -382,10 +406,7 @@ class TrackerSession:
     async def policy(self, reference: Reference) -> PackagePolicy:
         """Ask the tracker for the policy of a package. Raises NotFound, Refused, Corrupt,
         Unavailable."""
-        return decode_policy(await self.get("/v1/policies", self._query(reference)))
-
-    def _query(self, reference: Reference) -> dict[str, str]:
-        return {"reference": str(reference), "zone": self.zone}
+        return decode_policy(await self.get("/v1/policies", _query(reference, self.zone)))
 
     async def resolve(self, reference: Reference) -> Descriptor:
         """Ask the tracker what a reference names. Raises NotFound, Corrupt, Unavailable."""
@@ -452,7 +473,7 @@ class _Connection:
             return
         self._outbox.put_nowait(message)
         if self._outbox.full():
-            self._break(Unavailable(f"it leaves {OUTBOX_MAX} messages unread"))
+            self.end(Unavailable(f"it leaves {OUTBOX_MAX} messages unread"))
 
     def send_holdings(self) -> None:
         """Queue all that the host holds and fetches."""
@@ -477,7 +498,8 @@ class _Connection:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _break(self, error: Exception) -> None:
+    def end(self, error: Exception) -> None:
+        """End the session for this reason."""
         if not self._broken.done():
             self._broken.set_exception(error)
 
@@ -494,6 +516,8 @@ class _Connection:
                 self._set_interval(message.report_interval_s)
             elif isinstance(message, ToHost):
                 self._handlers.on_message(message)
+            elif isinstance(message, OwnershipChanged | NotOwner):
+                self._handlers.on_ownership(message)
 
     async def _write(self) -> NoReturn:
         while True:
@@ -522,11 +546,29 @@ class _Connection:
         try:
             report = self._handlers.report()
         except Exception as error:
-            self._break(error)
+            self.end(error)
             return
         if report is not None:
             self.send(report)
         self._report_later(self._interval_s)
+
+
+def _clock_ahead_s(welcome: Welcome, one_way_s: float, url: str) -> float | None:
+    """How far this host's clock is ahead of the tracker's, None where it does not say; warns of
+    much."""
+    ahead_s = time.time() - welcome.time - one_way_s if welcome.time else None
+    if ahead_s is not None and abs(ahead_s) > CLOCK_OFF_S:
+        logger.warning(
+            "the clock of this host is %.0f s %s that of the tracker %s. Run chrony or systemd-timesyncd on both",
+            abs(ahead_s),
+            "ahead of" if ahead_s > 0 else "behind",
+            url,
+        )
+    return ahead_s
+
+
+def _query(reference: Reference, zone: str) -> dict[str, str]:
+    return {"reference": str(reference), "zone": zone}
 
 
 def _clamped(interval_s: float) -> float:

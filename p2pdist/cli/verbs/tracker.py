@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 
 from p2pdist.cli.daemon import log_options
 from p2pdist.cli.options import Seconds, discovery_options, hostnames_option, origin_options, parse_rate
+from p2pdist.model.errors import UsageError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from p2pdist.agent.discovery.mdns import Discovery
     from p2pdist.model.upstream import UpstreamSettings
     from tracker.access.control import AccessControl
+    from tracker.cluster.siblings import Siblings
     from tracker.core.fleet import Fleet
     from tracker.networks import Network
     from tracker.policies import PolicyFile
@@ -118,6 +121,17 @@ logger = logging.getLogger(__name__)
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
 @click.option("--name", default="", metavar="HOST", help="The name to announce [default: its hostname].")
 @hostnames_option
+@click.option(
+    "--advertise",
+    default="",
+    metavar="HOST:PORT",
+    help="Where agents and other trackers reach this one, with a PostgreSQL --state [default: the address of --listen].",
+)
+@click.option(
+    "--alone",
+    is_flag=True,
+    help="Do not share the blobs with the other trackers on a PostgreSQL --state, only preseeds.",
+)
 @log_options
 def command(
     listen: str,
@@ -140,6 +154,8 @@ def command(
     zone: str,
     name: str,
     hostnames: tuple[str, ...],
+    advertise: str,
+    alone: bool,
 ) -> None:
     """Run a tracker: it decides which agent sends what to which. Data never passes through it.
 
@@ -149,6 +165,7 @@ def command(
       p2pdist tracker --origin s3://packages/prod --policies /etc/p2pdist/policies.toml
       p2pdist tracker --origin s3://packages/prod --access /etc/p2pdist/access.toml
       p2pdist tracker --upstream docker.io --upstream registry.example.org:5000
+      p2pdist tracker --state postgresql://tracker@db/p2pdist --advertise 10.0.0.5:7070
     """
     from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
     from tracker.networks import parse_networks
@@ -160,13 +177,49 @@ def command(
     discovery = _discovery(settings, name, zone, tls=access is not None) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
     probes = listen_address(probe_listen) if probe_listen else None
+    part = _cluster_part(address, state, advertise, tls=access is not None) if not alone else None
+    hostnames += (part.name,) if part is not None else ()
     control = _access_control(address, access, audit_log, hostnames, believed, state) if access is not None else None
     if control is None:
         _warn_of_strangers(address[0])
     limits = origin_streams, origin_bytes_s, report_interval, frozenset(origin_sites)
     upstreams = all_upstreams(named_upstreams, upstreams_file)
     sources = origin, upstreams
-    run(_serve((address, probes), hostnames, sources, state, limits, policies, control, believed, discovery))
+    run(_serve((address, probes), hostnames, sources, state, part, limits, policies, control, believed, discovery))
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterPart:
+    """How this tracker is known to the others on its database: its id, the host at which it is
+    reached, and its URL."""
+
+    id: str
+    name: str
+    url: str
+
+
+def _cluster_part(address: tuple[str, int], state: str, advertise: str, *, tls: bool) -> _ClusterPart | None:
+    """This tracker's part in the cluster on its database; None where it has no PostgreSQL. Raises
+    UsageError."""
+    import re
+
+    from p2pdist.agent.tracker.address import address_for_others
+    from p2pdist.cli.daemon import listen_address
+    from p2pdist.model.address import address_text
+    from tracker.state.database import is_postgresql
+
+    if not is_postgresql(state):
+        if advertise:
+            raise UsageError(
+                "--advertise is for trackers that share a database", remedy="Give --state postgresql://..."
+            )
+        return None
+    host, port = listen_address(advertise) if advertise else address
+    if host in ("0.0.0.0", "::"):
+        host = address_for_others("127.0.0.1" if host == "0.0.0.0" else "::1", host)
+    text = address_text(host, port)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63]
+    return _ClusterPart(name, host, f"{'https' if tls else 'http'}://{text}")
 
 
 def _access_control(
@@ -299,18 +352,54 @@ def _fleet(
     )
 
 
+async def _join_cluster(
+    part: _ClusterPart | None, state: str, service: Service, access: AccessControl | None
+) -> Siblings | None:
+    """The other trackers, once this one has a place among them; None where it is alone. Raises
+    Unavailable."""
+    import secrets
+
+    from tracker.cluster.cluster import Cluster
+    from tracker.cluster.membership import MembershipDatabase
+    from tracker.cluster.siblings import Siblings
+
+    if part is None:
+        return None
+    database = await asyncio.to_thread(MembershipDatabase, state, part.id, (part.url,), secrets.token_hex(8))
+    cluster = Cluster(database, service)
+    service.heard_epoch = cluster.heard
+    await cluster.start()
+    return Siblings(cluster, (lambda: access.tls.client) if access is not None else None)
+
+
+async def _until_stopped(siblings: Siblings | None) -> None:
+    """Return when this process is to end, and the other trackers have its blobs."""
+    from p2pdist.cli.daemon import until_stopped
+
+    await until_stopped()
+    if siblings is not None:
+        await siblings.cluster.hand_over()
+
+
+async def _leave_cluster(siblings: Siblings | None) -> None:
+    if siblings is not None:
+        await siblings.close()
+        await siblings.cluster.stop()
+
+
 async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
     hostnames: tuple[str, ...],
     sources: tuple[str, tuple[UpstreamSettings, ...]],
     state: str,
+    part: _ClusterPart | None,
     limits: tuple[int, float, float, frozenset[str]],
     policies: Path | None,
     access: AccessControl | None,
     networks: tuple[Network, ...],
     discovery: Discovery | None,
 ) -> None:
-    from p2pdist.cli.daemon import close, stop_listening, until_stopped
+    from p2pdist.cli.daemon import close, stop_listening
     from p2pdist.model.address import address_text
     from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
@@ -331,20 +420,24 @@ async def _serve(
     service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
     await preseeds.load()
-    runners = await _listen(addresses, make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames)), access)
+    siblings = await _join_cluster(part, state, service, access)
+    app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings)
+    runners = await _listen(addresses, app, access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
+    clocks += [asyncio.create_task(siblings.cluster.run())] if siblings is not None else []
     clocks += _follow(policy_file, access, service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
     try:
         if discovery is not None:
             await discovery.start()
-        await until_stopped()
+        await _until_stopped(siblings)
     finally:
         if discovery is not None:
             await discovery.stop()
         await stop_listening(runners)
         for clock in clocks:
             clock.cancel()
+        await _leave_cluster(siblings)
         await close(runners)
         await preseeds.stop()
         await upstreams.close()

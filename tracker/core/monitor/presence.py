@@ -107,7 +107,7 @@ class Presence:
 
     def _forget(self, host: Host) -> None:
         del self.hosts[host.name]
-        if host.leaving or not host.address:  # it said so; or it never spoke for itself
+        if host.leaving or not host.address or host.partial:  # it said so; never spoke for itself; or is elsewhere
             return
         self.gone[host.name] = host
         if len(self.gone) > LOST_MAX:

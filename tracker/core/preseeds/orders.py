@@ -25,7 +25,7 @@ from p2pdist.model.errors import Conflict, NotFound
 from p2pdist.model.messages import Keep, Kept, KeptState, Release
 from p2pdist.model.preseed import ENDED, Failure, PreseedRecord
 from tracker.core.affinity import Affinity
-from tracker.core.host import Host
+from tracker.core.host import AtHome, Host
 from tracker.core.preseeds.preseed import (
     Command,
     Event,
@@ -79,10 +79,18 @@ class Progress:
     owner: str = ""
 
 
-def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, settled: bool, now: float) -> Progress:
-    """How far a preseed is. `settled`: all its members are known; `lost`: hosts whose sessions
-    broke in the last hour."""
-    record, request, hosts = preseed.record, preseed.request, affinity.hosts
+def progress(
+    preseed: Preseed,
+    affinity: Affinity,
+    hosts: Mapping[str, Host],
+    lost: Mapping[str, Host],
+    *,
+    settled: bool,
+    now: float,
+) -> Progress:
+    """How far a preseed is. `settled`: all its members are known; `hosts`: those of this tracker;
+    `lost`: hosts whose sessions broke in the last hour."""
+    record, request = preseed.record, preseed.request
     members, others = preseed.members(hosts), dict(preseed.others())
     ended = record.state in ("cancelled", "expired")
     states = {name: preseed.state_of(name, hosts, others) for name in members}
@@ -215,7 +223,7 @@ class Preseeds:
 
     @property
     def hosts(self) -> Mapping[str, Host]:
-        return self.affinity.hosts
+        return AtHome(self.affinity.hosts) if self.shared else self.affinity.hosts
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         out: list[Command] = []
@@ -470,7 +478,7 @@ class Preseeds:
     def progress(self, identifier: str, *, now: float) -> Progress:
         """Raises NotFound."""
         preseed = self.find(identifier)
-        return progress(preseed, self.affinity, self.lost, settled=self._settled(preseed, now), now=now)
+        return progress(preseed, self.affinity, self.hosts, self.lost, settled=self._settled(preseed, now), now=now)
 
     def local_reports(self, *, now: float) -> dict[str, dict[str, HostReport]]:
         """What this tracker reports to the others: its own hosts of each preseed that goes on, once

@@ -1,0 +1,87 @@
+"""`p2pdist trackers`: the trackers that share the blobs of a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import TrackerClient, tracker_option
+
+
+@click.group("trackers", invoke_without_command=True)
+@tracker_option
+@output.json_option
+@click.pass_context
+def command(ctx: click.Context, tracker: str, as_json: bool) -> None:
+    """List the trackers that share the blobs of a fleet: what each of them owns, how many hosts
+    have their home there, and how busy it is. One of them is asked for all.
+
+    \b
+    Examples:
+      p2pdist trackers --tracker http://10.0.0.5:7070
+      p2pdist trackers drain 10.0.0.6-7070
+      p2pdist trackers fill 10.0.0.6-7070
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    answer = asyncio.run(_ask(tracker, "GET", "/v1/trackers"))
+    if as_json:
+        output.print_json(answer)
+    else:
+        _show(answer)
+
+
+@command.command("drain")
+@click.argument("tracker_id", metavar="ID")
+@tracker_option
+@click.pass_context
+def drain(ctx: click.Context, tracker_id: str, tracker: str) -> None:
+    """Have a tracker give all its blobs to the others, as before its machine is taken away. Streams
+    go on. It lasts until the tracker starts anew, or p2pdist trackers fill."""
+    asyncio.run(_ask(_named(ctx, tracker), "POST", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
+    output.say(f"{tracker_id} gives its blobs to the other trackers")
+
+
+@command.command("fill")
+@click.argument("tracker_id", metavar="ID")
+@tracker_option
+@click.pass_context
+def fill(ctx: click.Context, tracker_id: str, tracker: str) -> None:
+    """Have a tracker that drains take its share of the blobs again, a little at a time."""
+    asyncio.run(_ask(_named(ctx, tracker), "DELETE", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
+    output.say(f"{tracker_id} takes its share of the blobs again")
+
+
+def _named(ctx: click.Context, tracker: str) -> str:
+    """The trackers that the command line names, before the verb of this command or behind it."""
+    given = click.core.ParameterSource.COMMANDLINE
+    before = ctx.parent if ctx.get_parameter_source("tracker") is not given else None
+    if before is not None and before.get_parameter_source("tracker") is given:
+        return str(before.params["tracker"])
+    return tracker
+
+
+def _show(answer: dict[str, Any]) -> None:
+    if not answer["trackers"]:
+        output.say("this tracker is alone: it shares its blobs with no other")
+        return
+    output.say(f"epoch {answer['epoch']}, as {answer['me']} sees it")
+    output.say(f"{'TRACKER':24} {'STATE':9} {'SHARE':>5} {'SWARMS':>7} {'HOSTS':>7} {'LOAD':>5} {'LAG':>8}  BEAT")
+    for row in answer["trackers"]:
+        output.say(
+            f"{row['id']:24} {row['state']:9} {row['share']:>5.0%} {row['swarms']:>7} {row['hosts']:>7} "
+            f"{row['load']:>5.0%} {row['lag_s'] * 1000:>5.0f} ms  {row['beat_s']:.1f} s ago"
+        )
+    if answer["pins"]:
+        output.say(f"{len(answer['pins'])} blobs have an owner of their own")
+    if answer["problem"]:
+        output.line(f"{answer['problem']}; this is as it was {answer['age_s']:.0f} s ago")
+
+
+async def _ask(tracker: str, method: str, path: str) -> Any:
+    async with TrackerClient(tracker) as client:
+        return await client.ask(method, path)
