@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
@@ -20,7 +22,7 @@ import msgspec
 
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of, is_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import ImageName, image_name
 from p2pdist.model.image_manifest import ImageDocument, TagPage, clean_media_type, decode_image
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, decode_policy
@@ -33,10 +35,14 @@ LEARN_S = 5.0
 for."""
 
 TOKEN_WAIT_S = 5.0
+LATE_S = 0.25
+"""An answer of a tracker that takes longer has this host see whether the tracker hangs."""
+
 POLICIES_MAX = 1000
 
 logger = logging.getLogger(__name__)
 Document = TypeVar("Document")
+Value = TypeVar("Value")
 
 
 class _Tags(msgspec.Struct):
@@ -61,6 +67,8 @@ class TrackedImages:
         self._session = session
         self._policies: OrderedDict[Digest, PackagePolicy] = OrderedDict()
         """What trackers stated last of a manifest, by its digest."""
+        self._looks: set[asyncio.Task[bool]] = set()
+        """Looks whether a silent tracker answers again."""
 
     def policy(self, manifest: Digest) -> PackagePolicy:
         """The policy that a tracker stated last of a manifest."""
@@ -70,6 +78,35 @@ class TrackedImages:
     def connected(self) -> bool:
         """Whether a tracker answers."""
         return self._session.connected
+
+    @property
+    def answers(self) -> bool:
+        """Whether a tracker is connected, and did not leave the last question whether it works
+        without an answer."""
+        return self._session.attention.answers
+
+    async def ask(self, question: Callable[[], Awaitable[Value]], wait_s: float | None = None) -> Value:
+        """What the tracker answers, for a caller that can go on without it. Raises Unavailable, too,
+        where that takes longer than `wait_s`, and soon where the tracker hangs."""
+        session, loop = self._session, asyncio.get_running_loop()
+        if session.attention.silent:
+            self._looks.add(look := asyncio.create_task(session.attention.responds()))
+            look.add_done_callback(self._looks.discard)
+            raise Unavailable(f"the tracker {session.url} does not answer")
+        deadline = loop.time() + wait_s if wait_s is not None else None
+        asked = asyncio.ensure_future(question())
+        try:
+            await asyncio.wait([asked], timeout=LATE_S)
+            if not asked.done():
+                async with asyncio.timeout_at(deadline):
+                    if not await session.attention.responds() and not asked.done():
+                        raise Unavailable(f"the tracker {session.url} does not answer")
+                    return await asked
+            return asked.result()
+        except TimeoutError as error:
+            raise Unavailable(f"the tracker {session.url} does not answer within {wait_s} s") from error
+        finally:
+            asked.cancel()
 
     async def upstreams(self) -> tuple[UpstreamSettings, ...]:
         """The upstreams of the fleet."""
@@ -194,15 +231,18 @@ class UpstreamRegistries:
             registry = self._registries[name.upstream] = UpstreamRegistry(settings, source=source)
         return registry.repository(name.repository)
 
+    def source(self, name: ImageName) -> UpstreamBlobs:
+        """The blobs of a repository, whether or not the upstream is known yet."""
+        return UpstreamBlobs(self, name)
+
     async def _token(self, upstream: str, scope: str) -> PullToken | None:
         """The token for a scope from the tracker; None where there is none."""
         if not self._tracked.connected or upstream not in self._learned:
             return None
         try:
             name = image_name(upstream, scope.split(":")[1])
-            async with asyncio.timeout(TOKEN_WAIT_S):
-                return await self._tracked.token(name)
-        except (P2PDistError, TimeoutError) as error:
+            return await self._tracked.ask(lambda: self._tracked.token(name), TOKEN_WAIT_S)
+        except P2PDistError as error:
             logger.info("the tracker gives no token for %s: %s", upstream, error)
             return None
 
@@ -213,6 +253,24 @@ class UpstreamRegistries:
             await asyncio.gather(self._learning, return_exceptions=True)
         for registry in self._registries.values():
             await registry.close()
+
+
+@dataclass(frozen=True)
+class UpstreamBlobs:
+    """The blobs of one repository, to be read from its registry where no other host gives them. An
+    agent that no tracker has named the upstream to has what its store and its peers have."""
+
+    registries: UpstreamRegistries
+    name: ImageName
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """`length` bytes of a blob. Raises P2PDistError; Unavailable for an unknown upstream, which
+        says nothing of its blobs."""
+        try:
+            await self.registries.require(self.name)
+        except NotFound as error:
+            raise Unavailable(error.what, remedy=error.remedy) from error
+        return await self.registries.reader(self.name).read_range(digest, start, length)
 
 
 def _path(name: ImageName) -> str:

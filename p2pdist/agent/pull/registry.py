@@ -62,6 +62,10 @@ UPSTREAM_WAIT_S = 0.5
 """How long a pull from an upstream registry waits for a tracker before it reads alone. A mirror
 answers within 2 s, and podman ends a pull of which one blob is refused."""
 
+PLAN_WAIT_S = 1.0
+"""A pull from an upstream registry that has no plan after so long sees whether the tracker
+hangs."""
+
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
 """A blob that turned out to be wrong may still be read by streams that are about to end."""
@@ -157,8 +161,8 @@ class Registry:
         self._store, self._packages, self._resources = store, packages, resources
         self._session, self._uplink, self._policies = resources.session, resources.uplink, resources.policies
         self._access = resources.access
-        self._drain, self._neighbourhood = drain, neighbourhood
-        self._alone, self._tracker_wait_s = alone, tracker_wait_s
+        self._drain = drain
+        self._untracked = _UntrackedPulls(resources, packages, neighbourhood, alone, tracker_wait_s)
         self._fetching: dict[Digest, BlobPull] = {}
         """The pulls under way."""
         self._served: set[Digest] = set()
@@ -167,7 +171,6 @@ class Registry:
         """Blobs that `discard` is removing; a new pull takes its blob out."""
         self._expiring: asyncio.TimerHandle | None = None
         """The next time that idle connections are closed."""
-        self._waits = Tasks(logger, "waiting for a tracker failed")
 
     def start(self) -> None:
         """Serve the complete blobs of the store."""
@@ -191,7 +194,7 @@ class Registry:
 
     async def stop(self) -> None:
         """Close idle connections, after all pulls have ended."""
-        await self._waits.stop()
+        await self._untracked.stop()
         if self._expiring is not None:
             self._expiring.cancel()
         self._resources.connections.close()
@@ -271,25 +274,8 @@ class Registry:
         pull.done.add_done_callback(lambda done: self._fetched(pull, done))
         self._announce(pull.holding())
         pull.start()
-        alone = self._alone if upstream is None else Announcement("alone", self._resources.host, origin=True)
-        if self._neighbourhood is not None:
-            self._neighbourhood.plan(digest, blob.layout, pull.done, pull.planned, origin=upstream is not None)
-        elif not self._session.connected:
-            self._plan_alone(pull, alone, min(UPSTREAM_WAIT_S, self._tracker_wait_s) if upstream else None)
+        self._untracked.begun(pull, tracked=present, of_upstream=upstream is not None)
         return pull
-
-    def _plan_alone(self, pull: BlobPull, alone: Announcement | None, wait_s: float | None) -> None:
-        """A pull begins while no tracker answers, at an agent that looks for no neighbours. With
-        trackers to wait for it waits: other agents wait as well, and all of them would read the
-        origin at once. An agent without trackers is alone and reads its own origin; it reads an
-        upstream registry after `wait_s`, since its client would do that otherwise."""
-        blob = pull.blob
-        if self._session.urls:
-            limit_s = self._tracker_wait_s if wait_s is None else wait_s
-            goes_on = alone if wait_s is not None else None
-            self._waits.spawn(_wait_for_tracker(pull, self._session, self._packages, limit_s, goes_on))
-        elif alone is not None:
-            pull.planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
         """The pull of a blob that is under way, if there is one. A preseed that a start joins
@@ -389,6 +375,7 @@ class Registry:
     def planned(self, plan: Plan, ticket: str = "") -> None:
         """The tracker has planned a pull, and sends a ticket for its blob."""
         raised = self._access.tickets.keep(plan.blob, ticket, now=asyncio.get_running_loop().time())
+        self._untracked.planned(plan.blob)
         pull = self._fetching.get(plan.blob)
         if pull is not None:
             pull.planned(plan, reopen=raised)
@@ -443,6 +430,72 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
         vouched=matched,
         matched=matched,
     )
+
+
+class _UntrackedPulls:
+    """Plans pulls for which no tracker does. `alone` is how an agent with an origin of its own
+    plans; see Registry."""
+
+    def __init__(
+        self,
+        resources: PullResources,
+        packages: Packages,
+        neighbourhood: Neighbourhood | None,
+        alone: Announcement | None,
+        tracker_wait_s: float,
+    ) -> None:
+        self._host, self._session, self._packages = resources.host, resources.session, packages
+        self._neighbourhood, self._alone, self._tracker_wait_s = neighbourhood, alone, tracker_wait_s
+        self._unplanned: dict[Digest, BlobPull] = {}
+        """The pulls from upstream registries for which a tracker is to plan, and has not."""
+        self._waits = Tasks(logger, "waiting for a tracker failed")
+
+    def begun(self, pull: BlobPull, *, tracked: bool, of_upstream: bool) -> None:
+        """A pull has begun; `tracked`: while a tracker was connected."""
+        if tracked and of_upstream:
+            self._unplanned[pull.blob.digest] = pull
+            self._waits.spawn(self._watch(pull))
+        else:
+            self._plan(pull, of_upstream=of_upstream)
+
+    def planned(self, digest: Digest) -> None:
+        """A tracker has planned the pull of a blob."""
+        self._unplanned.pop(digest, None)
+
+    async def stop(self) -> None:
+        """End all waiting."""
+        await self._waits.stop()
+
+    async def _watch(self, pull: BlobPull) -> None:
+        """Where the tracker hangs, or goes away before it has planned, have the pull go on as
+        without one: a client of the mirror waits. What a tracker plans later counts as always."""
+        digest, attention = pull.blob.digest, self._session.attention
+        if not attention.silent:
+            await asyncio.wait([pull.done], timeout=PLAN_WAIT_S)
+        due = not pull.done.done() and self._unplanned.get(digest) is pull
+        if due and not await attention.responds() and self._unplanned.get(digest) is pull:
+            self._plan(pull, of_upstream=True)
+        if self._unplanned.get(digest) is pull:
+            del self._unplanned[digest]
+
+    def _plan(self, pull: BlobPull, *, of_upstream: bool) -> None:
+        """Plan with the neighbours that are known, or alone. With trackers to wait for a pull that
+        would read the origin waits: other agents wait as well, and all of them would read it at
+        once. An agent without trackers is alone and reads its own origin; it reads an upstream
+        registry after UPSTREAM_WAIT_S, or at once where the tracker hangs, since its client would
+        do that otherwise."""
+        blob, session = pull.blob, self._session
+        alone = Announcement("alone", self._host, origin=True) if of_upstream else self._alone
+        if self._neighbourhood is not None:
+            self._neighbourhood.plan(blob.digest, blob.layout, pull.done, pull.planned, origin=of_upstream)
+        elif session.connected and not of_upstream:
+            return
+        elif session.urls and not session.connected:
+            limit_s = min(UPSTREAM_WAIT_S, self._tracker_wait_s) if of_upstream else self._tracker_wait_s
+            goes_on = alone if of_upstream else None
+            self._waits.spawn(_wait_for_tracker(pull, session, self._packages, limit_s, goes_on))
+        elif alone is not None:
+            pull.planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
 
 
 async def _wait_for_tracker(
