@@ -10,11 +10,13 @@ host = "registry.example.org:5000"
 url = "https://registry.internal"
 serve_stale = false
 namespaces = ["team/*"]
+redirects = ["10.0.0.0/8", "storage.internal"]
 
 `host` is the name under which references know the registry; `url` where it is reached, if that is
 elsewhere; `credentials` a file in the form of Docker's config.json; `tags_ttl` how long a tag's
 meaning is taken for known (seconds, or such as "5m"); `namespaces` patterns of repositories, as in
-fnmatch. `insecure = true` stands for plain HTTP where no URL is given.
+fnmatch; `redirects` hosts and networks of private addresses to which it may send its readers, if it
+is not there itself. `insecure = true` stands for plain HTTP where no URL is given.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import msgspec
 
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_duration
-from p2pdist.model.upstream import TAGS_TTL_S, UpstreamSettings, parse_upstream, unique, upstream_of
+from p2pdist.model.upstream import TAGS_TTL_S, UpstreamSettings, parse_redirects, parse_upstream, unique, upstream_of
 
 BYTES_MAX = 1 << 20
 NAMESPACES_MAX = 1000
@@ -47,6 +49,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     serve_stale: bool = True
     namespaces: tuple[str, ...] = ("*",)
     insecure: bool = False
+    redirects: tuple[str, ...] = ()
 
 
 def read_upstreams(path: Path) -> tuple[UpstreamSettings, ...]:
@@ -83,6 +86,7 @@ def _settings(path: Path, number: int, plain: Any) -> UpstreamSettings:
         entry = msgspec.convert(named, _Entry)
         ttl_s = parse_duration(entry.tags_ttl) if isinstance(entry.tags_ttl, str) else float(entry.tags_ttl)
         found = upstream_of(entry.host, entry.url, insecure=entry.insecure)
+        redirects = parse_redirects(entry.redirects)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise UsageError(f"{where} cannot be used: {' '.join(str(error).split())[:300]}") from error
     except UsageError as error:
@@ -103,4 +107,5 @@ def _settings(path: Path, number: int, plain: Any) -> UpstreamSettings:
         tags_ttl_s=ttl_s,
         serve_stale=entry.serve_stale,
         namespaces=tuple(entry.namespaces),
+        redirects=redirects,
     )

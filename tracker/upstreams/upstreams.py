@@ -166,7 +166,7 @@ class Upstreams:
     def listed(self) -> list[Upstream]:
         """The upstreams, for agents."""
         known = (registry.registry.settings for registry in self._registries.values())
-        return [Upstream(upstream.name, upstream.url) for upstream in known]
+        return [Upstream(upstream.name, upstream.url, upstream.redirects) for upstream in known]
 
     async def close(self) -> None:
         """End the connections."""

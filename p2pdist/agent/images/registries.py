@@ -26,7 +26,7 @@ from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, U
 from p2pdist.model.image import ImageName, image_name
 from p2pdist.model.image_manifest import ImageDocument, TagPage, clean_media_type, decode_image
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, decode_policy
-from p2pdist.model.upstream import UPSTREAMS_MAX, Upstream, UpstreamSettings, unique, upstream_of
+from p2pdist.model.upstream import UPSTREAMS_MAX, Upstream, UpstreamSettings, parse_redirects, unique, upstream_of
 from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
 
@@ -112,7 +112,7 @@ class TrackedImages:
         """The upstreams of the fleet."""
         listed = _decoded(await self._session.get("/v1/upstreams", {}), list[Upstream])
         try:
-            return unique(tuple(upstream_of(each.name, each.url) for each in listed[:UPSTREAMS_MAX]))
+            return unique(tuple(map(_settings_of, listed[:UPSTREAMS_MAX])))
         except UsageError as error:
             raise Corrupt(f"the tracker names an upstream that is none: {error.what}") from error
 
@@ -253,6 +253,12 @@ class UpstreamRegistries:
             await asyncio.gather(self._learning, return_exceptions=True)
         for registry in self._registries.values():
             await registry.close()
+
+
+def _settings_of(stated: Upstream) -> UpstreamSettings:
+    """How an agent uses an upstream that its tracker names. Raises UsageError."""
+    found = upstream_of(stated.name, stated.url)
+    return msgspec.structs.replace(found, redirects=parse_redirects(stated.redirects))
 
 
 @dataclass(frozen=True)
