@@ -212,7 +212,7 @@ class Service:
         if self.access is not None:
             self.access.open(number, identity)
         try:
-            self.submit(SessionOpened(number, hello, source))
+            self.submit(SessionOpened(number, hello, source, identity.credential.startswith("join:")))
         except BaseException:
             self.close_session(number)
             raise

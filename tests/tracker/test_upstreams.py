@@ -334,6 +334,7 @@ def test_upstreams_are_named_on_the_command_line_and_in_a_file(tmp_path: Path) -
         tag_ttl_s = 0
         serve_stale = false
         allow = ["team/*"]
+        redirects = ["10.0.0.0/8", "storage.internal"]
         """
     )
     hub, other, named = all_upstreams(["127.0.0.1:5000"], file)[1:] + all_upstreams(["127.0.0.1:5000"], file)[:1]
@@ -341,7 +342,12 @@ def test_upstreams_are_named_on_the_command_line_and_in_a_file(tmp_path: Path) -
         "docker.io", "https://registry-1.docker.io", credentials=str(tmp_path / "hub.json"), tags_ttl_s=300.0
     )
     assert other == UpstreamSettings(
-        "registry.example.org:5000", "http://10.0.0.1:80", tags_ttl_s=0.0, serve_stale=False, namespaces=("team/*",)
+        "registry.example.org:5000",
+        "http://10.0.0.1:80",
+        tags_ttl_s=0.0,
+        serve_stale=False,
+        namespaces=("team/*",),
+        redirects=("10.0.0.0/8", "storage.internal"),
     )
     assert named.url == "http://127.0.0.1:5000"
     assert upstream_of("quay.io").url == "https://quay.io"
@@ -369,6 +375,8 @@ def test_upstreams_are_named_on_the_command_line_and_in_a_file(tmp_path: Path) -
         "[[upstream]]\nhost='a.b'\nnamespaces=[]",
         "[[upstream]]\nhost='a.b'\nnamespaces=['A b']",
         "[[upstream]]\nhost='a.b'\nspelled=1",
+        "[[upstream]]\nhost='a.b'\nredirects=['a b']",
+        "[[upstream]]\nhost='a.b'\nredirects=['https://a.b']",
         "[[upstream]]\nhost='a.b'\n[[upstream]]\nhost='a.b'",
     ],
 )

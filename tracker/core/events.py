@@ -19,6 +19,8 @@ class SessionOpened:
     hello: Hello
     source: str = ""
     """The address that the connection came from; empty where it is not known."""
+    certified: bool = False
+    """Whether a certificate of the fleet names the host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,8 +152,8 @@ class Fleet:
         match event:
             case Received(session, message):
                 self._received(session, message, now, out)
-            case SessionOpened(session, hello, source):
-                self._opened(session, hello, source, now, out)
+            case SessionOpened():
+                self._opened(event, now, out)
             case SessionClosed(session):
                 self._closed(session, now)
             case Tick():
@@ -178,7 +178,8 @@ class Fleet:
 
     # -- sessions
 
-    def _opened(self, session: int, hello: Hello, source: str, now: float, out: list[Command]) -> None:
+    def _opened(self, opened: SessionOpened, now: float, out: list[Command]) -> None:
+        session, hello = opened.session, opened.hello
         if hello.protocol != PROTOCOL_VERSION:
             error = UsageError(
                 f"{hello.host} speaks protocol {hello.protocol}, this tracker {PROTOCOL_VERSION}",
@@ -194,7 +195,7 @@ class Fleet:
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
-        host.connect(session, hello, source=source, now=now)
+        host.connect(session, hello, source=opened.source, certified=opened.certified, now=now)
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:

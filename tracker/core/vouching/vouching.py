@@ -40,9 +40,6 @@ from tracker.core.vouching.ledger import NO_ARBITER, Ledger
 from tracker.core.vouching.liars import Liars
 from tracker.core.vouching.pace import pause_s
 
-ARBITER_S = 30.0
-"""An arbiter that states nothing for so long is replaced."""
-
 FAILED_S = 60.0
 """A blob of which no list held may be tried again after so long."""
 
@@ -220,26 +217,18 @@ class Vouching:
             return out
         if case.swarm.origin.barred:
             self.liars.unbar(case.swarm)
-        if (arbiter := ledger.round.arbiter) is not None and ledger.phase == "open" and not ledger.round.complete:
-            host = self.hosts.get(arbiter)
-            there = host is not None and host.available and self._arbitrates(case, arbiter)
-            if not there or now - ledger.round.heard_at >= ARBITER_S:
-                case.drop_stale(self.hosts)
-                if case.followers and (
-                    arbiter != NO_ARBITER or choose_arbiter(case, self.hosts, self.liars, now=now) != NO_ARBITER
-                ):
-                    return self._next_round(case, f"the arbiter {arbiter or '(none)'} is gone", failed=False, now=now)
+        if reason := case.lapse(self.hosts, now=now):
+            case.drop_stale(self.hosts)
+            if case.followers and (
+                ledger.round.arbiter != NO_ARBITER
+                or choose_arbiter(case, self.hosts, self.liars, now=now) != NO_ARBITER
+            ):
+                return self._next_round(case, reason, failed=False, now=now)
         if ledger.round.arbiter is None and now >= case.recall_at:
             out += self._recall(case, now)
         if ledger.round.against or (ledger.round.complete and ledger.phase == "open"):
             out += self._conclude(case, now=now)
         return out
-
-    def _arbitrates(self, case: Case, arbiter: str) -> bool:
-        """Whether the arbiter is still in the swarm and either reads, or was found whole and is to
-        say what it has."""
-        member = case.swarm.members.get(arbiter)
-        return arbiter in case.followers or (member is not None and member.seed)
 
     def _recall(self, case: Case, now: float) -> list[Command]:
         """Ask a host for what it knows of a list with gaps."""
@@ -359,18 +348,21 @@ class Vouching:
 
 
 def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: float) -> str:
-    """The arbiter of the next round: a host that had no part in the rounds so far, if there is one,
-    with the most pieces; NO_ARBITER where no host is there."""
+    """The arbiter of the next round, NO_ARBITER where no host is there: one that had no part in the
+    rounds so far, if there is one, nor has any host that votes with it, which may be the same liar
+    under another name. What hosts state of themselves, such as how much they have, does not count:
+    those come first that others have had pieces of, or that have been here for longest."""
     case.drop_stale(hosts)
     authors = case.ledger.involved | case.ledger.round.authors()
     arbiters = {each.arbiter for each in case.ledger.rounds}
+    heard = {hosts[name].voter for name in (*authors, *arbiters) if name in hosts}
     members = case.swarm.members
     fit = [name for name in case.followers if members[name].present and hosts[name].available]
     honest = [name for name in fit if not liars.lies(name, now=now)] or fit
 
-    def order(name: str) -> tuple[bool, bool, int, int]:
-        member = members[name]
-        return name in authors, name in arbiters, -sum(member.counts), member.order
+    def order(name: str) -> tuple[bool, bool, bool, bool, int]:
+        host = hosts[name]
+        return name in authors, name in arbiters, host.voter in heard, not host.proved, members[name].order
 
     return min(honest, key=order, default=NO_ARBITER)
 
