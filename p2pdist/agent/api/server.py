@@ -49,6 +49,7 @@ from p2pdist.agent.api.mirror import (
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
+from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.model.digest import Digest, is_digest, parse_digest
 from p2pdist.model.errors import (
     UNDECODABLE,
@@ -261,10 +262,12 @@ class StoreStatus(msgspec.Struct, frozen=True):
 
 class MirrorStatus(msgspec.Struct, frozen=True):
     """The mirror for clients of registries on this host: its host and port, and how many requests
-    it has answered, whatever the answers were."""
+    it has answered, whatever the answers were. `checks` are the repositories that `p2pdist mirror
+    check` had runtimes ask for last."""
 
     address: str
     requests: int
+    checks: list[str]
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
@@ -687,9 +690,13 @@ async def _status(request: web.Request) -> web.Response:
             [pull for pull in agent.pulls.list() if _readable(agent, request, pull.reference)],
             agent.scrub.status(),
             sorted(upstream.name for upstream in agent.images.upstreams),
-            MirrorStatus(agent.mirrored.address, agent.mirrored.total) if agent.mirrored.address else None,
+            _mirror_status(agent.mirrored),
         )
     )
+
+
+def _mirror_status(counts: MirrorCounts) -> MirrorStatus | None:
+    return MirrorStatus(counts.address, counts.total, list(counts.checks)) if counts.address else None
 
 
 _READ_ERRORS = (UsageError, NotFound, Corrupt, Unavailable)

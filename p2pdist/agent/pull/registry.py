@@ -8,9 +8,11 @@ serving begins and `Left` when it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -31,7 +33,7 @@ from p2pdist.core.sources import Sources
 from p2pdist.core.stream_slots import Peer
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, Corrupt, P2PDistError
+from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
@@ -66,9 +68,17 @@ PLAN_WAIT_S = 1.0
 """A pull from an upstream registry that has no plan after so long sees whether the tracker
 hangs."""
 
+UNWANTED_S = 60.0
+"""A pull that clients of the mirror alone wanted ends when none has asked for its blob for so long:
+a client that was not answered in time reads from the registry itself."""
+
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
 """A blob that turned out to be wrong may still be read by streams that are about to end."""
+
+
+_of_client = ContextVar("of_client", default=False)
+"""Whether what runs is for a client of the mirror."""
 
 
 @dataclass(slots=True)
@@ -162,6 +172,8 @@ class Registry:
         self._session, self._uplink, self._policies = resources.session, resources.uplink, resources.policies
         self._access = resources.access
         self._drain = drain
+        self.clients = ClientInterest(store, self.fetching)
+        """What clients of the mirror ask for."""
         self._untracked = _UntrackedPulls(resources, packages, neighbourhood, alone, tracker_wait_s)
         self._fetching: dict[Digest, BlobPull] = {}
         """The pulls under way."""
@@ -233,12 +245,15 @@ class Registry:
         priority = self._policies.priority(digest, priority)
         running = self._join(digest, priority)
         if running is not None:
+            self.clients.note(digest)
             return running.blob, running
         blob = await in_thread(claim, Blob.release)
         running = self._join(digest, priority)
         complete = blob.complete  # once: a verification may find it wrong at any moment
         if running is not None or complete:
             blob.release()
+        if not complete:
+            self.clients.note(digest)
         if running is not None:
             return running.blob, running
         if complete:
@@ -300,6 +315,7 @@ class Registry:
         if self._expiring is None:
             self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_connections)
         del self._fetching[blob.digest]
+        self.clients.forget(blob.digest)
         blob.release()
         error = None if done.cancelled() else done.exception()
         if error is None:
@@ -430,6 +446,58 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
         vouched=matched,
         matched=matched,
     )
+
+
+class ClientInterest:
+    """Ends pulls that only clients of the mirror wanted, and none does any more. `fetching` finds
+    the pull of a blob that is under way. On the event loop."""
+
+    def __init__(self, store: BlobStore, fetching: Callable[[Digest], BlobPull | None]) -> None:
+        self._store, self._fetching = store, fetching
+        self._asking: Counter[Digest] = Counter()
+        """Requests of clients under way, by blob."""
+        self._asked: Counter[Digest] = Counter()
+        """Requests of clients so far, by blobs that are on their way."""
+        self._others: set[Digest] = set()
+        """Blobs on their way that something else wants, too, such as a pull of the whole image."""
+
+    @contextlib.contextmanager
+    def asking(self, digest: Digest) -> Iterator[None]:
+        """Around a client's request for a blob, in its task and those that begin there."""
+        asked = _of_client.set(True)
+        self._asking[digest] += 1
+        try:
+            yield
+        finally:
+            _of_client.reset(asked)
+            self._asking[digest] -= 1
+            if not self._asking[digest]:
+                del self._asking[digest]
+                self._look_later(digest)
+
+    def note(self, digest: Digest) -> None:
+        """A blob that is not here is asked for, by a client or by something else."""
+        if not _of_client.get():
+            self._others.add(digest)
+
+    def forget(self, digest: Digest) -> None:
+        """The pull of a blob has ended."""
+        self._others.discard(digest)
+        self._asked.pop(digest, None)
+
+    def _look_later(self, digest: Digest) -> None:
+        blob = self._store.get(digest)
+        if blob is not None and blob.complete:
+            return
+        self._asked[digest] += 1
+        asyncio.get_running_loop().call_later(UNWANTED_S, self._look, digest, self._asked[digest])
+
+    def _look(self, digest: Digest, asked: int) -> None:
+        pull = self._fetching(digest)
+        if pull is None:
+            self._asked.pop(digest, None)
+        elif self._asked[digest] == asked and digest not in self._others and digest not in self._asking:
+            pull.reject(Unavailable(f"no client has asked for {digest} for {UNWANTED_S:g} s", remedy="Ask again"))
 
 
 class _UntrackedPulls:

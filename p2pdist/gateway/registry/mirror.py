@@ -162,6 +162,7 @@ class Mirror:
                 request.rel_url.raw_path, request.query.getall("ns", []), self._images.known_upstreams()
             )
             kind = asked.kind
+            self._counts.asked(asked.name.repository)
             sent = await self._answer(request, asked)
         except asyncio.CancelledError:
             self._counts.answered(kind, 200, "none", whole=False)
