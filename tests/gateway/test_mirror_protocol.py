@@ -195,8 +195,8 @@ async def test_a_blob_that_is_here_is_sent_from_the_store(http: aiohttp.ClientSe
     assert rig.agent.mirrored.bytes["store"] == len(image.blobs[layer])
 
 
-async def _complete(rig: Rig, digest: Digest) -> None:
-    blob, arrival = await rig.images.fetch_blob(image_name(rig.registry, "team/app"), digest)
+async def _complete(rig: Rig, digest: Digest, repository: str = "team/app") -> None:
+    blob, arrival = await rig.images.fetch_blob(image_name(rig.registry, repository), digest)
     assert arrival is not None
     arrival.give(*range(blob.layout.count))
     arrival.match()

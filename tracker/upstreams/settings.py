@@ -21,9 +21,13 @@ is not there itself. `insecure = true` stands for plain HTTP where no URL is giv
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +37,15 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_duration
 from p2pdist.model.upstream import TAGS_TTL_S, UpstreamSettings, parse_redirects, parse_upstream, unique, upstream_of
 
+POLL_S = 1.0
 BYTES_MAX = 1 << 20
 NAMESPACES_MAX = 1000
 TAGS_TTL_S_MAX = 7 * 86400.0
 _ALIASES = {"name": "host", "tag_ttl_s": "tags_ttl", "tags_ttl_s": "tags_ttl", "allow": "namespaces"}
 _NAMESPACE = re.compile(r"[a-z0-9._/*?\[\]!-]{1,255}\Z")
+
+
+logger = logging.getLogger(__name__)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,3 +117,49 @@ def _settings(path: Path, number: int, plain: Any) -> UpstreamSettings:
         namespaces=tuple(entry.namespaces),
         redirects=redirects,
     )
+
+
+class UpstreamsFile:
+    """Keeps upstreams at what the command line and a file say: the file is read again when it
+    changes, and on SIGHUP. One with a mistake changes nothing."""
+
+    def __init__(
+        self,
+        named: tuple[str, ...],
+        path: Path,
+        take: Callable[[tuple[UpstreamSettings, ...]], Awaitable[None]],
+    ) -> None:
+        self._named, self._path, self._take = named, path, take
+        self._stamp = self._look()
+        self._asked = asyncio.Event()
+
+    def reload(self) -> None:
+        """Read the file again soon, whether or not it looks changed."""
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Read the file again when it has changed, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), POLL_S)
+            asked = self._asked.is_set()
+            self._asked.clear()
+            try:
+                stamp = await asyncio.to_thread(self._look)
+                if asked or stamp != self._stamp:
+                    self._stamp = stamp
+                    upstreams = await asyncio.to_thread(all_upstreams, self._named, self._path)
+                    await self._take(upstreams)
+                    logger.info("the upstreams %s hold", ", ".join(upstream.name for upstream in upstreams) or "(none)")
+            except UsageError as error:
+                logger.warning("the upstreams stay as they were: %s", error)
+            except Exception:
+                logger.exception("the upstreams in %s are not watched", self._path)
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """What changes with the file."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

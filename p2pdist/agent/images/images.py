@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
+from p2pdist.agent.images.lists import KeptLists
 from p2pdist.agent.images.registries import TrackedImages, UpstreamBlobs, UpstreamRegistries
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.tasks import Tasks
@@ -167,6 +168,7 @@ class Images:
         self._announcing: dict[str, tuple[asyncio.Task[None], float]] = {}
         """Those that it is being asked for, and until when pulls wait for that."""
         self._reads: dict[str, asyncio.Task[ImageDocument]] = {}
+        self._lists = KeptLists(store)
 
     @property
     def upstreams(self) -> tuple[UpstreamSettings, ...]:
@@ -310,18 +312,34 @@ class Images:
 
     async def tags(self, name: ImageName, n: int = 1000, last: str = "") -> TagPage:
         """Up to `n` tags after the tag `last`. Raises NotFound, Refused, Corrupt, Unavailable."""
-        await self._registries.require(name)
-        return await self._ask(name, lambda: self._tracked.tags(name, n, last), lambda upstream: upstream.tags(n, last))
+
+        async def ask(known: bool) -> TagPage:
+            if not known:
+                await self._registries.require(name)
+            return await self._ask(
+                name,
+                lambda: self._tracked.tags(name, n, last),
+                lambda upstream: upstream.tags(n, last),
+                quick=known,
+            )
+
+        return await self._lists.read(name, f"tags {n} {last}", TagPage, ask)
 
     async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> ImageDocument:
         """The index of what refers to a manifest, such as signatures. Raises NotFound, Refused,
         Corrupt, Unavailable."""
-        await self._registries.require(name)
-        return await self._ask(
-            name,
-            lambda: self._tracked.referrers(name, digest, artifact_type),
-            lambda upstream: upstream.referrers(digest, artifact_type),
-        )
+
+        async def ask(known: bool) -> ImageDocument:
+            if not known:
+                await self._registries.require(name)
+            return await self._ask(
+                name,
+                lambda: self._tracked.referrers(name, digest, artifact_type),
+                lambda upstream: upstream.referrers(digest, artifact_type),
+                quick=known,
+            )
+
+        return await self._lists.read(name, f"referrers {digest} {artifact_type}", ImageDocument, ask)
 
     # -- blobs
 

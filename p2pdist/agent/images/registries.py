@@ -34,6 +34,9 @@ LEARN_S = 5.0
 """Between two questions to a tracker which upstreams there are, while an unknown one is asked
 for."""
 
+LEARN_AGAIN_S = 60.0
+"""A tracker may go by other settings meanwhile."""
+
 TOKEN_WAIT_S = 5.0
 LATE_S = 0.25
 """An answer of a tracker that takes longer has this host see whether the tracker hangs."""
@@ -193,9 +196,11 @@ class UpstreamRegistries:
 
     async def require(self, name: ImageName) -> None:
         """Raises NotFound for an upstream that neither this agent nor its tracker was given."""
-        if name.upstream in self._own or name.upstream in self._learned:
-            return
         now = asyncio.get_running_loop().time()
+        if name.upstream in self._own or name.upstream in self._learned:
+            if self._tracked.connected and now - self._asked_at >= LEARN_AGAIN_S:
+                self.begin_learning()
+            return
         if self._learning is not None and not self._learning.done():
             await asyncio.wait([self._learning])
         elif self._tracked.connected and now - self._asked_at >= LEARN_S:
