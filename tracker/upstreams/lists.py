@@ -6,14 +6,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from typing import TypeVar
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.image_lists import LIST_TYPE, Listed, decode_list, encode_list
+from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.model.manifest import Descriptor
 from tracker.reads import remember
 from tracker.state.documents import Documents
 
 LISTS_MAX = 500
+
+ListKind = TypeVar("ListKind", TagPage, ImageDocument)
 
 
 class KeptLists:
@@ -23,13 +27,13 @@ class KeptLists:
         self._documents = documents
         self._lists: OrderedDict[str, tuple[float, Listed]] = OrderedDict()
 
-    async def find(self, key: str) -> tuple[float, Listed | None]:
+    async def find(self, key: str, kind: type[ListKind]) -> tuple[float, ListKind | None]:
         """When a list was asked for (time.monotonic), and the list, None when it is not kept. That
         an earlier process asked for it is long ago."""
-        known = self._lists.get(key)
+        asked_at, known = self._lists.get(key, (float("-inf"), None))
         if known is None and self._documents is not None:
-            return float("-inf"), await asyncio.to_thread(_recall, self._documents, key)
-        return known if known is not None else (float("-inf"), None)
+            known = await asyncio.to_thread(_recall, self._documents, key)
+        return asked_at, known if isinstance(known, kind) else None
 
     async def keep(self, key: str, found: Listed) -> None:
         """Keep a list that a registry has just sent, if it is not too large."""

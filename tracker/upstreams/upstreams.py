@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeVar
 
 from p2pdist.model.digest import Digest, digest_of, is_digest
@@ -46,7 +47,7 @@ from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
 from tracker.reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
-from tracker.upstreams.lists import KeptLists
+from tracker.upstreams.lists import KeptLists, ListKind
 
 ABSENT_S = 5.0
 """So long an upstream is not asked again for what it did not have."""
@@ -363,21 +364,18 @@ class Upstreams:
 
     async def tags(self, name: ImageName, n: int, last: str = "") -> TagPage:
         """Some tags of a repository. Raises NotFound, Refused, Corrupt, Unavailable."""
-        page = await self._list(name, f"tags {name} {n} {last}", lambda repository: repository.tags(n, last))
-        assert isinstance(page, TagPage)
-        return page
+        return await self._list(name, f"tags {name} {n} {last}", TagPage, lambda repository: repository.tags(n, last))
 
     async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> ImageDocument:
         """The index of what refers to a manifest. Raises NotFound, Refused, Corrupt,
         Unavailable."""
         key = f"referrers {name}@{digest} {artifact_type}"
-        found = await self._list(name, key, lambda repository: repository.referrers(digest, artifact_type))
-        assert isinstance(found, ImageDocument)
-        return found
+        ask = partial(UpstreamRepository.referrers, digest=digest, artifact_type=artifact_type)
+        return await self._list(name, key, ImageDocument, ask)
 
-    async def _list(self, name: ImageName, key: str, ask: Ask[TagPage | ImageDocument]) -> TagPage | ImageDocument:
+    async def _list(self, name: ImageName, key: str, kind: type[ListKind], ask: Ask[ListKind]) -> ListKind:
         registry, now = self._registry(name), time.monotonic()
-        settings, (asked_at, kept) = registry.registry.settings, await self._lists.find(key)
+        settings, (asked_at, kept) = registry.registry.settings, await self._lists.find(key, kind)
         stale = kept if settings.serve_stale else None
         if kept is not None and now - asked_at < settings.tags_ttl_s:
             return kept

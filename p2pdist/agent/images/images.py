@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from p2pdist.agent.images.lists import KeptLists
+from p2pdist.agent.images.lists import AskEither, ImageLists
 from p2pdist.agent.images.registries import TrackedImages, UpstreamBlobs, UpstreamRegistries
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.tasks import Tasks
@@ -78,23 +78,12 @@ class BlobFetcher(Protocol):
         complete. Hosts with a lease read it from `upstream`."""
 
 
-class Ask(Protocol):
-    """Asks the tracker, or where none answers the upstream itself; see Images._ask."""
-
-    async def __call__(
-        self,
-        name: ImageName,
-        tracker: Callable[[], Awaitable[int]],
-        upstream: Callable[[UpstreamRepository], Awaitable[int | None]],
-    ) -> int | None: ...
-
-
 class ConfirmedBlobs:
     """Blobs that registries have in a repository, whatever manifests name: a manifest may name any
     blob, also such as belong to images of others. `learn` hears of each under its name. On the
     event loop."""
 
-    def __init__(self, tracked: TrackedImages, registries: UpstreamRegistries, ask: Ask, learn: Learn) -> None:
+    def __init__(self, tracked: TrackedImages, registries: UpstreamRegistries, ask: AskEither, learn: Learn) -> None:
         self._tracked, self._registries, self._ask, self._learn = tracked, registries, ask, learn
         self._tasks = Tasks(logger, "a blob could not be confirmed at its registry")
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -168,7 +157,7 @@ class Images:
         self._announcing: dict[str, tuple[asyncio.Task[None], float]] = {}
         """Those that it is being asked for, and until when pulls wait for that."""
         self._reads: dict[str, asyncio.Task[ImageDocument]] = {}
-        self._lists = KeptLists(store)
+        self._lists = ImageLists(store, tracked, registries, self._ask)
 
     @property
     def upstreams(self) -> tuple[UpstreamSettings, ...]:
@@ -312,34 +301,12 @@ class Images:
 
     async def tags(self, name: ImageName, n: int = 1000, last: str = "") -> TagPage:
         """Up to `n` tags after the tag `last`. Raises NotFound, Refused, Corrupt, Unavailable."""
-
-        async def ask(known: bool) -> TagPage:
-            if not known:
-                await self._registries.require(name)
-            return await self._ask(
-                name,
-                lambda: self._tracked.tags(name, n, last),
-                lambda upstream: upstream.tags(n, last),
-                quick=known,
-            )
-
-        return await self._lists.read(name, f"tags {n} {last}", TagPage, ask)
+        return await self._lists.tags(name, n, last)
 
     async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> ImageDocument:
         """The index of what refers to a manifest, such as signatures. Raises NotFound, Refused,
         Corrupt, Unavailable."""
-
-        async def ask(known: bool) -> ImageDocument:
-            if not known:
-                await self._registries.require(name)
-            return await self._ask(
-                name,
-                lambda: self._tracked.referrers(name, digest, artifact_type),
-                lambda upstream: upstream.referrers(digest, artifact_type),
-                quick=known,
-            )
-
-        return await self._lists.read(name, f"referrers {digest} {artifact_type}", ImageDocument, ask)
+        return await self._lists.referrers(name, digest, artifact_type)
 
     # -- blobs
 
