@@ -18,6 +18,7 @@ from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmS
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
+from p2pdist.agent.images.inventory import ImageInventory
 from p2pdist.agent.images.images import Images
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
@@ -165,7 +166,7 @@ class Agent:
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, roots=access.mount_roots)
-        self.inventory = Inventory(store, self.pulls)
+        self.inventory = Inventory(store, self.pulls, ImageInventory(store, this_platform()))
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
         self.retention = Retention(store, self.policies, self.maintenance, order)
