@@ -18,8 +18,8 @@ from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmS
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
-from p2pdist.agent.images.inventory import ImageInventory
 from p2pdist.agent.images.images import Images
+from p2pdist.agent.images.inventory import ImageInventory
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts

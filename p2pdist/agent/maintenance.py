@@ -61,7 +61,7 @@ class Inventory:
                     record.last_used,
                 )
             )
-        for image in self.images.list():
+        for image in self.images.images():
             size, complete = sum(blob.size for blob in image.blobs), self.images.complete(image)
             kept = any(blob.digest in pinned for blob in image.blobs)
             listed.append(PackageStatus(image.reference, image.digest, size, complete, kept, image.last_used))
@@ -84,7 +84,7 @@ class Inventory:
         trees = self._store.trees
         named = arriving | trees.records.needed_by().keys() | trees.pulls.packs() | trees.redundant_packs()
         named |= {tree.root for tree in trees.list()} | self.parts_of_packages()
-        named |= {blob.digest for image in self.images.list() for blob in image.blobs}
+        named |= {blob.digest for image in self.images.images() for blob in image.blobs}
         return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
 
     def parts_of_packages(self) -> set[Digest]:
@@ -191,7 +191,7 @@ class Maintenance:
         if digest not in {single.digest for single in self._inventory.single_blobs(arriving)}:
             manifests = ((record.reference, self._inventory.manifest(record.manifest_digest)) for record in records)
             owners = [name for name, manifest in manifests if manifest and _names(manifest, digest)]
-            images = self._inventory.images.list()
+            images = self._inventory.images.images()
             owners += [image.reference for image in images if digest in {blob.digest for blob in image.blobs}]
             whole = f"the package {owners[0]}" if owners else "a package that is being pulled, or a tree that is shown"
             remedy = f"p2pdist rm {owners[0]}" if owners else "Wait for that to end"

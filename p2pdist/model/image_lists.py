@@ -27,12 +27,13 @@ class _Kept(msgspec.Struct):
 
 def encode_list(found: Listed) -> bytes | None:
     """A list as it is kept; None for one that is too large."""
-    if isinstance(found, TagPage):
-        kept = _Kept(found.names, found.more)
-    else:
-        kept = _Kept(data=found.data, media_type=found.media_type)
-    data = msgspec.json.encode(kept)
-    return data if len(data) <= LIST_BYTES_MAX else None
+    match found:
+        case TagPage(names, more):
+            kept = _Kept(names, more)
+        case ImageDocument(data, media_type):
+            kept = _Kept(data=data, media_type=media_type)
+    encoded = msgspec.json.encode(kept)
+    return encoded if len(encoded) <= LIST_BYTES_MAX else None
 
 
 def decode_list(data: bytes) -> Listed | None:

@@ -30,8 +30,8 @@ WAIT_S = 30.0
 
 
 class Relay:
-    """Passes connections on to a port, until it is frozen: then it takes connections, as the host of
-    a stopped process does, and nothing comes of them."""
+    """Passes connections on to a port, until it is frozen: then it takes connections, as the host
+    of a stopped process does, and nothing comes of them."""
 
     def __init__(self) -> None:
         self.port, self.target, self.frozen = 0, 0, asyncio.Event()

@@ -391,9 +391,7 @@ async def test_ranges_that_are_refused_or_ignored(
             assert answer.headers["Content-Range"] == f"bytes */{len(image.blobs[layer])}"
 
 
-async def test_a_client_that_takes_nothing_is_left(
-    rig: Rig, registry: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_takes_nothing_is_left(rig: Rig, registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds one of the requests that a mirror answers at once."""
     monkeypatch.setattr(mirror_module, "IDLE_S", 0.3)
     image = push_image(registry, "team/large", "v1", [make_layer(24 << 20)])

@@ -4,8 +4,8 @@ behaves badly."""
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import base64
+import ipaddress
 import json
 import os
 import stat
@@ -28,8 +28,8 @@ from p2pdist.model.image_manifest import INDEX_TYPE, ImageIndex, ImageManifest, 
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.upstream import UpstreamSettings, parse_upstream
 from p2pdist.origin.registry.accounts import Account, Fixed, docker_accounts
-from p2pdist.origin.registry.authentication import Authentication, PullToken
 from p2pdist.origin.registry.addresses import AllowedAddresses, kind_of
+from p2pdist.origin.registry.authentication import Authentication, PullToken
 from p2pdist.origin.registry.client import RegistryClient
 from p2pdist.origin.registry.upstream import UpstreamRegistry
 

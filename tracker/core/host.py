@@ -89,9 +89,7 @@ class Host:
         more got good pieces from it."""
         return len(self.penalties) >= BAN_REPORTERS_MIN and len(self.vouchers) < VOUCHERS * len(self.penalties)
 
-    def connect(
-        self, session: int, hello: Hello, *, source: str = "", certified: bool = False, now: float
-    ) -> None:
+    def connect(self, session: int, hello: Hello, *, source: str = "", certified: bool = False, now: float) -> None:
         """The host opens a session. Only penalties for wrong bytes outlast a new start."""
         self.expire_penalties(now=now, started_anew=True)
         self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port

@@ -40,7 +40,7 @@ class ImageInventory:
     def __init__(self, store: BlobStore, platform: Platform) -> None:
         self._store, self._platform = store, platform
 
-    def list(self) -> list[StoredImage]:
+    def images(self) -> list[StoredImage]:
         """All images, by reference. One that was asked for by its digest alone has no tag; a
         manifest that a tag leads to is no image of its own."""
         records: dict[str, list[ImageRecord]] = {}
@@ -88,7 +88,7 @@ class ImageInventory:
         """Remove an image with what neither another image needs nor `kept` has; returns its
         reference. Raises NotFound, and Conflict where it is pinned or in use."""
         reference = parse_image(text)
-        images = self.list()
+        images = self.images()
         image = next((image for image in images if image.reference == str(reference)), None)
         if image is None:
             raise NotFound(f"{reference} is not on this host", remedy="p2pdist ls says what is")

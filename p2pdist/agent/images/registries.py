@@ -89,7 +89,7 @@ class TrackedImages:
         return self._session.attention.answers
 
     async def ask(self, question: Callable[[], Awaitable[Value]], wait_s: float | None = None) -> Value:
-        """What the tracker answers, for a caller that can go on without it. Raises Unavailable, too,
+        """What the tracker answers, for a caller that can go on without it. Raises Unavailable too
         where that takes longer than `wait_s`, and soon where the tracker hangs."""
         session, loop = self._session, asyncio.get_running_loop()
         if session.attention.silent:

@@ -13,7 +13,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 from p2pdist.agent.access.service import AgentAccess
@@ -48,7 +49,7 @@ from p2pdist.model.messages import (
     Vouched,
 )
 from p2pdist.model.pieces import PieceSet, piece_size_for
-from p2pdist.model.plan import Plan, Source
+from p2pdist.model.plan import ORIGIN, Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
@@ -64,9 +65,12 @@ UPSTREAM_WAIT_S = 0.5
 """How long a pull from an upstream registry waits for a tracker before it reads alone. A mirror
 answers within 2 s, and podman ends a pull of which one blob is refused."""
 
-PLAN_WAIT_S = 1.0
-"""A pull from an upstream registry that has no plan after so long sees whether the tracker
+PLAN_WAIT_S = 0.5
+"""A pull for a client of the mirror that has no plan after so long sees whether the tracker
 hangs."""
+
+LOOK_S = 1.0
+"""A pull that has no plan looks so often whether a tracker is connected still."""
 
 UNWANTED_S = 60.0
 """A pull that clients of the mirror alone wanted ends when none has asked for its blob for so long:
@@ -535,16 +539,25 @@ class _UntrackedPulls:
         await self._waits.stop()
 
     async def _watch(self, pull: BlobPull) -> None:
-        """Where the tracker hangs, or goes away before it has planned, have the pull go on as
-        without one: a client of the mirror waits. What a tracker plans later counts as always."""
+        """Where the tracker goes away before it has planned, have the pull go on as without one.
+        Where it hangs, that is waited for, as it may be busy, unless a client waits, which would
+        turn to the registry. What a tracker plans later counts as always."""
         digest, attention = pull.blob.digest, self._session.attention
-        if not attention.silent:
+        if _of_client.get() and not attention.silent:
             await asyncio.wait([pull.done], timeout=PLAN_WAIT_S)
-        due = not pull.done.done() and self._unplanned.get(digest) is pull
-        if due and not await attention.responds() and self._unplanned.get(digest) is pull:
-            self._plan(pull, of_upstream=True)
+            if self._lacks_plan(pull):
+                await attention.responds()
+        while self._lacks_plan(pull):
+            if not self._session.connected or (_of_client.get() and attention.silent):
+                del self._unplanned[digest]
+                self._plan(pull, of_upstream=True)
+                return
+            await asyncio.wait([pull.done], timeout=LOOK_S)
         if self._unplanned.get(digest) is pull:
             del self._unplanned[digest]
+
+    def _lacks_plan(self, pull: BlobPull) -> bool:
+        return not pull.done.done() and self._unplanned.get(pull.blob.digest) is pull
 
     def _plan(self, pull: BlobPull, *, of_upstream: bool) -> None:
         """Plan with the neighbours that are known, or alone. With trackers to wait for a pull that
@@ -554,8 +567,9 @@ class _UntrackedPulls:
         do that otherwise."""
         blob, session = pull.blob, self._session
         alone = Announcement("alone", self._host, origin=True) if of_upstream else self._alone
+        planned = partial(_planned_beside, pull) if session.connected else pull.planned
         if self._neighbourhood is not None:
-            self._neighbourhood.plan(blob.digest, blob.layout, pull.done, pull.planned, origin=of_upstream)
+            self._neighbourhood.plan(blob.digest, blob.layout, pull.done, planned, origin=of_upstream)
         elif session.connected and not of_upstream:
             return
         elif session.urls and not session.connected:
@@ -563,7 +577,14 @@ class _UntrackedPulls:
             goes_on = alone if of_upstream else None
             self._waits.spawn(_wait_for_tracker(pull, session, self._packages, limit_s, goes_on))
         elif alone is not None:
-            pull.planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
+            planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
+
+
+def _planned_beside(pull: BlobPull, plan: Plan) -> None:
+    """Give a pull a plan that was made while a tracker is connected, and hangs. Superpeers count
+    only without a tracker: a stripe for which no other host is known is read at once."""
+    stripes = tuple(replace(stripe, parent=ORIGIN) if stripe.parent is None else stripe for stripe in plan.stripes)
+    pull.planned(replace(plan, stripes=stripes))
 
 
 async def _wait_for_tracker(

@@ -1,6 +1,6 @@
-"""Whether the runtimes of this host really ask the mirror: each is told to pull an image with a name
-that was made up for this check, which is nowhere, and the agent says whether it was asked for it.
-Then an image is pulled that is somewhere.
+"""Whether the runtimes of this host really ask the mirror: each is told to pull an image whose name
+was made up for this check, which is nowhere, and the agent says whether it was asked for it. Then
+an image is pulled that is somewhere.
 """
 
 from __future__ import annotations

@@ -86,9 +86,7 @@ class RegistryClient:
     """Connections by where they lead."""
 
     def __post_init__(self) -> None:
-        self._allowed = AllowedAddresses(
-            self.url, self.base.host or "", listed=self.redirects, private=self.private
-        )
+        self._allowed = AllowedAddresses(self.url, self.base.host or "", listed=self.redirects, private=self.private)
         self.authentication = Authentication(self.url, self.base, self.accounts, self._ask_realm, self.source)
 
     @classmethod
@@ -214,7 +212,7 @@ class RegistryClient:
         return known
 
     async def _send(self, method: str, url: URL, headers: dict[str, str], data: Any) -> aiohttp.ClientResponse:
-        """Raises Refused where the registry may not send its readers to `url`. What a proxy connects
+        """Raises Refused where the registry may not send readers to `url`. What a proxy connects
         to is that proxy's to say."""
         proxy, proxy_auth = await asyncio.to_thread(_proxy, url)
         place: Place = "proxy" if proxy is not None else "home" if url.origin() == self.base.origin() else "elsewhere"

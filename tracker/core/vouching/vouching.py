@@ -355,7 +355,7 @@ def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: 
     case.drop_stale(hosts)
     authors = case.ledger.involved | case.ledger.round.authors()
     arbiters = {each.arbiter for each in case.ledger.rounds}
-    heard = {hosts[name].voter for name in (*authors, *arbiters) if name in hosts}
+    heard = {hosts[name].voter for name in (*authors, *filter(None, arbiters)) if name in hosts}
     members = case.swarm.members
     fit = [name for name in case.followers if members[name].present and hosts[name].available]
     honest = [name for name in fit if not liars.lies(name, now=now)] or fit
