@@ -30,7 +30,7 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?\Z")
 _URL = re.compile(r"(https?)://((?:[A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?)/?\Z")
 
 
-class Upstream(msgspec.Struct, frozen=True):
+class Upstream(msgspec.Struct, frozen=True, omit_defaults=True):
     """An upstream: the name under which references know it, and the URL of its registry, without
     credentials. `redirects` are hosts and networks of private addresses to which it may send its
     readers."""

@@ -523,14 +523,12 @@ def test_an_arbiter_that_dawdles_is_replaced() -> None:
     control.judge(*(host for host in control.numbers if host != reader), matches=False)
     control.run(JUDGES_WAIT_S + 0.1)
     first, begun_at = control.arbiter(1), control.now
-    for piece in ALL[:4]:
-        control.vouch(first, [piece], round_=1)
-        control.run(ARBITER_S - 1)
-    second = control.arbiter(2)
-    assert second not in (first, reader)
-    control.run(ARBITER_S - 1)
-    assert all(Reread(BLOB, 3) not in heard for heard in control.heard.values())
-    assert control.now - begun_at < COUNT * ARBITER_S
+    for piece in ALL:
+        if control.fleet.vouching._cases[BLOB].ledger.round.number == 1:
+            control.vouch(first, [piece], round_=1)
+            control.run(ARBITER_S - 1)
+    assert control.arbiter(2) not in (first, reader)
+    assert control.now - begun_at < COUNT * ARBITER_S / 2
 
 
 def test_an_arbiter_that_reads_as_slowly_as_the_first_readers_did_goes_on() -> None:
@@ -591,6 +589,8 @@ def test_hosts_behind_one_address_have_one_voice_unless_certificates_name_them(c
     control.run(0.5)
     reader = control.reader()
     others = [host for host in control.numbers if host != reader]
+    control.open("elsewhere", "198.51.100.1")
+    control.hold("elsewhere")  # and has not judged
     control.vouch(reader, ALL)
     control.judge(*others[:2], matches=True)
     held = any(isinstance(command, ListMatched) for command in control.commands)

@@ -155,7 +155,7 @@ class BlobBodies:
             proven=body.proven if body is not None else None,
             flow=flow,
             disk=not blob.in_memory,
-            options=RangeOptions(headers, RANGES_MAX, deadline, IDLE_S, count),
+            options=RangeOptions(headers, RANGES_MAX, deadline, count, IDLE_S),
         )
         expected = response.content_length if response.status in (200, 206) else 0
         return Sent(response, source, sent >= (expected or 0))

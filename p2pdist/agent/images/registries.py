@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
@@ -266,22 +265,33 @@ def _settings_of(stated: Upstream) -> UpstreamSettings:
     return msgspec.structs.replace(found, redirects=parse_redirects(stated.redirects))
 
 
-@dataclass(frozen=True)
 class UpstreamBlobs:
     """The blobs of one repository, to be read from its registry where no other host gives them. An
     agent that no tracker has named the upstream to has what its store and its peers have."""
 
-    registries: UpstreamRegistries
-    name: ImageName
+    def __init__(self, registries: UpstreamRegistries, name: ImageName) -> None:
+        self._registries, self._name = registries, name
+        self._repository: UpstreamRepository | None = None
+        """What was read from last: its readers find out together whether there are ranges."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one reads the same repository."""
+        return isinstance(other, UpstreamBlobs) and (self._registries, self._name) == (other._registries, other._name)
+
+    def __hash__(self) -> int:
+        return hash((self._registries, self._name))
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
         """`length` bytes of a blob. Raises P2PDistError; Unavailable for an unknown upstream, which
         says nothing of its blobs."""
         try:
-            await self.registries.require(self.name)
+            await self._registries.require(self._name)
         except NotFound as error:
             raise Unavailable(error.what, remedy=error.remedy) from error
-        return await self.registries.reader(self.name).read_range(digest, start, length)
+        repository = self._registries.reader(self._name)
+        if self._repository != repository:  # the first one, or the tracker has named another URL
+            self._repository = repository
+        return await self._repository.read_range(digest, start, length)
 
 
 def _path(name: ImageName) -> str:

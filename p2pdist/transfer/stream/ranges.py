@@ -127,12 +127,12 @@ class RangeOptions:
     has come since the request did, Unavailable is raised; where pieces do come, the head goes out,
     and the body follows."""
 
+    sent: Callable[[int], None] = lambda length: None
+    """Hears how many bytes of the body the kernel has taken."""
+
     idle_s: float | None = None
     """A client that takes nothing for so long, while there is something for it, is left; None: as
     long as it acknowledges that it lives."""
-
-    sent: Callable[[int], None] = lambda length: None
-    """Hears how many bytes of the body the kernel has taken."""
 
 
 PLAIN = RangeOptions({})

@@ -360,9 +360,10 @@ def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: 
     fit = [name for name in case.followers if members[name].present and hosts[name].available]
     honest = [name for name in fit if not liars.lies(name, now=now)] or fit
 
-    def order(name: str) -> tuple[bool, bool, bool, bool, int]:
-        host = hosts[name]
-        return name in authors, name in arbiters, host.voter in heard, not host.proved, members[name].order
+    def order(name: str) -> tuple[bool, bool, bool, bool, float, int]:
+        host, member = hosts[name], members[name]
+        known = name in authors, name in arbiters, host.voter in heard
+        return *known, not host.proved, member.joined_at, member.order
 
     return min(honest, key=order, default=NO_ARBITER)
 
