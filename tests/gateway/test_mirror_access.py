@@ -233,7 +233,7 @@ async def test_every_route_names_its_right_and_is_described(tmp_path: Path) -> N
     try:
         for app in (make_mirror_app(agent), make_apps(agent)[0]):
             routes = [route for route in app[INTERFACE].routes if route.path.startswith("/v2")]
-            assert {route.right for route in routes} == {"image"} and len(routes) == 4
+            assert {route.right for route in routes} == {"image"} and len(routes) == 3
             validate(app[INTERFACE].document)
         served = {route.resource.canonical for route in app.router.routes() if route.resource is not None}
         assert {route.described_path for route in routes} < served

@@ -241,10 +241,7 @@ _NS = Query("ns", "the upstream, by the host that references name it by")
 def mirror_routes(mirror: Mirror) -> tuple[Route, ...]:
     """The routes of a mirror, at whichever port."""
     return (
-        *(
-            Route("GET", path, mirror.base, (Answer(dict[str, Any]), *_ERRORS), right="image")
-            for path in ("/v2", "/v2/")
-        ),
+        Route("GET", "/v2/", mirror.base, (Answer(dict[str, Any]), *_ERRORS), right="image"),
         Route(
             "GET",
             "/v2/token",
