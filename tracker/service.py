@@ -366,8 +366,8 @@ class Service:
                 for session in sessions:
                     if (outbox := self._outboxes.get(session)) is not None:
                         outbox.put(encoded)
-            case ListMatched(blob, pieces):
-                self._begin(self._lists.keep(blob, pieces))
+            case ListMatched(blob, pieces, voters):
+                self._begin(self._lists.keep(blob, pieces, voters))
             case ListWanted(blob):
                 self._begin(self._find_list(blob))
             case Blamed(host, blob, count):
@@ -381,9 +381,8 @@ class Service:
                 )
 
     async def _find_list(self, blob: Digest) -> None:
-        pieces = await self._lists.find(blob)
-        if pieces is not None:
-            self.submit(ListKept(blob, pieces))
+        if (found := await self._lists.find(blob)) is not None:
+            self.submit(ListKept(blob, *found))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that reads or writes documents, beside the sessions."""

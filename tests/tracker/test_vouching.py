@@ -722,6 +722,31 @@ def test_a_list_that_was_kept_is_asked_for_and_given() -> None:
     assert [command for command in control.commands if isinstance(command, ListWanted)] == [ListWanted(BLOB)]
 
 
+@pytest.mark.parametrize(("voters", "rereads"), [((), True), (("x",), True), (("x", "y"), False)])
+def test_a_kept_list_counts_for_as_much_as_before(voters: tuple[str, ...], rereads: bool) -> None:
+    """One host that says otherwise has all read again only where few had confirmed the list."""
+    control, reader, _ = swarm()
+    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT), voters))
+    control.vouch(reader, [1], WRONG)
+    heard = [message for host in control.heard.values() for message in host]
+    assert (Reread(BLOB, 1) in heard) == rereads
+
+
+def test_voters_that_come_later_are_kept_with_the_list() -> None:
+    control = Control(*"ab")
+    control.hold(*"ab")
+    control.run(0.5)
+    reader = control.reader()
+    control.vouch(reader, ALL)
+    other = "a" if reader == "b" else "b"
+    control.judge(other, reader, matches=True)
+    control.open("c")
+    control.hold("c")
+    control.judge("c", matches=True)
+    found = [command.voters for command in control.commands if isinstance(command, ListMatched)]
+    assert found == [(other,), (other, "c")]
+
+
 def test_a_kept_list_comes_too_late_where_hashes_were_stated() -> None:
     control, reader, others = swarm()
     control.vouch(reader, [0])

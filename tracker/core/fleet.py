@@ -161,8 +161,8 @@ class Fleet:
             case Described(layouts):
                 for blob, layout in layouts:
                     self.membership.describe(blob, layout, now=now)
-            case ListKept(blob, pieces):
-                out += self.vouching.kept(blob, pieces)
+            case ListKept():
+                out += self.vouching.kept(event)
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 

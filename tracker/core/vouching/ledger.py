@@ -35,8 +35,9 @@ a hash that it stated itself and that the list which is held contradicts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from p2pdist.model.pieces import PieceLayout, PieceList
@@ -150,16 +151,21 @@ class Ledger:
     """Rounds that did not hold. `begin`."""
     involved: dict[str, None] = field(default_factory=dict)
     """Hosts that stated something in earlier rounds. `begin`."""
+    said: int = 0
+    """How many voters `hold` named last."""
     _same: bool | None = None
     """Whether the present list is the one of the round before; None before that is known."""
 
     @classmethod
-    def kept(cls, pieces: PieceList) -> Ledger:
-        """The ledger of a list that was held before this tracker started."""
+    def kept(cls, pieces: PieceList, voters: Iterable[str] = ()) -> Ledger:
+        """The ledger of a list that was held before this tracker started, and that these voters
+        found to match."""
         ledger = cls(pieces.layout, phase="held")
         ledger.round.hashes = VouchedList.of(pieces)
         ledger.round.vouchers = [None] * pieces.layout.count
         ledger.round.order = list(range(pieces.layout.count))
+        ledger.round.matching.update(dict.fromkeys(voters))
+        ledger.said = len(ledger.round.matching)
         return ledger
 
     @property
@@ -313,13 +319,19 @@ class Ledger:
         self.failures += failed
         self.involved |= self.round.authors()
         self.rounds.append(Round(self.round.number + 1, arbiter, now, now))
-        self.phase, self._same = "open", None
+        self.phase, self._same, self.said = "open", None, 0
 
-    def hold(self) -> PieceList:
-        """The present list is right; returns it."""
+    def hold(self) -> tuple[PieceList, tuple[str, ...]]:
+        """The present list is right; returns it, with as many of its voters as are of use."""
         assert self.round.hashes is not None
-        self.phase = "held"
-        return self.round.hashes.piece_list()
+        voters = tuple(islice(self.round.matching, TRUST))
+        self.phase, self.said = "held", len(voters)
+        return self.round.hashes.piece_list(), voters
+
+    @property
+    def more_voters(self) -> bool:
+        """Whether `hold` would name more voters than last."""
+        return self.phase == "held" and self.said < min(TRUST, len(self.round.matching))
 
     def fail(self) -> None:
         """No list holds."""

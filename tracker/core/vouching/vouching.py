@@ -29,8 +29,8 @@ from math import inf
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.messages import Holding, Judged, Recall, Reject, Reread, Vouched
-from p2pdist.model.pieces import HASH_SIZE, PieceList, piece_size_for
-from tracker.core.events import Blamed, Command, ListMatched, ListWanted, Send
+from p2pdist.model.pieces import HASH_SIZE, piece_size_for
+from tracker.core.events import Blamed, Command, ListKept, ListMatched, ListWanted, Send
 from tracker.core.host import Host
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.reputation import Reputation
@@ -74,7 +74,7 @@ class Vouching:
     """By the key of the swarm. `renamed`."""
     _busy: dict[Digest, Case] = field(default_factory=dict)
     """Those that time may change."""
-    _kept: dict[Digest, PieceList] = field(default_factory=dict)
+    _kept: dict[Digest, ListKept] = field(default_factory=dict)
     """Lists that were given back."""
     _swept_at: float = 0.0
 
@@ -161,21 +161,22 @@ class Vouching:
         if message.matches and host.name == case.ledger.round.arbiter and not case.ledger.round.complete:
             # It has become whole on the way, and reads no further: what it has is the rest.
             return [Send(host.session, Recall(case.swarm.blob))] if host.session is not None else []
-        return self._conclude(case, now=now)
+        again = [ListMatched(case.swarm.blob, *case.ledger.hold())] if case.ledger.more_voters else []
+        return [*again, *self._conclude(case, now=now)]
 
-    def kept(self, blob: Digest, pieces: PieceList) -> list[Command]:
+    def kept(self, given: ListKept) -> list[Command]:
         """A list that was held before is given back. Where hashes were stated meanwhile it comes
         too late."""
-        swarm = self.swarms.get(blob)
+        swarm = self.swarms.get(given.blob)
         case = self._found(swarm) if swarm is not None else None
         if case is None:
             while len(self._kept) >= KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
-            self._kept[blob] = pieces
+            self._kept[given.blob] = given
             return []
-        if case.ledger.begun or case.swarm.layout != pieces.layout:
+        if case.ledger.begun or case.swarm.layout != given.pieces.layout:
             return []
-        case.ledger = Ledger.kept(pieces)
+        case.ledger = Ledger.kept(given.pieces, given.voters)
         return [*case.send_news(self.hosts, now=case.sent_at)]
 
     def keeps(self, swarm: Swarm) -> bool:
@@ -264,8 +265,8 @@ class Vouching:
         case = self._found(swarm)
         if case is None:
             kept = self._kept.pop(swarm.blob, None)
-            known = kept is not None and kept.layout == swarm.layout
-            ledger = Ledger.kept(kept) if known and kept is not None else Ledger(swarm.layout)
+            known = kept is not None and kept.pieces.layout == swarm.layout
+            ledger = Ledger.kept(kept.pieces, kept.voters) if known and kept is not None else Ledger(swarm.layout)
             case = self._cases[swarm.key] = Case(swarm, ledger)
             if not known:
                 out.append(ListWanted(swarm.blob))
@@ -301,7 +302,7 @@ class Vouching:
             case "held":
                 if ledger.phase == "open":
                     case.swarm.record(now, f"the vouched list holds, in round {ledger.round.number}")
-                    return [ListMatched(case.swarm.blob, ledger.hold()), *self._blame(case, now)]
+                    return [ListMatched(case.swarm.blob, *ledger.hold()), *self._blame(case, now)]
         return []
 
     def _next_round(self, case: Case, reason: str, *, failed: bool = True, now: float) -> list[Command]:
