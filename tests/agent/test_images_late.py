@@ -21,6 +21,7 @@ from p2pdist.agent.pull import registry as registry_module
 from p2pdist.agent.tracker import session as session_module
 from p2pdist.gateway.registry.mirror import BEGIN_S
 from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Conflict, NotFound
 from p2pdist.model.image import image_name
 from p2pdist.model.messages import PullRequest
 from p2pdist.model.upstream import parse_upstream
@@ -186,6 +187,66 @@ async def test_an_agent_asks_its_own_upstream_while_the_tracker_hangs(
     async with asyncio.timeout(BEGIN_S * 4):
         assert (await agent.images.manifest(name, "v1")).digest == image.digest
     await gets_everything(await mirror_of(agent, stack), odd, image)
+
+
+async def test_lists_are_given_as_they_were_without_a_tracker(
+    odd: Odd, site: ImageSite, relay: Relay, stack: AsyncExitStack
+) -> None:
+    image = publish(odd)
+
+    async def tags(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"tags": ["v1", "v2"]})
+
+    odd.answers["tags/list"] = tags
+    agent = await site.agent("h1")
+    paths = [
+        f"/v2/team/app/tags/list?ns={odd.address}",
+        f"/v2/team/app/referrers/{image.digest}?ns={odd.address}",
+    ]
+    http = await mirror_of(agent, stack)
+
+    async def answers(http: aiohttp.ClientSession) -> list[tuple[int, bytes]]:
+        found = []
+        for path in paths:
+            async with http.get(path) as answer:
+                found.append((answer.status, await answer.read()))
+        return found
+
+    first = await answers(http)
+    assert [status for status, _ in first] == [200, 200] and b"v2" in first[0][1]
+    relay.frozen.set()
+    assert await answers(http) == first
+    await until(lambda: not agent.session.connected)
+    assert await answers(http) == first
+    async with http.get(f"/v2/team/other/tags/list?ns={odd.address}") as answer:
+        assert answer.status == 503
+
+
+async def test_images_are_listed_and_removed_by_name(odd: Odd, site: ImageSite) -> None:
+    image, agent = publish(odd), await site.agent("h1")
+    other = make_image(LAYERS[0], {"more": b"m" * 1000})
+    odd.put("team/app", "v2", other)
+    references = [f"docker://{odd.address}/team/app:{tag}" for tag in ("v1", "v2")]
+    for reference in references:
+        await pulled(agent, reference)
+    packages = await agent.inventory.packages()
+    assert [(package.reference, package.size, package.complete) for package in packages] == [
+        (references[0], image.size, True),
+        (references[1], other.size, True),
+    ]
+    await agent.maintenance.collect()
+    assert len(await agent.inventory.packages()) == 2, "what has a name stays"
+    with pytest.raises(NotFound):
+        await agent.maintenance.remove(f"docker://{odd.address}/team/app:v3")
+    with pytest.raises(Conflict, match=r"team/app:v1"):
+        await agent.maintenance.remove(str(blob_of(image)))
+    removed = await agent.maintenance.remove(references[0])
+    assert removed.reference == references[0] and removed.bytes_freed > 0
+    assert [package.reference for package in await agent.inventory.packages()] == references[1:]
+    here = {blob.digest for blob in agent.store.blobs()}
+    assert here == set(other.blobs), "what both have stays"
+    again = await pulled(agent, references[0])
+    assert again.status().bytes_total == image.size
 
 
 async def test_a_tracker_that_is_late_and_alive_is_waited_for(
