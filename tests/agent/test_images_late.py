@@ -310,7 +310,7 @@ def blob_of(image: Made) -> Digest:
 async def test_a_pull_ends_that_no_client_wants_any_more(
     odd: Odd, site: ImageSite, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_module, "UNWANTED_S", 0.2)
+    monkeypatch.setattr(registry_module, "UNWANTED_S", 1.0)
     image = publish(odd)
     digest, agent = blob_of(image), await site.agent("h1")
     odd.answers[str(digest)] = hangs
@@ -319,7 +319,9 @@ async def test_a_pull_ends_that_no_client_wants_any_more(
         assert answer.status == 200
     async with http.get(f"/v2/team/app/blobs/{digest}?ns={odd.address}") as answer:
         assert answer.status == 503
+    assert list(agent.vouched_blobs.arriving()) == [(f"docker://{odd.address}/team/app", 0, len(image.blobs[digest]))]
     await until(lambda: agent.registry.fetching(digest) is None)
+    assert list(agent.vouched_blobs.arriving()) == []
     del odd.answers[str(digest)]
     async with http.get(f"/v2/team/app/blobs/{digest}?ns={odd.address}") as answer:
         assert (answer.status, await answer.read()) == (200, image.blobs[digest])

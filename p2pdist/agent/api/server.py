@@ -260,6 +260,16 @@ class StoreStatus(msgspec.Struct, frozen=True):
     disk: str
 
 
+class ArrivingImage(msgspec.Struct, frozen=True):
+    """An image of a registry of which blobs are being pulled: how many, what of them is here, and
+    their size, in bytes."""
+
+    image: str
+    blobs: int
+    bytes_done: int
+    bytes_total: int
+
+
 class MirrorStatus(msgspec.Struct, frozen=True):
     """The mirror for clients of registries on this host: its host and port, and how many requests
     it has answered, whatever the answers were. `checks` are the repositories that `p2pdist mirror
@@ -273,8 +283,9 @@ class MirrorStatus(msgspec.Struct, frozen=True):
 class AgentStatus(msgspec.Struct, frozen=True):
     """Answer to GET /v1/status. `unreachable` is why other hosts cannot reach the agent, empty when
     they can; `leaving`: it is about to end. `scrub` is the background reading of the store,
-    `upstreams` the registries whose images come through this agent; `mirror` is null when the agent
-    has no port for clients of registries."""
+    `upstreams` the registries whose images come through this agent, and `images` those that are on
+    their way, for clients of the mirror too; `mirror` is null when the agent has no port for
+    clients of registries."""
 
     host: str
     address: str
@@ -287,6 +298,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     scrub: ScrubStatus
     upstreams: list[str]
     mirror: MirrorStatus | None
+    images: list[ArrivingImage]
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -691,8 +703,18 @@ async def _status(request: web.Request) -> web.Response:
             agent.scrub.status(),
             sorted(upstream.name for upstream in agent.images.upstreams),
             _mirror_status(agent.mirrored),
+            [image for image in _arriving(agent) if _readable(agent, request, image.image)],
         )
     )
+
+
+def _arriving(agent: Agent) -> list[ArrivingImage]:
+    """The images on their way, by name."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for image, done, size in agent.vouched_blobs.arriving():
+        blobs, before, total = found.get(image, (0, 0, 0))
+        found[image] = blobs + 1, before + done, total + size
+    return [ArrivingImage(image, *counts) for image, counts in sorted(found.items()) if image]
 
 
 def _mirror_status(counts: MirrorCounts) -> MirrorStatus | None:

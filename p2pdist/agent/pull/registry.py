@@ -66,8 +66,8 @@ UPSTREAM_WAIT_S = 0.5
 answers within 2 s, and podman ends a pull of which one blob is refused."""
 
 PLAN_WAIT_S = 0.5
-"""A pull for a client of the mirror that has no plan after so long sees whether the tracker
-hangs."""
+"""A pull that a client of the mirror waits for, and that has no plan after so long, sees whether
+the tracker hangs."""
 
 LOOK_S = 1.0
 """A pull that has no plan looks so often whether a tracker is connected still."""
@@ -178,7 +178,7 @@ class Registry:
         self._drain = drain
         self.clients = ClientInterest(store, self.fetching)
         """What clients of the mirror ask for."""
-        self._untracked = _UntrackedPulls(resources, packages, neighbourhood, alone, tracker_wait_s)
+        self._untracked = _UntrackedPulls(resources, packages, neighbourhood, alone, tracker_wait_s, self.clients.waits)
         self._fetching: dict[Digest, BlobPull] = {}
         """The pulls under way."""
         self._served: set[Digest] = set()
@@ -479,6 +479,10 @@ class ClientInterest:
                 del self._asking[digest]
                 self._look_later(digest)
 
+    def waits(self, digest: Digest) -> bool:
+        """Whether a client waits for a blob."""
+        return digest in self._asking
+
     def note(self, digest: Digest) -> None:
         """A blob that is not here is asked for, by a client or by something else."""
         if not _of_client.get():
@@ -506,7 +510,7 @@ class ClientInterest:
 
 class _UntrackedPulls:
     """Plans pulls for which no tracker does. `alone` is how an agent with an origin of its own
-    plans; see Registry."""
+    plans; see Registry. `wanted`: whether a client of the mirror waits for a blob."""
 
     def __init__(
         self,
@@ -515,7 +519,9 @@ class _UntrackedPulls:
         neighbourhood: Neighbourhood | None,
         alone: Announcement | None,
         tracker_wait_s: float,
+        wanted: Callable[[Digest], bool],
     ) -> None:
+        self._wanted = wanted
         self._host, self._session, self._packages = resources.host, resources.session, packages
         self._neighbourhood, self._alone, self._tracker_wait_s = neighbourhood, alone, tracker_wait_s
         self._unplanned: dict[Digest, BlobPull] = {}
@@ -543,12 +549,11 @@ class _UntrackedPulls:
         Where it hangs, that is waited for, as it may be busy, unless a client waits, which would
         turn to the registry. What a tracker plans later counts as always."""
         digest, attention = pull.blob.digest, self._session.attention
-        if _of_client.get() and not attention.silent:
+        if not attention.silent:
             await asyncio.wait([pull.done], timeout=PLAN_WAIT_S)
-            if self._lacks_plan(pull):
-                await attention.responds()
         while self._lacks_plan(pull):
-            if not self._session.connected or (_of_client.get() and attention.silent):
+            awaited = self._session.connected and not self._wanted(digest)
+            if not awaited and (attention.silent or not await attention.responds()) and self._lacks_plan(pull):
                 del self._unplanned[digest]
                 self._plan(pull, of_upstream=True)
                 return
