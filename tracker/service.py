@@ -267,7 +267,7 @@ class Service:
         if self.access is not None:
             self.access.open(number, identity)
         try:
-            self.submit(SessionOpened(number, hello, source))
+            self.submit(SessionOpened(number, hello, source, identity.credential.startswith("join:")))
         except BaseException:
             self.close_session(number)
             raise
@@ -397,8 +397,8 @@ class Service:
                 for session in sessions:
                     if (outbox := self._outboxes.get(session)) is not None:
                         outbox.put(encoded)
-            case ListMatched(blob, pieces):
-                self._begin(self._lists.keep(blob, pieces))
+            case ListMatched(blob, pieces, voters):
+                self._begin(self._lists.keep(blob, pieces, voters))
             case ListWanted(blob):
                 self._begin(self._find_list(blob))
             case Blamed(host, blob, count):
@@ -412,9 +412,8 @@ class Service:
                 )
 
     async def _find_list(self, blob: Digest) -> None:
-        pieces = await self._lists.find(blob)
-        if pieces is not None:
-            self.submit(ListKept(blob, pieces))
+        if (found := await self._lists.find(blob)) is not None:
+            self.submit(ListKept(blob, *found))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that reads or writes documents, beside the sessions."""

@@ -22,6 +22,7 @@ from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
 from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.images.images import Images
+from p2pdist.agent.images.inventory import ImageInventory
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.lazy.views import LIMIT_S, LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
@@ -184,7 +185,7 @@ class Agent:
             store, self.packages, self.pulls, self.registry, limit_s=limit_s, policy=self.policies.lazy
         )
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
-        self.inventory = Inventory(store, self.pulls)
+        self.inventory = Inventory(store, self.pulls, ImageInventory(store, this_platform()))
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
         self.retention = Retention(store, self.policies, self.maintenance, order)

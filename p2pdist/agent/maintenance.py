@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from p2pdist.agent.images.inventory import ImageInventory, is_image
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest, is_digest
@@ -36,12 +37,13 @@ BATCH = 256
 class Inventory:
     """Lists what the store holds. Used from the event loop unless a method says that it blocks."""
 
-    def __init__(self, store: BlobStore, pulls: Pulls) -> None:
-        self._store, self._pulls = store, pulls
+    def __init__(self, store: BlobStore, pulls: Pulls, images: ImageInventory) -> None:
+        self._store, self._pulls, self.images = store, pulls, images
 
     async def packages(self) -> list[PackageStatus]:
-        """The packages that were pulled here, then the single blobs, whose reference is
-        `blob:sha256-<hex>`; `complete` says whether all layers are still in the store."""
+        """The packages that were pulled here, then the images of registries, whose reference begins
+        with `docker://`, then the single blobs, whose reference is `blob:sha256-<hex>`; `complete`
+        says whether all layers are still in the store."""
         return await asyncio.to_thread(self._packages, self._pulls.parts())
 
     def _packages(self, arriving: set[Digest]) -> list[PackageStatus]:
@@ -59,6 +61,10 @@ class Inventory:
                     record.last_used,
                 )
             )
+        for image in self.images.images():
+            size, complete = sum(blob.size for blob in image.blobs), self.images.complete(image)
+            kept = any(blob.digest in pinned for blob in image.blobs)
+            listed.append(PackageStatus(image.reference, image.digest, size, complete, kept, image.last_used))
         for blob in self.single_blobs(arriving):
             listed.append(
                 PackageStatus(
@@ -77,10 +83,12 @@ class Inventory:
         packages that are being pulled; by digest. Blocks."""
         trees = self._store.trees
         named = arriving | trees.records.needed_by().keys() | trees.pulls.packs() | trees.redundant_packs()
-        named |= {tree.root for tree in trees.list()} | self._parts_of_packages()
+        named |= {tree.root for tree in trees.list()} | self.parts_of_packages()
+        named |= {blob.digest for image in self.images.images() for blob in image.blobs}
         return sorted((blob for blob in self._store.blobs() if blob.digest not in named), key=lambda blob: blob.digest)
 
-    def _parts_of_packages(self) -> set[Digest]:
+    def parts_of_packages(self) -> set[Digest]:
+        """The blobs of packages that were pulled here. Blocks."""
         manifests = (self.manifest(record.manifest_digest) for record in self._store.packages.list())
         return {blob.digest for manifest in manifests if manifest is not None for blob in manifest.blobs}
 
@@ -155,14 +163,22 @@ class Maintenance:
     # -- removing
 
     async def remove(self, reference: str) -> Removed:
-        """Remove a package with what no other package here needs, or a single blob. Raises
+        """Remove a package or an image with what no other one here needs, or a single blob. Raises
         NotFound, Conflict when it is pinned or in use or belongs to a package."""
+        if is_image(reference):
+            return await asyncio.to_thread(self._remove_image, reference)
         digest = _blob_named(reference)
         if digest is not None and self._store.packages.get(reference) is None:
             return await asyncio.to_thread(self._remove_blob, digest, self._pulls.parts())
         name = str(parse_reference(reference))
         self._require_free(name)
         return await asyncio.to_thread(self._remove, name)
+
+    def _remove_image(self, reference: str) -> Removed:
+        before = self._store.usage().bytes_total
+        removed = self._inventory.images.remove(reference, self._inventory.parts_of_packages())
+        self._store.collect()
+        return Removed(removed, max(0, before - self._store.usage().bytes_total))
 
     def _remove_blob(self, digest: Digest, arriving: set[Digest]) -> Removed:
         records = self._store.packages.list()
@@ -175,6 +191,8 @@ class Maintenance:
         if digest not in {single.digest for single in self._inventory.single_blobs(arriving)}:
             manifests = ((record.reference, self._inventory.manifest(record.manifest_digest)) for record in records)
             owners = [name for name, manifest in manifests if manifest and _names(manifest, digest)]
+            images = self._inventory.images.images()
+            owners += [image.reference for image in images if digest in {blob.digest for blob in image.blobs}]
             whole = f"the package {owners[0]}" if owners else "a package that is being pulled, or a tree that is shown"
             remedy = f"p2pdist rm {owners[0]}" if owners else "Wait for that to end"
             raise Conflict(f"{digest} is a part of {whole}", remedy=remedy)

@@ -8,7 +8,9 @@ says otherwise. Plain HTTP is spoken to this machine itself, and where the URL s
 
 from __future__ import annotations
 
+import ipaddress
 import re
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -22,15 +24,20 @@ UPSTREAMS_MAX = 100
 TAGS_TTL_S = 30.0
 DOCKER_HUB_URL = "https://registry-1.docker.io"
 
+REDIRECTS_MAX = 100
+
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?\Z")
 _URL = re.compile(r"(https?)://((?:[A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?)/?\Z")
 
 
-class Upstream(msgspec.Struct, frozen=True):
+class Upstream(msgspec.Struct, frozen=True, omit_defaults=True):
     """An upstream: the name under which references know it, and the URL of its registry, without
-    credentials."""
+    credentials. `redirects` are hosts and networks of private addresses to which it may send its
+    readers."""
 
     name: Annotated[str, Meta(min_length=1, max_length=255)]
     url: Annotated[str, Meta(min_length=1, max_length=512)]
+    redirects: Annotated[tuple[Annotated[str, Meta(max_length=255)], ...], Meta(max_length=100)] = ()
 
 
 class UpstreamSettings(Upstream, frozen=True, kw_only=True):
@@ -68,6 +75,24 @@ def upstream_of(name: str, url: str = "", *, insecure: bool = False) -> Upstream
             remedy="Write NAME=https://host:port, without a path; credentials belong in Docker's config.json",
         )
     return UpstreamSettings(known, url.rstrip("/"))
+
+
+def parse_redirects(listed: Iterable[str]) -> tuple[str, ...]:
+    """Hosts, without ports, and networks such as 10.0.0.0/8 to which an upstream may send its
+    readers. Raises UsageError."""
+    found = tuple(listed)
+    if len(found) > REDIRECTS_MAX:
+        raise UsageError(f"{len(found)} redirects are listed, more than {REDIRECTS_MAX}")
+    for text in found:
+        try:
+            ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            if not _HOST.match(text):
+                raise UsageError(
+                    f"{text[:80]!r} is neither a host nor a network",
+                    remedy='Write "storage.internal" or "10.0.0.0/8"',
+                ) from None
+    return found
 
 
 def unique(upstreams: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.store.index import ImageRecord, Index, PackageRecord
@@ -116,6 +117,14 @@ class ImageRecords:
                 self._index.forget_images(gone)
                 for key in gone:
                     del self._records[key]
+
+    def forget(self, name: str, targets: Sequence[str]) -> None:
+        """Drop what these tags and digests of an image named, if anything."""
+        keys = [(name, target) for target in targets if (name, target) in self._records]
+        with self._lock:
+            self._index.forget_images(keys)
+            for key in keys:
+                self._records.pop(key, None)
 
     def get(self, name: str, target: str) -> ImageRecord | None:
         """What a tag or digest of an image named last."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from joined_rig import free_port
-from mirror_rig import make_layer, push_image
+from mirror_rig import Image, make_layer, push_image
 from registry_rig import needs_registry, running_registry
 from test_mirror_skopeo import SKOPEO, configuration, skopeo
 
@@ -23,13 +24,14 @@ P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
 
 
 @contextlib.contextmanager
-def running(directory: Path, name: str, *arguments: str) -> Iterator[None]:
+def running(directory: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A p2pdist process, ended by SIGTERM; its log is in the directory."""
     with (directory / f"{name}.log").open("wb") as log:
         process = subprocess.Popen([*P2PDIST, *arguments], stdout=log, stderr=log)
     try:
-        yield
+        yield process
     finally:
+        process.send_signal(signal.SIGCONT)
         process.terminate()
         assert process.wait(30) == 0, (directory / f"{name}.log").read_text()
 
@@ -88,6 +90,51 @@ async def test_two_hosts_pull_through_their_mirrors(tmp_path: Path) -> None:
             assert 'p2pdist_agent_mirror_fallbacks_total{reason="unavailable"} 0.0' in metrics
             upstream = float(metrics.partition('received_bytes_total{source="upstream"} ')[2].split()[0])
             assert upstream == (0 if number else sum(map(len, image.blobs.values())))
+
+
+async def pulls(mirror: str, upstream: str, image: Image) -> None:
+    """All that a runtime reads of an image comes from the mirror."""
+
+    def read(path: str) -> bytes:
+        with urllib.request.urlopen(f"{mirror}/v2/team/app/{path}?ns={upstream}", timeout=30) as answer:
+            return bytes(answer.read())
+
+    assert await asyncio.to_thread(read, "manifests/v1") == image.manifest
+    for digest, data in image.blobs.items():
+        assert await asyncio.to_thread(read, f"blobs/{digest}") == data
+
+
+@needs_registry
+async def test_a_tracker_that_is_stopped_stops_no_client(tmp_path: Path) -> None:
+    """Of an agent that it has welcomed, nor of one that begins meanwhile. SIGHUP has a tracker read
+    its upstreams again."""
+    with ExitStack() as stack:
+        registry = stack.enter_context(running_registry(tmp_path / "registry"))
+        image = push_image(registry.address, "team/app", "v1", [make_layer(3 << 20)])
+        tracker, mirror, port, upstreams = free_port(), free_port(), free_port(), tmp_path / "upstreams.toml"
+        upstreams.write_text("")
+        words = ["--listen", f"127.0.0.1:{tracker}", "--upstreams", str(upstreams)]
+        stopped = stack.enter_context(running(tmp_path, "tracker", "tracker", *words))
+        await answers(f"http://127.0.0.1:{tracker}/healthz")
+        upstreams.write_text(f"[[upstream]]\nhost = '{registry.address}'\n")
+        stopped.send_signal(signal.SIGHUP)
+        while registry.address not in await asyncio.to_thread(_text, f"http://127.0.0.1:{tracker}/v1/upstreams"):
+            await asyncio.sleep(0.05)
+        words = ["--tracker", f"http://127.0.0.1:{tracker}", "--listen", f"127.0.0.1:{port}", "--mirror", str(mirror)]
+        words += ["--store", str(tmp_path / "h"), "--socket", f"/tmp/p2pdist-{os.getpid()}-{port}.sock", "--name", "h"]
+        with running(tmp_path, "h", "agent", *words):
+            await answers(f"http://127.0.0.1:{port}/readyz")
+            await pulls(f"http://127.0.0.1:{mirror}", registry.address, image)
+            stopped.send_signal(signal.SIGSTOP)
+            await pulls(f"http://127.0.0.1:{mirror}", registry.address, image)
+        with running(tmp_path, "again", "agent", *words):
+            await answers(f"http://127.0.0.1:{mirror}/v2/")
+            await pulls(f"http://127.0.0.1:{mirror}", registry.address, image)
+
+
+def _text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:5000", "[::]:5000", "10.0.0.1:5000", "example.org:5000"])

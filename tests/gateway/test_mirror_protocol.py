@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from mirror_rig import (
 )
 from registry_rig import needs_registry, running_registry
 
+from p2pdist.agent.api import mirror as mirror_module
+from p2pdist.gateway.registry.counts import CHECKS_MAX
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, Refused, Unavailable
 from p2pdist.model.image import image_name
@@ -77,9 +80,9 @@ async def arrived(rig: Rig, digest: Digest) -> None:
 
 
 async def test_the_base_says_that_this_is_a_registry(http: aiohttp.ClientSession) -> None:
-    for method in ("GET", "HEAD"):
-        async with http.request(method, "/v2/") as answer:
-            assert answer.status == 200
+    for method, path in (("GET", "/v2/"), ("HEAD", "/v2/"), ("GET", "/v2"), ("HEAD", "/v2")):
+        async with http.request(method, path) as answer:
+            assert (answer.status, answer.url.path) == (200, "/v2/")
             assert answer.headers["Docker-Distribution-API-Version"] == "registry/2.0"
 
 
@@ -192,8 +195,8 @@ async def test_a_blob_that_is_here_is_sent_from_the_store(http: aiohttp.ClientSe
     assert rig.agent.mirrored.bytes["store"] == len(image.blobs[layer])
 
 
-async def _complete(rig: Rig, digest: Digest) -> None:
-    blob, arrival = await rig.images.fetch_blob(image_name(rig.registry, "team/app"), digest)
+async def _complete(rig: Rig, digest: Digest, repository: str = "team/app") -> None:
+    blob, arrival = await rig.images.fetch_blob(image_name(rig.registry, repository), digest)
     assert arrival is not None
     arrival.give(*range(blob.layout.count))
     arrival.match()
@@ -366,7 +369,7 @@ def parts_of(content_type: str, body: bytes) -> list[tuple[str, bytes]]:
         ("bytes=99999999-,88888888-", 416),
         ("bytes=0-,0-,0-", 416),
         ("bytes=0-9,5-14,9-20", 416),
-        ("bytes=" + ",".join(f"{start}-{start}" for start in range(0, 600, 2)), 400),
+        ("bytes=" + ",".join(f"{start}-{start}" for start in range(0, 600, 2)), 200),
         ("bytes=5-1", 200),
         ("bytes=0-1,5-1", 200),
         ("lines=0-1", 200),
@@ -381,9 +384,42 @@ async def test_ranges_that_are_refused_or_ignored(
     await _complete(rig, layer)
     async with http.get(rig.path("team/app", f"blobs/{layer}"), headers={"Range": wanted}) as answer:
         assert answer.status == status
+        if status == 200:
+            assert await answer.read() == image.blobs[layer]
         if status == 416:
             assert await failure_of(answer) == "RANGE_INVALID"
             assert answer.headers["Content-Range"] == f"bytes */{len(image.blobs[layer])}"
+
+
+async def test_a_client_that_takes_nothing_is_left(rig: Rig, registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds one of the requests that a mirror answers at once."""
+    monkeypatch.setattr(mirror_module, "IDLE_S", 0.3)
+    image = push_image(registry, "team/large", "v1", [make_layer(24 << 20)])
+    (layer,) = image.layers
+    rig.images.data.update(image.blobs)
+    await _complete(rig, layer, "team/large")
+    host, _, port = rig.url.removeprefix("http://").partition(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with client:
+        client.connect((host, int(port)))
+        path = rig.path("team/large", f"blobs/{layer}")
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        async with asyncio.timeout(30):
+            while not rig.agent.mirrored.requests["blob", "broken", "store"]:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_check_hears_of_its_own_request_alone(http: aiohttp.ClientSession, rig: Rig, image: Image) -> None:
+    counts = rig.agent.mirrored
+    for path in (rig.path("team/app", "manifests/v1"), f"/v2/p2pdist-check/ab/manifests/none?ns={rig.registry}"):
+        async with http.get(path):
+            pass
+    assert list(counts.checks) == ["p2pdist-check/ab"]
+    for number in range(100):
+        async with http.head(rig.path(f"p2pdist-check/{number}", "manifests/none")) as answer:
+            assert answer.status == 404
+    assert len(counts.checks) == CHECKS_MAX and "p2pdist-check/99" in counts.checks
 
 
 # -- hostile requests, byte by byte

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ipaddress
 import json
 import os
 import stat
@@ -27,6 +28,7 @@ from p2pdist.model.image_manifest import INDEX_TYPE, ImageIndex, ImageManifest, 
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.upstream import UpstreamSettings, parse_upstream
 from p2pdist.origin.registry.accounts import Account, Fixed, docker_accounts
+from p2pdist.origin.registry.addresses import AllowedAddresses, kind_of
 from p2pdist.origin.registry.authentication import Authentication, PullToken
 from p2pdist.origin.registry.client import RegistryClient
 from p2pdist.origin.registry.upstream import UpstreamRegistry
@@ -477,6 +479,86 @@ def test_a_registry_elsewhere_cannot_send_this_machine_to_its_own_services() -> 
     ):
         with pytest.raises(Refused):
             client._target(at, inner)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("8.8.8.8", "public"),
+        ("2001:4860:4860::8888", "public"),
+        ("10.1.2.3", "private"),
+        ("192.168.0.1", "private"),
+        ("100.64.0.1", "private"),
+        ("fd12::1", "private"),
+        ("::ffff:10.1.2.3", "private"),
+        ("64:ff9b::a00:1", "private"),
+        ("2002:a00:1::", "private"),
+        ("169.254.169.254", "link"),
+        ("64:ff9b::a9fe:a9fe", "link"),
+        ("fe80::1", "link"),
+        ("127.0.0.2", "machine"),
+        ("0.0.0.0", "machine"),
+        ("::1", "machine"),
+    ],
+)
+def test_addresses_are_public_or_of_some_network(address: str, kind: str) -> None:
+    assert kind_of(ipaddress.ip_address(address)) == kind
+
+
+@pytest.mark.parametrize(
+    ("home", "listed", "may", "may_not"),
+    [
+        ((), (), ("8.8.8.8",), ("10.0.0.1", "127.0.0.1", "169.254.1.1", "100.100.100.200")),
+        (("8.8.8.8",), (), ("9.9.9.9",), ("10.0.0.1", "127.0.0.1")),
+        (("10.0.0.9",), (), ("10.1.0.1", "192.168.1.1"), ("127.0.0.1", "169.254.169.254", "fd00:ec2::254")),
+        (("10.0.0.9", "8.8.8.8"), (), ("9.9.9.9",), ("10.1.0.1",)),
+        (("127.0.0.1",), (), ("127.0.0.1", "::1"), ("10.0.0.1",)),
+        ((), ("10.1.0.0/16", "storage.internal"), ("10.1.9.9",), ("10.2.0.1",)),
+        ((), ("169.254.169.254/32",), ("169.254.169.254",), ("169.254.1.1",)),
+    ],
+)
+def test_a_registry_sends_its_readers_where_it_is_or_is_listed(
+    home: tuple[str, ...], listed: tuple[str, ...], may: tuple[str, ...], may_not: tuple[str, ...]
+) -> None:
+    allowed = AllowedAddresses("r", "registry.example.org", listed=listed)
+    for address in home:
+        allowed.note_home(address)
+    for address in may:
+        allowed.require("a.b", address)
+        allowed.require_literal(address)
+    for address in may_not:
+        with pytest.raises(Refused, match="redirects"):
+            allowed.require("a.b", address)
+        if listed and "internal" in listed[-1]:
+            allowed.require("storage.internal", address)
+
+
+async def test_what_a_name_means_is_looked_at_when_it_is_connected_to(odd: Odd) -> None:
+    """A name looks like any other, and means an address of this machine."""
+    port = odd.address.rpartition(":")[2]
+    elsewhere = URL(f"http://localhost:{port}/v2/")
+    for base, redirects, asked in (
+        ("http://registry.example.org", (), 0),
+        ("http://registry.example.org", ("10.0.0.0/8",), 0),
+        ("http://registry.example.org", ("localhost",), 1),
+        ("http://registry.example.org", ("127.0.0.0/8", "::1/128"), 1),
+        (f"http://{odd.address}", (), 1),
+    ):
+        client, before = RegistryClient("r", URL(base), Fixed(None), redirects=redirects), len(odd.requests)
+        try:
+            for url in (elsewhere, URL(f"http://127.0.0.1:{int(port)}/other")):
+                if redirects == ("localhost",) and url != elsewhere:
+                    continue
+                if asked:
+                    (await client._send("GET", url, {}, None)).release()
+                    continue
+                with pytest.raises(Refused, match="of this machine or network"):
+                    await client._send("GET", url, {}, None)
+                with pytest.raises(Refused):
+                    await client._ask_realm(url, {}, "", None)
+        finally:
+            await client.close()
+        assert len(odd.requests) - before == (1 if redirects == ("localhost",) else 2) * asked
 
 
 @pytest.mark.parametrize(

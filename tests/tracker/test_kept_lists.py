@@ -103,6 +103,8 @@ async def test_a_list_outlives_the_tracker(tmp_path: Path) -> None:
     first = Documents(tmp_path)
     await Site(first).holds()
     first.close()
+    found = await KeptLists(Documents(tmp_path)).find(BLOB)
+    assert found is not None and found[0] == PIECES and len(found[1]) == 2
     site = Site(Documents(tmp_path))
     site.open("late")
     await site.kept()
@@ -118,6 +120,14 @@ async def test_a_kept_list_that_is_damaged_is_not_used(tmp_path: Path, data: byt
     documents = Documents(tmp_path)
     documents.write(digest_of(data), data)
     documents.note({f"vouched {BLOB}": Descriptor(LIST_TYPE, digest_of(data), len(data))})
+    assert await KeptLists(documents).find(BLOB) is None
+
+
+@pytest.mark.parametrize("voters", ["", "x", "5", "{", "null"])
+async def test_voters_that_are_none_are_no_reason_to_fail(tmp_path: Path, voters: str) -> None:
+    documents, data = Documents(tmp_path), PIECES.encode()
+    documents.write(PIECES.digest, data)
+    documents.note({f"vouched {BLOB}": Descriptor(LIST_TYPE, PIECES.digest, len(data), {"voters": voters})})
     assert await KeptLists(documents).find(BLOB) is None
 
 

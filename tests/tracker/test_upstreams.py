@@ -22,6 +22,7 @@ from registry_rig import PASSWORD, Realm, Registry, free_port, needs_registry, r
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, Refused, Unavailable, UsageError
 from p2pdist.model.image import ImageName, image_name, parse_image
+from p2pdist.model.image_manifest import INDEX_TYPE
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.upstream import UpstreamSettings, parse_upstream, upstream_of
@@ -33,7 +34,7 @@ from tracker.http.app import make_app
 from tracker.service import Service
 from tracker.state.documents import Documents
 from tracker.upstreams import upstreams as module
-from tracker.upstreams.settings import all_upstreams, read_upstreams
+from tracker.upstreams.settings import UpstreamsFile, all_upstreams, read_upstreams
 from tracker.upstreams.upstreams import Upstreams
 
 LAYER = {"bin/hello": b"#!/bin/sh\necho hello\n", "data": bytes(range(256)) * 400}
@@ -182,6 +183,77 @@ async def test_a_registry_that_hangs_keeps_nobody_waiting_for_a_tag_that_is_know
         assert (await upstreams.manifest(name, "v1")).digest == image.digest
     assert odd.count("HEAD", "v1") == 1
     gate.set()
+
+
+async def test_lists_are_given_as_they_were_while_a_registry_is_away(
+    odd: Odd, opened: Opens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the next tracker, and by one whose registry hangs."""
+    monkeypatch.setattr(module, "WAIT_S", 0.05)
+    image, name = make_image(LAYER), name_at(odd)
+    entries = [{"mediaType": image.media_type, "digest": image.digest, "size": 5, "artifactType": "a/b"}]
+    index = json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}).encode()
+
+    async def tags(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"tags": ["v1", "v2"]})
+
+    async def referrers(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=index, headers={"Content-Type": INDEX_TYPE})
+
+    async def hangs(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing ends the wait")
+
+    odd.answers = {"tags/list": tags, f"referrers/{image.digest}": referrers}
+    documents = Documents(tmp_path / "state")
+    first = opened(odd.address, documents, tags_ttl_s=0.0)
+    expected = await first.tags(name, 10), await first.referrers(name, image.digest)
+    assert expected[0].names == ("v1", "v2")
+    odd.answers = {"": hangs}
+    for upstreams in (first, opened(odd.address, documents, tags_ttl_s=0.0)):
+        assert (await upstreams.tags(name, 10), await upstreams.referrers(name, image.digest)) == expected
+    fresh = opened(odd.address, Documents(tmp_path / "other"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(fresh.tags(name, 10), 0.5)
+    documents.close()
+
+
+async def test_other_settings_hold_from_one_moment_to_the_next(odd: Odd, opened: Opens, tmp_path: Path) -> None:
+    odd.put("team/app", "v1", make_image(LAYER))
+    upstreams, name = opened(odd.address), name_at(odd)
+    await upstreams.manifest(name, "v1")
+    kept = upstreams._registries[odd.address]
+    path = tmp_path / "upstreams.toml"
+    path.write_text("")
+    file = UpstreamsFile((odd.address,), path, upstreams.replace)
+    watching = asyncio.create_task(file.watch())
+    try:
+
+        async def until(names: list[str]) -> None:
+            async with asyncio.timeout(20):
+                while [upstream.name for upstream in upstreams.listed] != names:
+                    await asyncio.sleep(0.02)
+
+        path.write_text("[[upstream]]\nhost = 'quay.io'\n")
+        file.reload()
+        await until([odd.address, "quay.io"])
+        assert upstreams._registries[odd.address] is kept
+        path.write_text("[[upstream]]\nhost = 5\n")
+        file.reload()
+        await asyncio.sleep(0.2)
+        await until([odd.address, "quay.io"])
+        path.write_text("[[upstream]]\nhost = 'quay.io'\nnamespaces = ['a/*']\n")
+        file.reload()
+        async with asyncio.timeout(20):
+            while upstreams._registries["quay.io"].registry.settings.namespaces != ("a/*",):
+                await asyncio.sleep(0.02)
+        path.write_text("")
+        file.reload()
+        await until([odd.address])
+        with pytest.raises(NotFound):
+            await upstreams.manifest(image_name("quay.io", "a/b"), "v1")
+    finally:
+        watching.cancel()
 
 
 async def test_a_registry_that_asks_to_be_left_alone_is_left_alone_by_all(odd: Odd, opened: Opens) -> None:
@@ -334,6 +406,7 @@ def test_upstreams_are_named_on_the_command_line_and_in_a_file(tmp_path: Path) -
         tag_ttl_s = 0
         serve_stale = false
         allow = ["team/*"]
+        redirects = ["10.0.0.0/8", "storage.internal"]
         """
     )
     hub, other, named = all_upstreams(["127.0.0.1:5000"], file)[1:] + all_upstreams(["127.0.0.1:5000"], file)[:1]
@@ -341,7 +414,12 @@ def test_upstreams_are_named_on_the_command_line_and_in_a_file(tmp_path: Path) -
         "docker.io", "https://registry-1.docker.io", credentials=str(tmp_path / "hub.json"), tags_ttl_s=300.0
     )
     assert other == UpstreamSettings(
-        "registry.example.org:5000", "http://10.0.0.1:80", tags_ttl_s=0.0, serve_stale=False, namespaces=("team/*",)
+        "registry.example.org:5000",
+        "http://10.0.0.1:80",
+        tags_ttl_s=0.0,
+        serve_stale=False,
+        namespaces=("team/*",),
+        redirects=("10.0.0.0/8", "storage.internal"),
     )
     assert named.url == "http://127.0.0.1:5000"
     assert upstream_of("quay.io").url == "https://quay.io"
@@ -369,6 +447,8 @@ def test_upstreams_are_named_on_the_command_line_and_in_a_file(tmp_path: Path) -
         "[[upstream]]\nhost='a.b'\nnamespaces=[]",
         "[[upstream]]\nhost='a.b'\nnamespaces=['A b']",
         "[[upstream]]\nhost='a.b'\nspelled=1",
+        "[[upstream]]\nhost='a.b'\nredirects=['a b']",
+        "[[upstream]]\nhost='a.b'\nredirects=['https://a.b']",
         "[[upstream]]\nhost='a.b'\n[[upstream]]\nhost='a.b'",
     ],
 )

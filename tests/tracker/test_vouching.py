@@ -42,10 +42,10 @@ from tracker.core.events import (
 from tracker.core.fleet import Fleet
 from tracker.core.host import Host
 from tracker.core.vouching import vouching
-from tracker.core.vouching.ledger import JUDGES_WAIT_S
+from tracker.core.vouching.ledger import ARBITER_S, JUDGES_WAIT_S
 from tracker.core.vouching.liars import PENALTY_S
 from tracker.core.vouching.pace import PAUSE_MIN_S, PAUSE_S_PER_HOST, pause_s
-from tracker.core.vouching.vouching import ARBITER_S, FAILED_S
+from tracker.core.vouching.vouching import FAILED_S
 
 BLOB, OTHER_BLOB = digest_of(b"blob"), digest_of(b"other")
 COUNT = 8
@@ -65,10 +65,11 @@ class Control:
         for host in hosts:
             self.open(host)
 
-    def open(self, host: str) -> None:
+    def open(self, host: str, source: str = "", *, certified: bool = False) -> None:
         self.numbers[host] = len(self.heard) + len(self.commands) + 1000
         self.heard[host] = []
-        self.do(SessionOpened(self.numbers[host], Hello(PROTOCOL_VERSION, host, f"{host}:1")))
+        hello = Hello(PROTOCOL_VERSION, host, f"{host}:1")
+        self.do(SessionOpened(self.numbers[host], hello, source, certified))
 
     def close(self, host: str) -> None:
         self.do(SessionClosed(self.numbers.pop(host)))
@@ -512,6 +513,90 @@ def test_the_next_arbiter_had_no_part_in_what_failed() -> None:
     assert sorted(control.blamed()) == sorted([first, reader])
 
 
+def test_an_arbiter_that_dawdles_is_replaced() -> None:
+    """It states something now and then, which keeps it from being taken for gone."""
+    control, reader, _ = swarm()
+    for piece in ALL[:-1]:
+        control.vouch(reader, [piece])
+        control.run(0.5)
+    control.vouch(reader, ALL[-1:], WRONG)
+    control.judge(*(host for host in control.numbers if host != reader), matches=False)
+    control.run(JUDGES_WAIT_S + 0.1)
+    first, begun_at = control.arbiter(1), control.now
+    for piece in ALL:
+        if control.fleet.vouching._cases[BLOB].ledger.round.number == 1:
+            control.vouch(first, [piece], round_=1)
+            control.run(ARBITER_S - 1)
+    assert control.arbiter(2) not in (first, reader)
+    assert control.now - begun_at < COUNT * ARBITER_S / 2
+
+
+def test_an_arbiter_that_reads_as_slowly_as_the_first_readers_did_goes_on() -> None:
+    control, reader, _ = swarm()
+    for piece in ALL:
+        control.vouch(reader, [piece], WRONG if piece == 3 else RIGHT)
+        control.run(ARBITER_S - 1)
+    control.judge(*(host for host in control.numbers if host != reader), matches=False)
+    control.run(JUDGES_WAIT_S + 0.1)
+    arbiter = control.arbiter(1)
+    for piece in ALL[:-1]:
+        control.vouch(arbiter, [piece], round_=1)
+        control.run(ARBITER_S - 1)
+    assert all(Reread(BLOB, 2) not in heard for heard in control.heard.values())
+
+
+def test_strangers_that_claim_everything_are_not_the_first_arbiters() -> None:
+    """They come late, and from one address."""
+    control, reader, others = swarm()
+    strangers = [f"stranger{number}" for number in range(8)]
+    for stranger in strangers:
+        control.open(stranger, "192.0.2.1")
+        control.hold(stranger, count=COUNT)
+    control.vouch(reader, ALL, WRONG)
+    control.judge(*others[:2], matches=False)
+    assert control.arbiter(1) in others
+
+
+def test_strangers_of_one_address_are_arbiters_once_while_others_are_there() -> None:
+    control = Control()
+    strangers = [f"stranger{number}" for number in range(8)]
+    for stranger in strangers:
+        control.open(stranger, "192.0.2.1")
+        control.hold(stranger, count=1)
+    for honest in ("h1", "h2", "h3"):
+        control.open(honest)
+        control.hold(honest)
+    control.run(0.5)
+    reader = control.reader()
+    control.vouch(reader, ALL, WRONG)
+    control.judge("h1", "h2", "h3", matches=False)
+    control.run(JUDGES_WAIT_S + 0.1)
+    first = control.arbiter(1)
+    if first in strangers:
+        control.vouch(first, ALL, WRONG, round_=1)
+        control.judge("h1", "h2", "h3", matches=False, round_=1)
+        control.run(JUDGES_WAIT_S + 0.1)
+        first = control.arbiter(2)
+    assert first.startswith("h")
+
+
+@pytest.mark.parametrize("certified", [False, True])
+def test_hosts_behind_one_address_have_one_voice_unless_certificates_name_them(certified: bool) -> None:
+    control = Control()
+    for number in range(5):
+        control.open(f"h{number}", "192.0.2.1", certified=certified)
+        control.hold(f"h{number}")
+    control.run(0.5)
+    reader = control.reader()
+    others = [host for host in control.numbers if host != reader]
+    control.open("elsewhere", "198.51.100.1")
+    control.hold("elsewhere")  # and has not judged
+    control.vouch(reader, ALL)
+    control.judge(*others[:2], matches=True)
+    held = any(isinstance(command, ListMatched) for command in control.commands)
+    assert held == certified
+
+
 def test_judgements_of_an_earlier_round_count_no_more() -> None:
     control, _, others = lied()
     control.vouch(control.arbiter(1), ALL, round_=1)
@@ -635,6 +720,31 @@ def test_a_list_that_was_kept_is_asked_for_and_given() -> None:
     control.hold("b")
     assert len(control.listed("b")) == COUNT
     assert [command for command in control.commands if isinstance(command, ListWanted)] == [ListWanted(BLOB)]
+
+
+@pytest.mark.parametrize(("voters", "rereads"), [((), True), (("x",), True), (("x", "y"), False)])
+def test_a_kept_list_counts_for_as_much_as_before(voters: tuple[str, ...], rereads: bool) -> None:
+    """One host that says otherwise has all read again only where few had confirmed the list."""
+    control, reader, _ = swarm()
+    control.do(ListKept(BLOB, PieceList(PieceLayout(SIZE, 65536), RIGHT * COUNT), voters))
+    control.vouch(reader, [1], WRONG)
+    heard = [message for host in control.heard.values() for message in host]
+    assert (Reread(BLOB, 1) in heard) == rereads
+
+
+def test_voters_that_come_later_are_kept_with_the_list() -> None:
+    control = Control(*"ab")
+    control.hold(*"ab")
+    control.run(0.5)
+    reader = control.reader()
+    control.vouch(reader, ALL)
+    other = "a" if reader == "b" else "b"
+    control.judge(other, reader, matches=True)
+    control.open("c")
+    control.hold("c")
+    control.judge("c", matches=True)
+    found = [command.voters for command in control.commands if isinstance(command, ListMatched)]
+    assert found == [(other,), (other, "c")]
 
 
 def test_a_kept_list_comes_too_late_where_hashes_were_stated() -> None:

@@ -20,6 +20,8 @@ class SessionOpened:
     hello: Hello
     source: str = ""
     """The address that the connection came from; empty where it is not known."""
+    certified: bool = False
+    """Whether a certificate of the fleet names the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,12 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class ListKept:
-    """A vouched piece list that was held before is at hand (answers ListWanted)."""
+    """A vouched piece list that was held before is at hand (answers ListWanted). `voters` are some
+    of those that found the whole to match it."""
 
     blob: Digest
     pieces: PieceList
+    voters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +119,12 @@ class ListWanted:
 
 @dataclass(frozen=True, slots=True)
 class ListMatched:
-    """Hosts found the whole to match as this vouched list has it: it may be kept."""
+    """Hosts found the whole to match as this vouched list has it: it may be kept, with some of the
+    voters that did, which stated nothing of it. More of them are said once there are."""
 
     blob: Digest
     pieces: PieceList
+    voters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,8 +161,8 @@ class Fleet:
         match event:
             case Received(session, message):
                 self._received(session, message, now, out)
-            case SessionOpened(session, hello, source):
-                self._opened(session, hello, source, now, out)
+            case SessionOpened():
+                self._opened(event, now, out)
             case SessionClosed(session):
                 self._closed(session, now)
             case Tick():
@@ -170,8 +170,8 @@ class Fleet:
             case Described(layouts):
                 for blob, layout in layouts:
                     self.membership.describe(blob, layout, now=now)
-            case ListKept(blob, pieces):
-                out += self.vouching.kept(blob, pieces)
+            case ListKept():
+                out += self.vouching.kept(event)
             case Followed(ownership, me):
                 self.handover.follow(ownership, me, self._sessions, now=now)
             case LeasesAllowed(allowed):
@@ -191,7 +191,8 @@ class Fleet:
 
     # -- sessions
 
-    def _opened(self, session: int, hello: Hello, source: str, now: float, out: list[Command]) -> None:
+    def _opened(self, opened: SessionOpened, now: float, out: list[Command]) -> None:
+        session, hello = opened.session, opened.hello
         if hello.protocol != PROTOCOL_VERSION:
             error = UsageError(
                 f"{hello.host} speaks protocol {hello.protocol}, this tracker {PROTOCOL_VERSION}",
@@ -207,7 +208,7 @@ class Fleet:
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
-        host.connect(session, hello, source=source, now=now)
+        host.connect(session, hello, source=opened.source, certified=opened.certified, now=now)
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:

@@ -74,7 +74,8 @@ class Host:
     it wants the blob and has got nothing yet. `found`, `got`, `leave`."""
     voter: str = ""
     """The name under which its complaints count: the address of its connection, so that many hosts
-    of one machine have one vote; its own where that is loopback or not known. `connect`."""
+    of one machine have one vote; its own where a certificate names it, as hosts of one address may
+    be many machines, and where the address is loopback or not known. `connect`."""
     vouchers: dict[str, float] = field(default_factory=dict)
     """Voters that lately got pieces from it, and when that expires. `vouch`, `penalise`,
     `expire_penalties`."""
@@ -101,13 +102,13 @@ class Host:
         more got good pieces from it."""
         return len(self.penalties) >= BAN_REPORTERS_MIN and len(self.vouchers) < VOUCHERS * len(self.penalties)
 
-    def connect(self, session: int, hello: Hello, *, source: str = "", now: float) -> None:
+    def connect(self, session: int, hello: Hello, *, source: str = "", certified: bool = False, now: float) -> None:
         """The host opens a session. Only penalties for wrong bytes outlast a new start."""
         self.expire_penalties(now=now, started_anew=True)
         self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
         self.site = hello.site
         self.tls, self.instance, self.platform = hello.tls, hello.instance, hello.platform
-        self.voter = self.name if not source or is_loopback(source) else source
+        self.voter = self.name if certified or not source or is_loopback(source) else source
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False
         self.download_bytes_s, self.partial = hello.download_bytes_s, hello.partial
 

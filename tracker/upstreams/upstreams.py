@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeVar
 
 from p2pdist.model.digest import Digest, digest_of, is_digest
@@ -46,6 +47,7 @@ from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
 from tracker.reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
+from tracker.upstreams.lists import KeptLists, ListKind
 
 ABSENT_S = 5.0
 """So long an upstream is not asked again for what it did not have."""
@@ -63,9 +65,8 @@ CACHE_BYTES_MAX = 64 << 20
 TAGS_MAX = 20_000
 MANIFESTS_MAX = 20_000
 SIZES_MAX = 200_000
-LISTS_MAX = 500
-LIST_BYTES_MAX = 256 << 10
-"""Of a list that is kept; larger ones are asked for each time."""
+NOTES_MAX = 500
+"""Refusals, and repositories that are open to everybody, that are remembered."""
 
 OPEN_S = 60.0
 """So long a registry that asked for no token is taken not to."""
@@ -106,6 +107,11 @@ class _Registry:
     refusals: OrderedDict[str, tuple[float, Refused]] = field(default_factory=OrderedDict)
     """By key of a read until when it is taken to be refused."""
 
+    @classmethod
+    def of(cls, upstream: UpstreamSettings) -> _Registry:
+        """Raises UsageError where credentials cannot be read."""
+        return cls(UpstreamRegistry(upstream), JoinedReads(f"the registry {upstream.name}", absent_s=ABSENT_S))
+
     def require_open(self, key: str) -> None:
         """Raises Refused for a read that was refused a while ago, and Unavailable while the
         upstream asks to be left alone."""
@@ -124,7 +130,7 @@ class _Registry:
         """A read failed: note what it says of those to come."""
         now, asked_s = time.monotonic(), error.details.get("retry_after")
         if isinstance(error, Refused):
-            remember(self.refusals, key, (now + REFUSED_S, error), LISTS_MAX)
+            remember(self.refusals, key, (now + REFUSED_S, error), NOTES_MAX)
         elif isinstance(error, Unavailable) and isinstance(asked_s, int | float) and asked_s > 0:
             self.closed_until = max(self.closed_until, now + asked_s)
             logger.warning("%s; the whole fleet waits for %.0f s", error.what, asked_s)
@@ -135,12 +141,7 @@ class Upstreams:
     cannot be read."""
 
     def __init__(self, settings: Iterable[UpstreamSettings] = (), documents: Documents | None = None) -> None:
-        self._registries = {
-            upstream.name: _Registry(
-                UpstreamRegistry(upstream), JoinedReads(f"the registry {upstream.name}", absent_s=ABSENT_S)
-            )
-            for upstream in settings
-        }
+        self._registries = {upstream.name: _Registry.of(upstream) for upstream in settings}
         self.asked: Counter[tuple[str, str]] = Counter()
         """Questions by upstream and what became of them: ok, or the slug of the failure."""
         self._documents = documents
@@ -153,8 +154,8 @@ class Upstreams:
         """By `name@digest`, of blobs that manifests name."""
         self._confirmed: OrderedDict[str, None] = OrderedDict()
         """By `name@digest`: the registry has the blob under that name."""
-        self._lists: OrderedDict[str, tuple[float, TagPage | ImageDocument]] = OrderedDict()
-        """Tags and referrers, and when they were asked for."""
+        self._lists = KeptLists(documents)
+        """Tags and referrers."""
         self._open: OrderedDict[str, float] = OrderedDict()
         """By name until when the repository is taken to be open to everybody."""
         self._described: OrderedDict[str, float] = OrderedDict()
@@ -166,7 +167,15 @@ class Upstreams:
     def listed(self) -> list[Upstream]:
         """The upstreams, for agents."""
         known = (registry.registry.settings for registry in self._registries.values())
-        return [Upstream(upstream.name, upstream.url) for upstream in known]
+        return [Upstream(upstream.name, upstream.url, upstream.redirects) for upstream in known]
+
+    async def replace(self, settings: Iterable[UpstreamSettings]) -> None:
+        """Go by other settings from now on; those that stay are not disturbed. Raises UsageError
+        where credentials cannot be read, and nothing has changed."""
+        former, self._registries = self._registries, _replaced(self._registries, settings)
+        for name, registry in former.items():
+            if self._registries.get(name) is not registry:
+                await registry.registry.close()
 
     async def close(self) -> None:
         """End the connections."""
@@ -348,39 +357,39 @@ class Upstreams:
             registry, name, f"token {name}", lambda repository: registry.registry.pull_token(name.repository)
         )
         if not found.token:
-            remember(self._open, str(name), time.monotonic() + OPEN_S, LISTS_MAX)
+            remember(self._open, str(name), time.monotonic() + OPEN_S, NOTES_MAX)
         return found
 
     # -- lists
 
     async def tags(self, name: ImageName, n: int, last: str = "") -> TagPage:
         """Some tags of a repository. Raises NotFound, Refused, Corrupt, Unavailable."""
-        page = await self._list(name, f"tags {name} {n} {last}", lambda repository: repository.tags(n, last))
-        assert isinstance(page, TagPage)
-        return page
+        return await self._list(name, f"tags {name} {n} {last}", TagPage, lambda repository: repository.tags(n, last))
 
     async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> ImageDocument:
         """The index of what refers to a manifest. Raises NotFound, Refused, Corrupt,
         Unavailable."""
         key = f"referrers {name}@{digest} {artifact_type}"
-        found = await self._list(name, key, lambda repository: repository.referrers(digest, artifact_type))
-        assert isinstance(found, ImageDocument)
-        return found
+        ask = partial(UpstreamRepository.referrers, digest=digest, artifact_type=artifact_type)
+        return await self._list(name, key, ImageDocument, ask)
 
-    async def _list(self, name: ImageName, key: str, ask: Ask[TagPage | ImageDocument]) -> TagPage | ImageDocument:
+    async def _list(self, name: ImageName, key: str, kind: type[ListKind], ask: Ask[ListKind]) -> ListKind:
         registry, now = self._registry(name), time.monotonic()
-        settings = registry.registry.settings
-        kept = self._lists.get(key)
-        if kept is not None and now - kept[0] < settings.tags_ttl_s:
-            return kept[1]
+        settings, (asked_at, kept) = registry.registry.settings, await self._lists.find(key, kind)
+        stale = kept if settings.serve_stale else None
+        if kept is not None and now - asked_at < settings.tags_ttl_s:
+            return kept
+        if stale is not None and now < max(registry.away_until, registry.closed_until):
+            return stale
+        asked = self._ask(registry, name, key, ask)
         try:
-            found = await self._ask(registry, name, key, ask)
-        except Unavailable:
-            if kept is None or not settings.serve_stale:
+            found = await asyncio.wait_for(asked, WAIT_S if stale is not None else None)
+        except (Unavailable, TimeoutError):
+            if stale is None:
                 raise
-            return kept[1]
-        if isinstance(found, TagPage) or len(found.data) <= LIST_BYTES_MAX:
-            remember(self._lists, key, (time.monotonic(), found), LISTS_MAX)
+            registry.away_until = time.monotonic() + AWAY_S
+            return stale
+        await self._lists.keep(key, found)
         return found
 
     # -- asking
@@ -390,10 +399,8 @@ class Upstreams:
         pattern allows."""
         registry = self._registries.get(name.upstream)
         if registry is None:
-            raise NotFound(
-                f"{name.upstream} is no upstream of this fleet",
-                remedy=f"Start the tracker with --upstream {name.upstream}",
-            )
+            remedy = f"Start the tracker with --upstream {name.upstream}"
+            raise NotFound(f"{name.upstream} is no upstream of this fleet", remedy=remedy)
         if not any(fnmatchcase(name.repository, pattern) for pattern in registry.registry.settings.namespaces):
             raise NotFound(f"{name} is not among the repositories that this fleet may read")
         return registry
@@ -429,6 +436,16 @@ class Upstreams:
 
     async def _recall(self, name: str) -> Descriptor | None:
         return await asyncio.to_thread(self._documents.recall, name) if self._documents is not None else None
+
+
+def _replaced(former: Mapping[str, _Registry], settings: Iterable[UpstreamSettings]) -> dict[str, _Registry]:
+    """The registries of other settings, of which those stay that are set as before."""
+    registries = {}
+    for upstream in settings:
+        known = former.get(upstream.name)
+        same = known is not None and known.registry.settings == upstream
+        registries[upstream.name] = known if same and known is not None else _Registry.of(upstream)
+    return registries
 
 
 async def _size(repository: UpstreamRepository, name: ImageName, digest: Digest) -> int:

@@ -43,7 +43,11 @@ from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.ranges import RangeOptions, serve_range
 
 RANGES_MAX = 256
-"""Ranges of one request; with more the client asks again, for fewer."""
+"""Ranges of one request; one with more gets the whole blob."""
+
+IDLE_S = 60.0
+"""A client that takes nothing of what is there for it for so long is left: requests are limited,
+and it goes on with a Range when it is back."""
 
 BYTES_TYPE = "application/octet-stream"
 
@@ -109,6 +113,7 @@ class BlobBodies:
         agent = self._agent
         with contextlib.ExitStack() as stack:
             stack.enter_context(in_use(request))
+            stack.enter_context(agent.registry.clients.asking(digest))
             flow = None
             if not self._loopback:
                 peer = Peer(address_key(request.remote or ""))
@@ -150,7 +155,7 @@ class BlobBodies:
             proven=body.proven if body is not None else None,
             flow=flow,
             disk=not blob.in_memory,
-            options=RangeOptions(headers, RANGES_MAX, deadline, count),
+            options=RangeOptions(headers, RANGES_MAX, deadline, count, IDLE_S),
         )
         expected = response.content_length if response.status in (200, 206) else 0
         return Sent(response, source, sent >= (expected or 0))

@@ -50,6 +50,7 @@ from p2pdist.agent.pull.blob import demanded
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
+from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.model.digest import Digest, is_digest, parse_digest
 from p2pdist.model.errors import (
     UNDECODABLE,
@@ -295,19 +296,32 @@ class StoreStatus(msgspec.Struct, frozen=True):
     disk: str
 
 
+class ArrivingImage(msgspec.Struct, frozen=True):
+    """An image of a registry of which blobs are being pulled: how many, what of them is here, and
+    their size, in bytes."""
+
+    image: str
+    blobs: int
+    bytes_done: int
+    bytes_total: int
+
+
 class MirrorStatus(msgspec.Struct, frozen=True):
     """The mirror for clients of registries on this host: its host and port, and how many requests
-    it has answered, whatever the answers were."""
+    it has answered, whatever the answers were. `checks` are the repositories that `p2pdist mirror
+    check` had runtimes ask for last."""
 
     address: str
     requests: int
+    checks: list[str]
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
     """Answer to GET /v1/status. `unreachable` is why other hosts cannot reach the agent, empty when
     they can; `leaving`: it is about to end. `scrub` is the background reading of the store,
-    `upstreams` the registries whose images come through this agent; `mirror` is null when the agent
-    has no port for clients of registries."""
+    `upstreams` the registries whose images come through this agent, and `images` those that are on
+    their way, for clients of the mirror too; `mirror` is null when the agent has no port for
+    clients of registries."""
 
     host: str
     address: str
@@ -320,6 +334,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     scrub: ScrubStatus
     upstreams: list[str]
     mirror: MirrorStatus | None
+    images: list[ArrivingImage]
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -727,9 +742,23 @@ async def _status(request: web.Request) -> web.Response:
             [pull for pull in agent.pulls.list() if _readable(agent, request, pull.reference)],
             agent.scrub.status(),
             sorted(upstream.name for upstream in agent.images.upstreams),
-            MirrorStatus(agent.mirrored.address, agent.mirrored.total) if agent.mirrored.address else None,
+            _mirror_status(agent.mirrored),
+            [image for image in _arriving(agent) if _readable(agent, request, image.image)],
         )
     )
+
+
+def _arriving(agent: Agent) -> list[ArrivingImage]:
+    """The images on their way, by name."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for image, done, size in agent.vouched_blobs.arriving():
+        blobs, before, total = found.get(image, (0, 0, 0))
+        found[image] = blobs + 1, before + done, total + size
+    return [ArrivingImage(image, *counts) for image, counts in sorted(found.items()) if image]
+
+
+def _mirror_status(counts: MirrorCounts) -> MirrorStatus | None:
+    return MirrorStatus(counts.address, counts.total, list(counts.checks)) if counts.address else None
 
 
 _READ_ERRORS = (UsageError, NotFound, Corrupt, Unavailable)

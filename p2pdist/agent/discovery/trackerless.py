@@ -101,7 +101,7 @@ class Neighbourhood:
         """Plan a pull that begins while no tracker answers: `planned` gets one plan or two, until
         `done`, which is the end of the pull, or until a tracker answers. `origin`: each host that
         fetches the blob can read it from where it comes from."""
-        if not self._session.connected:
+        if not self._session.attention.answers:
             self._plans.spawn(self._plan(blob, layout, done, planned, origin=origin))
 
     def settled(self, digest: Digest, host: str) -> bool:
@@ -122,7 +122,7 @@ class Neighbourhood:
             return msgspec.structs.replace(host, origin=True) if origin else host
 
         def give(holders: Mapping[Announcement, BlobHolding]) -> None:
-            if self._session.connected or done.done():
+            if self._session.attention.answers or done.done():
                 return
             earlier = {neighbour.host for neighbour, holding in holders.items() if holding.settled}
             counts = len(holders), len(earlier)

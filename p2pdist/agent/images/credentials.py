@@ -36,6 +36,7 @@ async def upstream_lets(upstream: UpstreamSettings, name: ImageName, path: str, 
         Fixed(account),
         None if user else token,
         tries_max=1,
+        redirects=upstream.redirects,
     )
     scope = f"repository:{name.repository}:pull"
     method = "GET" if path.startswith("tags/") else "HEAD"

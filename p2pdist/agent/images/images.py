@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
+from p2pdist.agent.images.lists import AskEither, ImageLists
+from p2pdist.agent.images.registries import TrackedImages, UpstreamBlobs, UpstreamRegistries
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.tasks import Tasks
 from p2pdist.model.digest import Digest, is_digest
@@ -49,7 +50,10 @@ TAG_FRESH_S = 1.0
 KNOWN_WAIT_S = 1.5
 """So long a tracker may take to say what a tag names whose last meaning is in the store."""
 
-ANNOUNCE_WAIT_S = 2.0
+ANNOUNCE_WAIT_S = 1.0
+"""So long a pull waits at most until the tracker has been asked for the blob's manifest: half of
+what a client of the mirror waits for."""
+
 CACHED_MAX = 256
 CACHED_BYTES_MAX = 256 << 10
 """Documents up to this size that are kept in memory besides."""
@@ -68,21 +72,10 @@ class BlobFetcher(Protocol):
     """Fetches blobs of which nobody made a piece list."""
 
     async def fetch_vouched(
-        self, digest: Digest, size: int, upstream: UpstreamRepository, priority: Priority
+        self, digest: Digest, size: int, upstream: UpstreamBlobs, priority: Priority
     ) -> tuple[Blob, BlobPull | None]:
         """The blob, not yet held, and its pull, started or joined; None when the blob is
         complete. Hosts with a lease read it from `upstream`."""
-
-
-class Ask(Protocol):
-    """Asks the tracker, or where none answers the upstream itself; see Images._ask."""
-
-    async def __call__(
-        self,
-        name: ImageName,
-        tracker: Callable[[], Awaitable[int]],
-        upstream: Callable[[UpstreamRepository], Awaitable[int | None]],
-    ) -> int | None: ...
 
 
 class ConfirmedBlobs:
@@ -90,7 +83,7 @@ class ConfirmedBlobs:
     blob, also such as belong to images of others. `learn` hears of each under its name. On the
     event loop."""
 
-    def __init__(self, tracked: TrackedImages, registries: UpstreamRegistries, ask: Ask, learn: Learn) -> None:
+    def __init__(self, tracked: TrackedImages, registries: UpstreamRegistries, ask: AskEither, learn: Learn) -> None:
         self._tracked, self._registries, self._ask, self._learn = tracked, registries, ask, learn
         self._tasks = Tasks(logger, "a blob could not be confirmed at its registry")
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -161,7 +154,10 @@ class Images:
         """Names of which all manifests in the store have been looked at."""
         self._announced: OrderedDict[str, None] = OrderedDict()
         """Manifests, by `name@digest`, that the tracker which answers has been asked for."""
+        self._announcing: dict[str, tuple[asyncio.Task[None], float]] = {}
+        """Those that it is being asked for, and until when pulls wait for that."""
         self._reads: dict[str, asyncio.Task[ImageDocument]] = {}
+        self._lists = ImageLists(store, tracked, registries, self._ask)
 
     @property
     def upstreams(self) -> tuple[UpstreamSettings, ...]:
@@ -176,9 +172,10 @@ class Images:
 
     async def close(self) -> None:
         """End what is under way."""
-        for task in list(self._reads.values()):
+        tasks = [*self._reads.values(), *(task for task, _ in self._announcing.values())]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._reads.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.confirmed.stop()
         await self._registries.close()
 
@@ -304,18 +301,12 @@ class Images:
 
     async def tags(self, name: ImageName, n: int = 1000, last: str = "") -> TagPage:
         """Up to `n` tags after the tag `last`. Raises NotFound, Refused, Corrupt, Unavailable."""
-        await self._registries.require(name)
-        return await self._ask(name, lambda: self._tracked.tags(name, n, last), lambda upstream: upstream.tags(n, last))
+        return await self._lists.tags(name, n, last)
 
     async def referrers(self, name: ImageName, digest: Digest, artifact_type: str = "") -> ImageDocument:
         """The index of what refers to a manifest, such as signatures. Raises NotFound, Refused,
         Corrupt, Unavailable."""
-        await self._registries.require(name)
-        return await self._ask(
-            name,
-            lambda: self._tracked.referrers(name, digest, artifact_type),
-            lambda upstream: upstream.referrers(digest, artifact_type),
-        )
+        return await self._lists.referrers(name, digest, artifact_type)
 
     # -- blobs
 
@@ -354,23 +345,35 @@ class Images:
         if self._ruled():
             self.confirmed.ask_later(name, digest)
         await self._announce(name, digest)
-        return await self._fetcher.fetch_vouched(digest, size, self._registries.reader(name), priority)
+        return await self._fetcher.fetch_vouched(digest, size, self._registries.source(name), priority)
 
     async def _announce(self, name: ImageName, digest: Digest) -> None:
         """Have the tracker know the blob's manifest, if it has been asked for neither since it
-        answers."""
+        answers. What is here whole is not held up by that, nor is anything by a tracker that
+        hangs."""
         manifest = self._sizes.get(f"{name}@{digest}", (0, None))[1]
         key = f"{name}@{manifest}"
         if manifest is None or not self._tracked.connected or key in self._announced:
             return
+        now = asyncio.get_running_loop().time()
+        task, deadline = self._announcing.get(key, (None, now + ANNOUNCE_WAIT_S))
+        if task is None:
+            task = asyncio.create_task(self._ask_for(name, manifest), name="announce-manifest")
+            self._announcing[key] = task, deadline
+            task.add_done_callback(lambda _: self._announcing.pop(key, None))
+        stored = self._store.get(digest)
+        if now < deadline and not (stored is not None and stored.complete):
+            await asyncio.wait([task], timeout=deadline - now)
+
+    async def _ask_for(self, name: ImageName, manifest: Digest) -> None:
+        """Ask the tracker for a manifest that is in the store."""
+        key = f"{name}@{manifest}"
         try:
-            async with asyncio.timeout(ANNOUNCE_WAIT_S):
-                await self._tracked.manifest(name, manifest, manifest)
-        except (P2PDistError, TimeoutError) as error:
+            await self._tracked.ask(lambda: self._tracked.manifest(name, manifest, manifest))
+            if (found := await self._kept(name, manifest)) is not None:
+                await self._note_announced(name, found)
+        except P2PDistError as error:
             logger.debug("the tracker was not told of %s: %s", key, error)
-            return
-        if (found := await self._kept(name, manifest)) is not None:
-            await self._note_announced(name, found)
 
     async def _note_announced(self, name: ImageName, found: ImageDocument) -> None:
         """The tracker has been asked for a document: apply the policy that it stated."""
@@ -392,20 +395,18 @@ class Images:
         *,
         quick: bool = False,
     ) -> Value:
-        """Ask the tracker; where none answers, or it does not know the upstream, ask the upstream
-        itself, if this agent was given it. `quick`: something is known already, and the tracker is
-        not waited for long."""
-        own = self._registries.is_own(name)
-        tracked = self._tracked
+        """Ask the tracker; where none answers, the one that is connected hangs, or it does not know
+        the upstream, ask the upstream itself, if this agent was given it. `quick`: something is
+        known already, and the tracker is not waited for long."""
+        own, tracked = self._registries.is_own(name), self._tracked
         if tracked.connected and (self._registries.is_learned(name) or not own):
+            if not own and not quick:
+                return await tracker()
             try:
-                async with asyncio.timeout(KNOWN_WAIT_S if quick else None):
-                    return await tracker()
-            except TimeoutError as error:
-                raise Unavailable(f"the tracker does not answer for {name} within {KNOWN_WAIT_S} s") from error
+                return await tracked.ask(tracker, KNOWN_WAIT_S if quick else None)
             except Unavailable:
                 # Else every agent would ask an upstream that the tracker leaves alone.
-                if not own or self._tracked.connected:
+                if not own or tracked.answers:
                     raise
         if not own:
             raise _unasked(name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
@@ -20,11 +21,11 @@ import msgspec
 
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of, is_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
-from p2pdist.model.image import ImageName, image_name
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, Unavailable, UsageError
+from p2pdist.model.image import SCHEME, ImageName, image_name
 from p2pdist.model.image_manifest import ImageDocument, TagPage, clean_media_type, decode_image
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, decode_policy
-from p2pdist.model.upstream import UPSTREAMS_MAX, Upstream, UpstreamSettings, unique, upstream_of
+from p2pdist.model.upstream import UPSTREAMS_MAX, Upstream, UpstreamSettings, parse_redirects, unique, upstream_of
 from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
 
@@ -32,11 +33,18 @@ LEARN_S = 5.0
 """Between two questions to a tracker which upstreams there are, while an unknown one is asked
 for."""
 
+LEARN_AGAIN_S = 60.0
+"""A tracker may go by other settings meanwhile."""
+
 TOKEN_WAIT_S = 5.0
+LATE_S = 0.25
+"""An answer of a tracker that takes longer has this host see whether the tracker hangs."""
+
 POLICIES_MAX = 1000
 
 logger = logging.getLogger(__name__)
 Document = TypeVar("Document")
+Value = TypeVar("Value")
 
 
 class _Tags(msgspec.Struct):
@@ -61,6 +69,8 @@ class TrackedImages:
         self._session = session
         self._policies: OrderedDict[Digest, PackagePolicy] = OrderedDict()
         """What trackers stated last of a manifest, by its digest."""
+        self._looks: set[asyncio.Task[bool]] = set()
+        """Looks whether a silent tracker answers again."""
 
     def policy(self, manifest: Digest) -> PackagePolicy:
         """The policy that a tracker stated last of a manifest."""
@@ -71,11 +81,40 @@ class TrackedImages:
         """Whether a tracker answers."""
         return self._session.connected
 
+    @property
+    def answers(self) -> bool:
+        """Whether a tracker is connected, and did not leave the last question whether it works
+        without an answer."""
+        return self._session.attention.answers
+
+    async def ask(self, question: Callable[[], Awaitable[Value]], wait_s: float | None = None) -> Value:
+        """What the tracker answers, for a caller that can go on without it. Raises Unavailable too
+        where that takes longer than `wait_s`, and soon where the tracker hangs."""
+        session, loop = self._session, asyncio.get_running_loop()
+        if session.attention.silent:
+            self._looks.add(look := asyncio.create_task(session.attention.responds()))
+            look.add_done_callback(self._looks.discard)
+            raise Unavailable(f"the tracker {session.url} does not answer")
+        deadline = loop.time() + wait_s if wait_s is not None else None
+        asked = asyncio.ensure_future(question())
+        try:
+            await asyncio.wait([asked], timeout=LATE_S)
+            if not asked.done():
+                async with asyncio.timeout_at(deadline):
+                    if not await session.attention.responds() and not asked.done():
+                        raise Unavailable(f"the tracker {session.url} does not answer")
+                    return await asked
+            return asked.result()
+        except TimeoutError as error:
+            raise Unavailable(f"the tracker {session.url} does not answer within {wait_s} s") from error
+        finally:
+            asked.cancel()
+
     async def upstreams(self) -> tuple[UpstreamSettings, ...]:
         """The upstreams of the fleet."""
         listed = _decoded(await self._session.get("/v1/upstreams", {}), list[Upstream])
         try:
-            return unique(tuple(upstream_of(each.name, each.url) for each in listed[:UPSTREAMS_MAX]))
+            return unique(tuple(map(_settings_of, listed[:UPSTREAMS_MAX])))
         except UsageError as error:
             raise Corrupt(f"the tracker names an upstream that is none: {error.what}") from error
 
@@ -156,9 +195,11 @@ class UpstreamRegistries:
 
     async def require(self, name: ImageName) -> None:
         """Raises NotFound for an upstream that neither this agent nor its tracker was given."""
-        if name.upstream in self._own or name.upstream in self._learned:
-            return
         now = asyncio.get_running_loop().time()
+        if name.upstream in self._own or name.upstream in self._learned:
+            if self._tracked.connected and now - self._asked_at >= LEARN_AGAIN_S:
+                self.begin_learning()
+            return
         if self._learning is not None and not self._learning.done():
             await asyncio.wait([self._learning])
         elif self._tracked.connected and now - self._asked_at >= LEARN_S:
@@ -194,15 +235,18 @@ class UpstreamRegistries:
             registry = self._registries[name.upstream] = UpstreamRegistry(settings, source=source)
         return registry.repository(name.repository)
 
+    def source(self, name: ImageName) -> UpstreamBlobs:
+        """The blobs of a repository, whether or not the upstream is known yet."""
+        return UpstreamBlobs(self, name)
+
     async def _token(self, upstream: str, scope: str) -> PullToken | None:
         """The token for a scope from the tracker; None where there is none."""
         if not self._tracked.connected or upstream not in self._learned:
             return None
         try:
             name = image_name(upstream, scope.split(":")[1])
-            async with asyncio.timeout(TOKEN_WAIT_S):
-                return await self._tracked.token(name)
-        except (P2PDistError, TimeoutError) as error:
+            return await self._tracked.ask(lambda: self._tracked.token(name), TOKEN_WAIT_S)
+        except P2PDistError as error:
             logger.info("the tracker gives no token for %s: %s", upstream, error)
             return None
 
@@ -213,6 +257,43 @@ class UpstreamRegistries:
             await asyncio.gather(self._learning, return_exceptions=True)
         for registry in self._registries.values():
             await registry.close()
+
+
+def _settings_of(stated: Upstream) -> UpstreamSettings:
+    """How an agent uses an upstream that its tracker names. Raises UsageError."""
+    found = upstream_of(stated.name, stated.url)
+    return msgspec.structs.replace(found, redirects=parse_redirects(stated.redirects))
+
+
+class UpstreamBlobs:
+    """The blobs of one repository, to be read from its registry where no other host gives them. An
+    agent that no tracker has named the upstream to has what its store and its peers have."""
+
+    def __init__(self, registries: UpstreamRegistries, name: ImageName) -> None:
+        self._registries, self._name = registries, name
+        self.shown = f"{SCHEME}{name}"
+        """The image, as `pull` takes it."""
+        self._repository: UpstreamRepository | None = None
+        """What was read from last: its readers find out together whether there are ranges."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other one reads the same repository."""
+        return isinstance(other, UpstreamBlobs) and (self._registries, self._name) == (other._registries, other._name)
+
+    def __hash__(self) -> int:
+        return hash((self._registries, self._name))
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """`length` bytes of a blob. Raises P2PDistError; Unavailable for an unknown upstream, which
+        says nothing of its blobs."""
+        try:
+            await self._registries.require(self._name)
+        except NotFound as error:
+            raise Unavailable(error.what, remedy=error.remedy) from error
+        repository = self._registries.reader(self._name)
+        if self._repository != repository:  # the first one, or the tracker has named another URL
+            self._repository = repository
+        return await self._repository.read_range(digest, start, length)
 
 
 def _path(name: ImageName) -> str:

@@ -8,10 +8,13 @@ serving begins and `Left` when it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 from p2pdist.agent.access.service import AgentAccess
@@ -47,7 +50,7 @@ from p2pdist.model.messages import (
     Vouched,
 )
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import Plan, Source
+from p2pdist.model.plan import ORIGIN, Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.model.vouched import vouched_layout
 from p2pdist.origin.contract import Origin
@@ -64,9 +67,24 @@ UPSTREAM_WAIT_S = 0.5
 """How long a pull from an upstream registry waits for a tracker before it reads alone. A mirror
 answers within 2 s, and podman ends a pull of which one blob is refused."""
 
+PLAN_WAIT_S = 0.5
+"""A pull that a client of the mirror waits for, and that has no plan after so long, sees whether
+the tracker hangs."""
+
+LOOK_S = 1.0
+"""A pull that has no plan looks so often whether a tracker is connected still."""
+
+UNWANTED_S = 60.0
+"""A pull that clients of the mirror alone wanted ends when none has asked for its blob for so long:
+a client that was not answered in time reads from the registry itself."""
+
 DISCARD_TRIES = 50
 DISCARD_PAUSE_S = 0.1
 """A blob that turned out to be wrong may still be read by streams that are about to end."""
+
+
+_of_client = ContextVar("of_client", default=False)
+"""Whether what runs is for a client of the mirror."""
 
 
 @dataclass(slots=True)
@@ -159,8 +177,10 @@ class Registry:
         self._store, self._packages, self._resources = store, packages, resources
         self._trackers, self._uplink, self._policies = resources.trackers, resources.uplink, resources.policies
         self._session, self._access = resources.trackers.home, resources.access
-        self._drain, self._neighbourhood = drain, neighbourhood
-        self._alone, self._tracker_wait_s = alone, tracker_wait_s
+        self._drain = drain
+        self.clients = ClientInterest(store, self.fetching)
+        """What clients of the mirror ask for."""
+        self._untracked = _UntrackedPulls(resources, packages, neighbourhood, alone, tracker_wait_s, self.clients.waits)
         self._fetching: dict[Digest, BlobPull] = {}
         """The pulls under way."""
         self.served: set[Digest] = set()
@@ -169,7 +189,6 @@ class Registry:
         """Blobs that `discard` is removing; a new pull takes its blob out."""
         self._expiring: asyncio.TimerHandle | None = None
         """The next time that idle connections are closed."""
-        self._waits = Tasks(logger, "waiting for a tracker failed")
 
     def start(self) -> None:
         """Serve the complete blobs of the store."""
@@ -190,7 +209,7 @@ class Registry:
 
     async def stop(self) -> None:
         """Close idle connections, after all pulls have ended."""
-        await self._waits.stop()
+        await self._untracked.stop()
         if self._expiring is not None:
             self._expiring.cancel()
         self._resources.connections.close()
@@ -229,12 +248,15 @@ class Registry:
         priority = self._policies.priority(digest, priority)
         running = self._join(digest, priority)
         if running is not None:
+            self.clients.note(digest)
             return running.blob, running
         blob = await in_thread(claim, Blob.release)
         running = self._join(digest, priority)
         complete = blob.complete  # once: a verification may find it wrong at any moment
         if running is not None or complete:
             blob.release()
+        if not complete:
+            self.clients.note(digest)
         if running is not None:
             return running.blob, running
         if complete:
@@ -270,25 +292,8 @@ class Registry:
         pull.done.add_done_callback(lambda done: self._fetched(pull, done))
         self._announce(pull.holding())
         pull.start()
-        alone = self._alone if upstream is None else Announcement("alone", self._resources.host, origin=True)
-        if self._neighbourhood is not None:
-            self._neighbourhood.plan(digest, blob.layout, pull.done, pull.planned, origin=upstream is not None)
-        elif not self._session.connected:
-            self._plan_alone(pull, alone, min(UPSTREAM_WAIT_S, self._tracker_wait_s) if upstream else None)
+        self._untracked.begun(pull, tracked=present, of_upstream=upstream is not None)
         return pull
-
-    def _plan_alone(self, pull: BlobPull, alone: Announcement | None, wait_s: float | None) -> None:
-        """A pull begins while no tracker answers, at an agent that looks for no neighbours. With
-        trackers to wait for it waits: other agents wait as well, and all of them would read the
-        origin at once. An agent without trackers is alone and reads its own origin; it reads an
-        upstream registry after `wait_s`, since its client would do that otherwise."""
-        blob = pull.blob
-        if self._session.urls:
-            limit_s = self._tracker_wait_s if wait_s is None else wait_s
-            goes_on = alone if wait_s is not None else None
-            self._waits.spawn(_wait_for_tracker(pull, self._session, self._packages, limit_s, goes_on))
-        elif alone is not None:
-            pull.planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
 
     def _join(self, digest: Digest, priority: Priority) -> BlobPull | None:
         """The pull of a blob that is under way, if there is one. A preseed that a start joins
@@ -317,6 +322,7 @@ class Registry:
         if self._expiring is None:
             self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire_connections)
         del self._fetching[blob.digest]
+        self.clients.forget(blob.digest)
         blob.release()
         error = None if done.cancelled() else done.exception()
         if error is None:
@@ -392,6 +398,7 @@ class Registry:
     def planned(self, plan: Plan, ticket: str = "") -> None:
         """The tracker has planned a pull, and sends a ticket for its blob."""
         raised = self._access.tickets.keep(plan.blob, ticket, now=asyncio.get_running_loop().time())
+        self._untracked.planned(plan.blob)
         pull = self._fetching.get(plan.blob)
         if pull is not None:
             pull.planned(plan, reopen=raised)
@@ -448,6 +455,146 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
         vouched=matched,
         matched=matched,
     )
+
+
+class ClientInterest:
+    """Ends pulls that only clients of the mirror wanted, and none does any more. `fetching` finds
+    the pull of a blob that is under way. On the event loop."""
+
+    def __init__(self, store: BlobStore, fetching: Callable[[Digest], BlobPull | None]) -> None:
+        self._store, self._fetching = store, fetching
+        self._asking: Counter[Digest] = Counter()
+        """Requests of clients under way, by blob."""
+        self._asked: Counter[Digest] = Counter()
+        """Requests of clients so far, by blobs that are on their way."""
+        self._others: set[Digest] = set()
+        """Blobs on their way that something else wants, too, such as a pull of the whole image."""
+
+    @contextlib.contextmanager
+    def asking(self, digest: Digest) -> Iterator[None]:
+        """Around a client's request for a blob, in its task and those that begin there."""
+        asked = _of_client.set(True)
+        self._asking[digest] += 1
+        try:
+            yield
+        finally:
+            _of_client.reset(asked)
+            self._asking[digest] -= 1
+            if not self._asking[digest]:
+                del self._asking[digest]
+                self._look_later(digest)
+
+    def waits(self, digest: Digest) -> bool:
+        """Whether a client waits for a blob."""
+        return digest in self._asking
+
+    def note(self, digest: Digest) -> None:
+        """A blob that is not here is asked for, by a client or by something else."""
+        if not _of_client.get():
+            self._others.add(digest)
+
+    def forget(self, digest: Digest) -> None:
+        """The pull of a blob has ended."""
+        self._others.discard(digest)
+        self._asked.pop(digest, None)
+
+    def _look_later(self, digest: Digest) -> None:
+        blob = self._store.get(digest)
+        if blob is not None and blob.complete:
+            return
+        self._asked[digest] += 1
+        asyncio.get_running_loop().call_later(UNWANTED_S, self._look, digest, self._asked[digest])
+
+    def _look(self, digest: Digest, asked: int) -> None:
+        pull = self._fetching(digest)
+        if pull is None:
+            self._asked.pop(digest, None)
+        elif self._asked[digest] == asked and digest not in self._others and digest not in self._asking:
+            pull.reject(Unavailable(f"no client has asked for {digest} for {UNWANTED_S:g} s", remedy="Ask again"))
+
+
+class _UntrackedPulls:
+    """Plans pulls for which no tracker does. `alone` is how an agent with an origin of its own
+    plans; see Registry. `wanted`: whether a client of the mirror waits for a blob."""
+
+    def __init__(
+        self,
+        resources: PullResources,
+        packages: Packages,
+        neighbourhood: Neighbourhood | None,
+        alone: Announcement | None,
+        tracker_wait_s: float,
+        wanted: Callable[[Digest], bool],
+    ) -> None:
+        self._wanted = wanted
+        self._host, self._session, self._packages = resources.host, resources.trackers.home, packages
+        self._neighbourhood, self._alone, self._tracker_wait_s = neighbourhood, alone, tracker_wait_s
+        self._unplanned: dict[Digest, BlobPull] = {}
+        """The pulls from upstream registries for which a tracker is to plan, and has not."""
+        self._waits = Tasks(logger, "waiting for a tracker failed")
+
+    def begun(self, pull: BlobPull, *, tracked: bool, of_upstream: bool) -> None:
+        """A pull has begun; `tracked`: while a tracker was connected."""
+        if tracked and of_upstream:
+            self._unplanned[pull.blob.digest] = pull
+            self._waits.spawn(self._watch(pull))
+        else:
+            self._plan(pull, of_upstream=of_upstream)
+
+    def planned(self, digest: Digest) -> None:
+        """A tracker has planned the pull of a blob."""
+        self._unplanned.pop(digest, None)
+
+    async def stop(self) -> None:
+        """End all waiting."""
+        await self._waits.stop()
+
+    async def _watch(self, pull: BlobPull) -> None:
+        """Where the tracker goes away before it has planned, have the pull go on as without one.
+        Where it hangs, that is waited for, as it may be busy, unless a client waits, which would
+        turn to the registry. What a tracker plans later counts as always."""
+        digest, attention = pull.blob.digest, self._session.attention
+        if not attention.silent:
+            await asyncio.wait([pull.done], timeout=PLAN_WAIT_S)
+        while self._lacks_plan(pull):
+            awaited = self._session.connected and not self._wanted(digest)
+            if not awaited and (attention.silent or not await attention.responds()) and self._lacks_plan(pull):
+                del self._unplanned[digest]
+                self._plan(pull, of_upstream=True)
+                return
+            await asyncio.wait([pull.done], timeout=LOOK_S)
+        if self._unplanned.get(digest) is pull:
+            del self._unplanned[digest]
+
+    def _lacks_plan(self, pull: BlobPull) -> bool:
+        return not pull.done.done() and self._unplanned.get(pull.blob.digest) is pull
+
+    def _plan(self, pull: BlobPull, *, of_upstream: bool) -> None:
+        """Plan with the neighbours that are known, or alone. With trackers to wait for a pull that
+        would read the origin waits: other agents wait as well, and all of them would read it at
+        once. An agent without trackers is alone and reads its own origin; it reads an upstream
+        registry after UPSTREAM_WAIT_S, or at once where the tracker hangs, since its client would
+        do that otherwise."""
+        blob, session = pull.blob, self._session
+        alone = Announcement("alone", self._host, origin=True) if of_upstream else self._alone
+        planned = partial(_planned_beside, pull) if session.connected else pull.planned
+        if self._neighbourhood is not None:
+            self._neighbourhood.plan(blob.digest, blob.layout, pull.done, planned, origin=of_upstream)
+        elif session.connected and not of_upstream:
+            return
+        elif session.urls and not session.connected:
+            limit_s = min(UPSTREAM_WAIT_S, self._tracker_wait_s) if of_upstream else self._tracker_wait_s
+            goes_on = alone if of_upstream else None
+            self._waits.spawn(_wait_for_tracker(pull, session, self._packages, limit_s, goes_on))
+        elif alone is not None:
+            planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
+
+
+def _planned_beside(pull: BlobPull, plan: Plan) -> None:
+    """Give a pull a plan that was made while a tracker is connected, and hangs. Superpeers count
+    only without a tracker: a stripe for which no other host is known is read at once."""
+    stripes = tuple(replace(stripe, parent=ORIGIN) if stripe.parent is None else stripe for stripe in plan.stripes)
+    pull.planned(replace(plan, stripes=stripes))
 
 
 async def _wait_for_tracker(

@@ -32,6 +32,7 @@ import msgspec
 
 from p2pdist.agent.access.exchange import in_words
 from p2pdist.agent.tracker.address import address_for_others
+from p2pdist.agent.tracker.attention import Attention
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Bundle, Descriptor, Reference, decode_bundle
@@ -198,6 +199,8 @@ class TrackerSession:
         self._hello, self._listens = hello, listens
         self._tls, self._tracker_name = tls, tracker_name
         self._http: aiohttp.ClientSession | None = None
+        self.attention = Attention()
+        """Whether that tracker hangs."""
         self._connection: _Connection | None = None
         """The WebSocket of a tracker that has welcomed this host."""
         self._welcomed = asyncio.Event()
@@ -256,7 +259,8 @@ class TrackerSession:
         """Keep a session open until cancelled; ends at once where there is no tracker and none is
         searched for."""
         pause_s = RETRY_FIRST_S
-        timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=CONNECT_TIMEOUT_S, sock_read=ANSWER_TIMEOUT_S)
+        # A tracker that hangs takes the connection and says nothing, and another may be there.
+        timeout = aiohttp.ClientTimeout(total=300.0, sock_connect=CONNECT_TIMEOUT_S, sock_read=WELCOME_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=16, resolver=Resolver(NAMES), use_dns_cache=False)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             self._http = http
@@ -339,7 +343,8 @@ class TrackerSession:
                 welcome = await self._say_hello(socket)
                 welcomed_at = loop.time()
                 self.origin, self.problem, self.tracker = welcome.origin, "", welcome.tracker
-                self._connection = _Connection(socket, handlers, welcome.report_interval_s)
+                self.attention.opened(self._url, self._context, self._tracker_name)
+                self._connection = _Connection(socket, handlers, welcome.report_interval_s, self.attention)
                 handlers.on_ownership(welcome)
                 handlers.on_change(True)
                 self._connection.send_holdings()
@@ -356,6 +361,7 @@ class TrackerSession:
         finally:
             if self.connected:
                 self._connection, self.tracker = None, ""
+                self.attention.closed()
                 self._welcomed.clear()
                 logger.warning("the tracker %s is away; what runs goes on", self.url)
                 handlers.on_change(False)
@@ -446,6 +452,7 @@ class TrackerSession:
                 server_hostname=self._tracker_name,
             ) as answer:
                 body = await _limited(answer)
+            self.attention.heard()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = in_words(error, self._url).replace(self._url, self.url)
             raise Unavailable(f"the tracker {self.url} does not answer: {reason}") from error
@@ -458,8 +465,14 @@ class _Connection:
     """The WebSocket of a tracker that has welcomed this host: writes what waits to be sent, reads,
     and reports every `interval_s`."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, handlers: Handlers, interval_s: float) -> None:
-        self._socket, self._handlers = socket, handlers
+    def __init__(
+        self,
+        socket: aiohttp.ClientWebSocketResponse,
+        handlers: Handlers,
+        interval_s: float,
+        attention: Attention,
+    ) -> None:
+        self._socket, self._handlers, self._attention = socket, handlers, attention
         self._interval_s = _clamped(interval_s)
         self._outbox: asyncio.Queue[FromAgent] = asyncio.Queue(OUTBOX_MAX)
         self._broken: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
@@ -510,6 +523,7 @@ class _Connection:
                 message = await _receive(self._socket)
             except aiohttp.ClientError as ended:
                 raise last_rejection or ended from None
+            self._attention.heard()
             if isinstance(message, Reject) and message.blob is None:
                 last_rejection = from_problem(message.problem)
             if isinstance(message, Pace):

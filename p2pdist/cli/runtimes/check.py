@@ -1,7 +1,6 @@
-"""Whether the runtimes of this host really ask the mirror: each pulls something, and the agent's
-count of requests says whether it was asked.
-
-Without an image to pull, a runtime is told to pull one that does not exist: it asks all the same.
+"""Whether the runtimes of this host really ask the mirror: each is told to pull an image whose name
+was made up for this check, which is nowhere, and the agent says whether it was asked for it. Then
+an image is pulled that is somewhere.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from p2pdist.cli.diagnosis import ANSWER_S, Finding
 from p2pdist.cli.runtimes.files import HostFiles
 from p2pdist.cli.runtimes.record import RECORD, Installation, load_record
 from p2pdist.cli.runtimes.runtimes import CONTAINERD_CERTS, all_notes, certs_directory, runtime_of
+from p2pdist.gateway.registry.counts import CHECK_REPOSITORY
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.image import DOCKER_HUB, parse_image
 
@@ -75,35 +75,55 @@ def _mirror(files: HostFiles, socket: Path, name: str, installation: Installatio
             "the agent has no mirror",
             "Start it with --mirror 127.0.0.1:7073, unless its log says that the port is taken",
         )
-    reference = _reference(installation, image)
-    words = _pull(files, name, installation, reference)
+    probe = _probe_reference(name, installation, image)
+    words = _pull(files, name, installation, probe)
     if not words:
         remedy = f"Install {'crictl' if name == 'crio' else runtime_of(name).program}, or see p2pdist mirror status"
         return Finding(subject, "warning", f"not checked: no program of {name} is there to pull with", remedy)
-    here = _run(_present(name, reference)).returncode == 0 if _present(name, reference) else False
     done = _run(words)
+    for remove in _removal(name, probe):
+        _run(remove)
     try:
         after = mirror_status(socket) or before
     except P2PDistError as error:
         return Finding(subject, "failed", f"the agent does not say any more: {error.what}", error.remedy)
-    if not here:
-        for remove in _removal(name, reference):
-            _run(remove)
-    asked = int(after.get("requests", 0)) - int(before.get("requests", 0))
-    said = (done.stderr.strip().splitlines() or ["it failed"])[-1][:SAID_CHARACTERS_MAX]
-    if asked <= 0:
+    if not _was_asked(before, after, probe):
         notes = all_notes(files, runtime_of(name), installation)
         remedy = "; ".join(
             [*notes, f"see p2pdist mirror status, and let {name} read its files again: {runtime_of(name).after}"]
         )
-        return Finding(subject, "failed", f"{name} pulled {reference} and did not ask the mirror ({said})", remedy)
-    if (image or reference == HELLO) and done.returncode != 0:
-        why = f"{name} asks the mirror ({asked} requests), but {reference} did not come: {said}"
+        return Finding(subject, "failed", f"{name} pulled {probe} and did not ask the mirror ({_said(done)})", remedy)
+    reference = _reference(installation, image)
+    if reference and (failure := _failure(files, name, installation, reference)):
+        why = f"{name} asks the mirror, but {reference} did not come: {failure}"
         return Finding(subject, "failed", why, "See the agent's log, and whether the registry has the image")
     # ctr reads the files by itself: that says nothing of the CRI.
     notes = all_notes(files, runtime_of(name), installation) if words[0] == "ctr" else []
-    detail = f"{name} asks the mirror at {installation.address} ({asked} requests for {reference})"
+    detail = f"{name} asks the mirror at {installation.address} (for {reference or probe})"
     return Finding(subject, "ok", "; ".join([detail, *notes]))
+
+
+def _was_asked(before: dict[str, Any], after: dict[str, Any], probe: str) -> bool:
+    """Whether the mirror was asked for what nothing but this check had a runtime pull. An agent of
+    an earlier version counts requests alone."""
+    if "checks" not in after:
+        return int(after.get("requests", 0)) > int(before.get("requests", 0))
+    return parse_image(probe).name.repository in after["checks"]
+
+
+def _failure(files: HostFiles, name: str, installation: Installation, reference: str) -> str:
+    """Have a runtime pull an image; returns what it says where that fails."""
+    present = _present(name, reference)
+    here = bool(present) and _run(present).returncode == 0
+    done = _run(_pull(files, name, installation, reference))
+    if not here:
+        for remove in _removal(name, reference):
+            _run(remove)
+    return "" if done.returncode == 0 else _said(done)
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or ["it failed"])[-1][:SAID_CHARACTERS_MAX]
 
 
 def mirror_status(socket: Path) -> dict[str, Any] | None:
@@ -116,15 +136,22 @@ def mirror_status(socket: Path) -> dict[str, Any] | None:
     return mirror if isinstance(mirror, dict) else None
 
 
+def _probe_reference(name: str, installation: Installation, image: str) -> str:
+    """An image that is nowhere, and of which nothing but this check knows."""
+    upstreams = installation.upstreams
+    named = parse_image(image).name.upstream if image else ""
+    # Docker asks the mirror for others than Docker Hub only with one of its two image stores.
+    usual = DOCKER_HUB if name == "docker" and DOCKER_HUB in upstreams else upstreams[0]
+    return f"{named if named in upstreams else usual}/{CHECK_REPOSITORY}{secrets.token_hex(8)}:none"
+
+
 def _reference(installation: Installation, image: str) -> str:
-    """What to pull: the image when the mirror is asked for its registry."""
+    """What is to come whole: the image when the mirror is asked for its registry; "" for
+    nothing."""
     if image:
-        name = parse_image(image).name
-        if name.upstream in installation.upstreams:
-            return str(parse_image(image)).removeprefix("docker://")
-    if DOCKER_HUB in installation.upstreams and not image:
-        return HELLO
-    return f"{installation.upstreams[0]}/p2pdist-check/{secrets.token_hex(4)}:none"
+        parsed = parse_image(image)
+        return str(parsed).removeprefix("docker://") if parsed.name.upstream in installation.upstreams else ""
+    return HELLO if DOCKER_HUB in installation.upstreams else ""
 
 
 def _pull(files: HostFiles, name: str, installation: Installation, reference: str) -> Words:

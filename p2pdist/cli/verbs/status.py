@@ -77,6 +77,9 @@ def _agent(socket: Path, tracker_url: str | None, *, as_json: bool) -> None:
     pulls = status.get("pulls") or []
     for pull in [each for each in pulls if each.get("state") in ("waiting", "running")] or pulls[-PULLS_SHOWN:]:
         output.say(f"pull     {_pull_line(pull)}")
+    for image in status.get("images") or []:
+        done, total = output.amount(image["bytes_done"]), output.amount(image["bytes_total"])
+        output.say(f"image    {image['image']}  {image['blobs']} blobs, {done} of {total}")
     for mount in mounts:
         written = ", writable" if mount.writable else ""
         output.say(f"mount    {mount.path}  {mount.reference}  {mount.how}{written}  {_fill_line(mount.lazy)}")

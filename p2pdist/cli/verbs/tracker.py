@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tracker.policies import PolicyFile
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
+    from tracker.upstreams.settings import UpstreamsFile
 
 OWN_ADDRESSES_MAX = 50
 """Addresses of this machine in the tracker's certificate."""
@@ -183,8 +184,7 @@ def command(
     if control is None:
         _warn_of_strangers(address[0])
     limits = origin_streams, origin_bytes_s, report_interval, frozenset(origin_sites)
-    upstreams = all_upstreams(named_upstreams, upstreams_file)
-    sources = origin, upstreams
+    sources = origin, all_upstreams(named_upstreams, upstreams_file), (named_upstreams, upstreams_file)
     run(_serve((address, probes), hostnames, sources, state, part, limits, policies, control, believed, discovery))
 
 
@@ -291,14 +291,18 @@ def _policy_file(path: Path, fleet: Fleet) -> PolicyFile:
 
 
 def _follow(
-    file: PolicyFile | None, access: AccessControl | None, service: Service, preseeds: PreseedService
+    file: PolicyFile | None,
+    access: AccessControl | None,
+    upstreams: UpstreamsFile | None,
+    service: Service,
+    preseeds: PreseedService,
 ) -> list[asyncio.Task[None]]:
     """Keep to the files as they change, SIGHUP or not, and warm what the policies say."""
     import signal
 
     from tracker.warm_tags import WarmTags
 
-    followed = [each for each in (file, access) if each is not None]
+    followed = [each for each in (file, access, upstreams) if each is not None]
 
     def reload() -> None:
         for each in followed:
@@ -390,7 +394,7 @@ async def _leave_cluster(siblings: Siblings | None) -> None:
 async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
     hostnames: tuple[str, ...],
-    sources: tuple[str, tuple[UpstreamSettings, ...]],
+    sources: tuple[str, tuple[UpstreamSettings, ...], tuple[tuple[str, ...], Path | None]],
     state: str,
     part: _ClusterPart | None,
     limits: tuple[int, float, float, frozenset[str]],
@@ -409,9 +413,10 @@ async def _serve(
     from tracker.state.database import is_postgresql
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase
+    from tracker.upstreams.settings import UpstreamsFile
     from tracker.upstreams.upstreams import Upstreams
 
-    origin_url, settings = sources
+    origin_url, settings, (named, upstreams_path) = sources
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = _fleet(origin_url, *limits)
     policy_file = _policy_file(policies, fleet) if policies is not None else None
@@ -425,7 +430,8 @@ async def _serve(
     runners = await _listen(addresses, app, access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += [asyncio.create_task(siblings.cluster.run())] if siblings is not None else []
-    clocks += _follow(policy_file, access, service, preseeds)
+    upstreams_file = UpstreamsFile(named, upstreams_path, upstreams.replace) if upstreams_path is not None else None
+    clocks += _follow(policy_file, access, upstreams_file, service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
     try:
         if discovery is not None:

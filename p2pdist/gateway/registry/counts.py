@@ -15,6 +15,11 @@ SOURCES = ("store", "swarm", "tracker", "none")
 tracker: a document that was asked for. none: no content was given."""
 
 _MOVING = ("store", "swarm", "tracker")
+CHECK_REPOSITORY = "p2pdist-check/"
+"""Begins the repository that `p2pdist mirror check` has a runtime ask for, which is nowhere; a
+number of that check follows."""
+
+CHECKS_MAX = 16
 
 
 class MirrorCounts:
@@ -31,6 +36,9 @@ class MirrorCounts:
         """Requests for manifests and blobs that got 404 or 5xx before any byte of a body, so that
         the client turns to the registry itself."""
 
+        self.checks: dict[str, None] = {}
+        """The repositories of checks that were asked for last."""
+
         self.address = ""
         """HOST:PORT of the mirror's own port; empty when it has none."""
 
@@ -38,6 +46,14 @@ class MirrorCounts:
     def total(self) -> int:
         """All requests, however they were answered."""
         return sum(self.requests.values())
+
+    def asked(self, repository: str) -> None:
+        """An image of a repository is asked for: a check wants to hear of its own."""
+        if repository.startswith(CHECK_REPOSITORY):
+            self.checks.pop(repository, None)
+            self.checks[repository] = None
+            while len(self.checks) > CHECKS_MAX:
+                del self.checks[next(iter(self.checks))]
 
     def answered(self, kind: str, status: int, source: str, *, whole: bool = True) -> None:
         """A request was answered with `status`; not `whole`: its body ended early."""

@@ -117,7 +117,11 @@ class Mirror:
     @web.middleware
     async def failures(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Middleware that answers failures of the registry interface as its specification says,
-        those of the router and the guard included."""
+        those of the router and the guard included, and sends clients that leave the last slash of
+        the base out to where it is."""
+        if request.path == "/v2" and request.method in ("GET", "HEAD"):
+            self._counts.answered("base", 301, "none")
+            return web.Response(status=301, headers={"Location": "/v2/", **VERSION})
         if request.path != "/v2" and not request.path.startswith("/v2/"):
             return await handler(request)
         try:
@@ -162,6 +166,7 @@ class Mirror:
                 request.rel_url.raw_path, request.query.getall("ns", []), self._images.known_upstreams()
             )
             kind = asked.kind
+            self._counts.asked(asked.name.repository)
             sent = await self._answer(request, asked)
         except asyncio.CancelledError:
             self._counts.answered(kind, 200, "none", whole=False)

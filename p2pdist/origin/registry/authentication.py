@@ -9,11 +9,9 @@ may come from another place: an agent has its tracker fetch it, and needs no acc
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import math
 import re
-import socket
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +22,7 @@ from yarl import URL
 
 from p2pdist.model.errors import Refused
 from p2pdist.origin.registry.accounts import Accounts
+from p2pdist.origin.registry.addresses import is_inner
 
 TOKEN_S = 60.0
 """Life of a token whose realm states none (token specification)."""
@@ -32,11 +31,6 @@ TOKEN_S_MAX = 86400.0
 TOKEN_SPARE_S = 10.0
 TOKEN_CHARACTERS_MAX = 64 << 10
 TOKENS_MAX = 10_000
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_METADATA = frozenset({"fd00:ec2::254", "100.100.100.200", "metadata.google.internal"})
-"""Where clouds give credentials to their machines, besides link-local addresses."""
-
-_NUMBERS = re.compile(r"[0-9a-fx]+(?:\.[0-9a-fx]+){0,3}\Z")
 _CHALLENGE = re.compile(r"(?:^|,)\s*(bearer|basic|[a-z][a-z0-9-]*)(?=\s+[a-z_]+\s*=|\s*(?:,|$))", re.IGNORECASE)
 _PARAMETER = re.compile(r'([a-zA-Z_]+)\s*=\s*(?:"([^"]*)"|([^\s",]+))')
 _QUOTED = re.compile(r'"[^"]*"')
@@ -212,33 +206,3 @@ def _asked(scope: str, stated: str) -> str:
     kind, _, rest = scope.partition(":")
     name, _, actions = rest.rpartition(":")
     return f"{kind}:{match[1]}:{actions}" if match and (f"/{match[1]}").endswith(f"/{name}") else scope
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host's name means the machine itself."""
-    return host in _LOOPBACK or (host.startswith("127.") and is_inner(host))
-
-
-def is_inner(host: str) -> bool:
-    """Whether a host's name is an address of this machine or its links alone, however it is
-    written, among them those at which clouds give credentials to their machines."""
-    name = host.lower().rstrip(".")
-    if name in _LOOPBACK or name in _METADATA or name.endswith(".localhost"):
-        return True
-    address = _address_of(name.partition("%")[0])
-    return address is not None and (
-        address.is_loopback or address.is_link_local or address.is_unspecified or str(address) in _METADATA
-    )
-
-
-def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that resolvers take a name for; None for any other name. They take IPv4 addresses
-    of fewer than four numbers, and hexadecimal and octal ones, too (inet_aton)."""
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        try:
-            return ipaddress.IPv4Address(socket.inet_aton(name)) if _NUMBERS.match(name) else None
-        except OSError:
-            return None
-    return address.ipv4_mapped or address if isinstance(address, ipaddress.IPv6Address) else address

@@ -3,7 +3,8 @@ distribution specification 1.1).
 
 A registry answers 401 with the kind of credential that it wants (authentication.py). Credentials
 stand in the URL, or in Docker's config.json (accounts.py). They go to the registry and its realm
-alone: where a blob is behind a redirect to other storage, that storage gets none.
+alone: where a blob is behind a redirect to other storage, that storage gets none. Where redirects
+and realms may lead, addresses.py says.
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 from aiohttp.helpers import get_env_proxy_for_url
 from yarl import URL
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable
 from p2pdist.origin.registry.accounts import Account, Accounts, Fixed, docker_accounts
-from p2pdist.origin.registry.authentication import Authentication, PullToken, TokenSource, is_inner, is_loopback
+from p2pdist.origin.registry.addresses import (
+    AllowedAddresses,
+    ElsewhereResolver,
+    HomeResolver,
+    is_inner,
+    is_loopback,
+)
+from p2pdist.origin.registry.authentication import Authentication, PullToken, TokenSource
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -48,6 +57,9 @@ TOKEN_BYTES_MAX = 1 << 20
 REDIRECTS_MAX = 5
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECT = frozenset({301, 302, 303, 307, 308})
+Place = Literal["home", "elsewhere", "proxy"]
+"""Where a connection leads: to the registry itself, where it sends its readers, or to a proxy that
+leads to either."""
 
 
 @dataclass(slots=True)
@@ -64,10 +76,17 @@ class RegistryClient:
     """How often a busy registry is asked."""
     pause_max_s: float = PAUSE_MAX_S
     """How long a request waits for a registry that asks to be left alone."""
+    redirects: Sequence[str] = ()
+    """Hosts and networks to which the registry may send its readers, besides what it may anyway."""
+    private: bool = False
+    """Whether that may be any private network: for a registry of ours."""
     authentication: Authentication = field(init=False)
-    _session: aiohttp.ClientSession | None = None
+    _allowed: AllowedAddresses = field(init=False)
+    _sessions: dict[Place, aiohttp.ClientSession] = field(default_factory=dict)
+    """Connections by where they lead."""
 
     def __post_init__(self) -> None:
+        self._allowed = AllowedAddresses(self.url, self.base.host or "", listed=self.redirects, private=self.private)
         self.authentication = Authentication(self.url, self.base, self.accounts, self._ask_realm, self.source)
 
     @classmethod
@@ -79,13 +98,14 @@ class RegistryClient:
         plain = parts.scheme.lower() == "oci+http" or is_loopback(host)
         base = URL.build(scheme="http" if plain else "https", host=host, port=parts.port)
         if parts.username is not None:
-            return cls(shown, base, Fixed(Account(unquote(parts.username), unquote(parts.password or ""))))
-        return cls(shown, base, docker_accounts(parts.netloc.rpartition("@")[2]))
+            account = Fixed(Account(unquote(parts.username), unquote(parts.password or "")))
+            return cls(shown, base, account, private=True)
+        return cls(shown, base, docker_accounts(parts.netloc.rpartition("@")[2]), private=True)
 
     async def close(self) -> None:
         """End the connections."""
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     @asynccontextmanager
     async def request(
@@ -192,20 +212,40 @@ class RegistryClient:
         return known
 
     async def _send(self, method: str, url: URL, headers: dict[str, str], data: Any) -> aiohttp.ClientResponse:
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX),
-                timeout=timeout,
+        """Raises Refused where the registry may not send readers to `url`. What a proxy connects
+        to is that proxy's to say."""
+        proxy, proxy_auth = await asyncio.to_thread(_proxy, url)
+        place: Place = "proxy" if proxy is not None else "home" if url.origin() == self.base.origin() else "elsewhere"
+        if place == "elsewhere":
+            self._allowed.require_literal(url.host or "")
+        return await self._session(place).request(
+            method,
+            url,
+            headers=headers,
+            data=data() if callable(data) else data,
+            allow_redirects=False,
+            proxy=proxy,
+            proxy_auth=proxy_auth,
+        )
+
+    def _session(self, place: Place) -> aiohttp.ClientSession:
+        session = self._sessions.get(place)
+        if session is None:
+            match place:
+                case "home":
+                    resolver: AbstractResolver | None = HomeResolver(self._allowed)
+                case "elsewhere":
+                    resolver = ElsewhereResolver(self._allowed)
+                case "proxy":
+                    resolver = None
+            session = self._sessions[place] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, resolver=resolver, use_dns_cache=False),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"User-Agent": "p2pdist", "Accept-Encoding": "identity"},
             )
-        body = data() if callable(data) else data
-        proxy, proxy_auth = await asyncio.to_thread(_proxy, url)
-        return await self._session.request(
-            method, url, headers=headers, data=body, allow_redirects=False, proxy=proxy, proxy_auth=proxy_auth
-        )
+        return session
 
     async def _ask_realm(
         self, realm: URL, query: dict[str, str], authorization: str, form: dict[str, str] | None

@@ -80,7 +80,13 @@ class UpstreamRegistry:
         config = Path(settings.credentials) if settings.credentials else None
         accounts: Accounts = docker_accounts(base.authority, config)
         self._client = RegistryClient(
-            f"the registry {settings.name}", base, accounts, source, tries_max=TRIES_MAX, pause_max_s=PAUSE_MAX_S
+            f"the registry {settings.name}",
+            base,
+            accounts,
+            source,
+            tries_max=TRIES_MAX,
+            pause_max_s=PAUSE_MAX_S,
+            redirects=settings.redirects,
         )
         self.ranges: bool | None = None
         """Whether blobs can be read by ranges; None until one was read."""

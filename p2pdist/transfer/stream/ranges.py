@@ -18,7 +18,7 @@ from typing import BinaryIO, Protocol
 from aiohttp import web
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
+from p2pdist.model.errors import P2PDistError, Unavailable
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.transfer.stream.sendfile import Connection
 from p2pdist.transfer.stream.server import UNSENT_BYTES, descriptor_of
@@ -76,13 +76,13 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
 
 def parse_ranges(text: str, size: int, *, ranges_max: int) -> list[tuple[int, int]] | None:
     """Starts and ends (exclusive) of the ranges in a Range header, in its order and without those
-    beyond the end; None when the whole is to be sent. Raises Unsatisfiable, and UsageError for more
-    than `ranges_max` ranges, so that the client asks for fewer."""
+    beyond the end; None when the whole is to be sent, as for more than `ranges_max` ranges: a
+    server may ignore the field (RFC 9110, 14.2). Raises Unsatisfiable."""
     if (unit := _UNIT.match(text)) is None:
         return None
     parts = [part for part in text[unit.end() :].split(",") if part.strip(" \t")]
     if len(parts) > ranges_max:
-        raise UsageError(f"{len(parts)} ranges are asked for at once", remedy=f"Ask for at most {ranges_max}")
+        return None
     ranges = []
     for part in parts:
         match = _RANGE.match(part)
@@ -120,8 +120,7 @@ class RangeOptions:
     """More fields of the head."""
 
     ranges_max: int = 1
-    """Ranges that one request may name; a request that names more than the one that 1 allows gets
-    the whole blob."""
+    """Ranges that one request may name; one that names more gets the whole blob."""
 
     begin_by: float | None = None
     """In the event loop's time. When the first byte is not there by then, and no piece of the blob
@@ -130,6 +129,10 @@ class RangeOptions:
 
     sent: Callable[[int], None] = lambda length: None
     """Hears how many bytes of the body the kernel has taken."""
+
+    idle_s: float | None = None
+    """A client that takes nothing for so long, while there is something for it, is left; None: as
+    long as it acknowledges that it lives."""
 
 
 PLAIN = RangeOptions({})
@@ -172,7 +175,7 @@ async def serve_range(
         await response.prepare(request)
         return response
     body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, options.sent, proven)
-    connection = _connection(request, flow, dead_after_s, disk=disk)
+    connection = _connection(request, flow, dead_after_s, options.idle_s, disk=disk)
     try:
         with connection:
             await body.begin(parts[0].start, parts[0].end, options.begin_by)
@@ -229,7 +232,7 @@ def _ranges(
     request: web.Request, digest: Digest, size: int, headers: dict[str, str], ranges_max: int
 ) -> list[tuple[int, int]] | None:
     """Starts and ends of the ranges that a GET asks for; None for the whole blob. Raises
-    HTTPRequestRangeNotSatisfiable and UsageError."""
+    HTTPRequestRangeNotSatisfiable."""
     text = request.headers.get("Range", "")
     if request.method != "GET" or not text or not _range_applies(request, digest):
         return None
@@ -242,10 +245,14 @@ def _ranges(
         raise web.HTTPRequestRangeNotSatisfiable(headers=headers) from None
 
 
-def _connection(request: web.Request, flow: ReaderFlow | None, dead_after_s: float, *, disk: bool) -> Connection:
+def _connection(
+    request: web.Request, flow: ReaderFlow | None, dead_after_s: float, idle_s: float | None, *, disk: bool
+) -> Connection:
     """With `flow` the kernel holds little unsent: what it holds is out of the scheduler's hands."""
     unsent_max, small = (UNSENT_BYTES, True) if flow is not None else (None, False)
-    return Connection(request, unsent_max=unsent_max, small_buffer=small, dead_after_s=dead_after_s, disk=disk)
+    return Connection(
+        request, unsent_max=unsent_max, small_buffer=small, dead_after_s=dead_after_s, idle_s=idle_s, disk=disk
+    )
 
 
 def _precondition(request: web.Request, digest: Digest, headers: dict[str, str]) -> web.StreamResponse | None:

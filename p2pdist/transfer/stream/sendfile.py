@@ -30,6 +30,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Literal
@@ -124,9 +125,10 @@ class Connection:
 
     `unsent_max` (bytes) bounds what the kernel holds unsent (TCP_NOTSENT_LOWAT, tcp(7)); with
     `small_buffer` so does a send buffer that grows with the rate (see SendBuffer); the kernel drops
-    a client that acknowledges nothing for `dead_after_s` (TCP_USER_TIMEOUT). With `strict`, bytes
-    that the client sends meanwhile break a plain connection. Without `disk` the files that are sent
-    lie in memory, and reading them never waits.
+    a client that acknowledges nothing for `dead_after_s` (TCP_USER_TIMEOUT), and one that takes
+    nothing for `idle_s` counts as gone. With `strict`, bytes that the client sends meanwhile break
+    a plain connection. Without `disk` the files that are sent lie in memory, and reading them never
+    waits.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Connection:
         unsent_max: int | None = None,
         small_buffer: bool = False,
         dead_after_s: float = 30.0,
+        idle_s: float | None = None,
         strict: bool = False,
         disk: bool = True,
     ) -> None:
@@ -146,6 +149,7 @@ class Connection:
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._options = (unsent_max, dead_after_s)
+        self._idle_s = idle_s
         self._small_buffer = small_buffer
         self._buffer: SendBuffer | None = None
         self._strict = strict
@@ -331,7 +335,7 @@ class Connection:
         data, self._unwritten = self._unwritten + data, b""
         transport.write(data)
         self._since_wait += len(data)
-        await self._request.writer.drain()
+        await self._in_time(self._request.writer.drain())
         if self._since_wait >= TURN_BYTES:
             self._since_wait = 0
             await asyncio.sleep(0)
@@ -341,9 +345,20 @@ class Connection:
         self._since_wait = 0
         self._loop.add_writer(self._fd, _wake, waiter)
         try:
-            await waiter
+            await self._in_time(waiter)
         finally:
             self._loop.remove_writer(self._fd)
+
+    async def _in_time(self, taken: Awaitable[None]) -> None:
+        """Wait until the client has taken something. Raises ConnectionError where it does not."""
+        if self._idle_s is None:
+            await taken
+            return
+        try:
+            async with asyncio.timeout(self._idle_s):
+                await taken
+        except TimeoutError as error:
+            raise ConnectionAbortedError(f"the client has taken nothing for {self._idle_s:g} s") from error
 
 
 def _in_page_cache(file: int, offset: int, count: int) -> bool:

@@ -10,7 +10,7 @@ from p2pdist.model.messages import LISTED_MAX, Basis, Listed
 from tracker.core.events import Broadcast
 from tracker.core.host import Host
 from tracker.core.swarm import Swarm
-from tracker.core.vouching.ledger import Ledger
+from tracker.core.vouching.ledger import ARBITER_S, Ledger
 
 RECALL_FIRST_S, RECALL_MAX_S = 0.3, 5.0
 """How long gaps of a list are left to the hosts that read, before others are asked; the pauses
@@ -120,6 +120,17 @@ class Case:
         self.sent, self.sent_before, self.sent_at = 0, [], now
         self.accusations.clear()
         return Broadcast(tuple(self.followers.values()), Listed(self.swarm.blob, self.ledger.round.number, (), b""))
+
+    def lapse(self, hosts: Mapping[str, Host], *, now: float) -> str:
+        """Why the arbiter of the present round is to be replaced, in words; "" where it is not."""
+        here, arbiter = self.ledger.round, self.ledger.round.arbiter
+        if arbiter is None or self.ledger.phase != "open" or here.complete:
+            return ""
+        host, member = hosts.get(arbiter), self.swarm.members.get(arbiter)
+        reads = arbiter in self.followers or (member is not None and member.seed)
+        if host is None or not host.available or not reads or now - here.heard_at >= ARBITER_S:
+            return f"the arbiter {arbiter or '(none)'} is gone"
+        return f"the arbiter {arbiter} is far slower than others were" if self.ledger.lags(now=now) else ""
 
     def all_judged(self, hosts: Mapping[str, Host]) -> bool:
         """Whether each host that follows the list has judged the present round. One that has not is

@@ -35,8 +35,9 @@ a hash that it stated itself and that the list which is held contradicts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from p2pdist.model.pieces import PieceLayout, PieceList
@@ -58,6 +59,13 @@ DISPUTE_S = 10.0
 """Where two rounds came to the same list and hosts say different things of it, or its arbiter says
 nothing, it is decided after so long."""
 
+ARBITER_S = 30.0
+"""An arbiter that states nothing new for so long is replaced."""
+
+ARBITER_PACES, ARBITER_BYTES_S = 8.0, 4 << 20
+"""So is one that takes for its pieces, after a while, ARBITER_PACES times as long as the readers of
+an earlier round did, and longer than at ARBITER_BYTES_S."""
+
 TRUST = 2
 """So many hosts must say that a list matches, where others are still to judge it."""
 
@@ -75,7 +83,11 @@ class Round:
     arbiter: str | None
     """The host that reads all pieces; None in round 0, NO_ARBITER where none was there."""
     heard_at: float
-    """When the round began, or its arbiter stated something new last."""
+    """When the round began, or something new was stated in it last."""
+    began_at: float = 0.0
+    """When the round began."""
+    first_at: float | None = None
+    """When something was stated in it first."""
     hashes: VouchedList | None = None
     """The list; None while nothing is stated."""
     vouchers: list[str | None] = field(default_factory=list)
@@ -107,6 +119,13 @@ class Round:
         """Whether every piece has a hash."""
         return self.hashes is not None and self.hashes.complete
 
+    def pace_s(self) -> float | None:
+        """How long one of its readers took for a piece, on an average; None where that is not
+        known."""
+        if self.first_at is None or len(self.order) < 2 or not self.named:
+            return None
+        return (self.heard_at - self.first_at) * len(self.named) / (len(self.order) - 1)
+
     def authors(self) -> dict[str, None]:
         """The hosts that stated something."""
         objectors = {host: None for stated in self.objections.values() for host, _ in stated}
@@ -132,16 +151,21 @@ class Ledger:
     """Rounds that did not hold. `begin`."""
     involved: dict[str, None] = field(default_factory=dict)
     """Hosts that stated something in earlier rounds. `begin`."""
+    said: int = 0
+    """How many voters `hold` named last."""
     _same: bool | None = None
     """Whether the present list is the one of the round before; None before that is known."""
 
     @classmethod
-    def kept(cls, pieces: PieceList) -> Ledger:
-        """The ledger of a list that was held before this tracker started."""
+    def kept(cls, pieces: PieceList, voters: Iterable[str] = ()) -> Ledger:
+        """The ledger of a list that was held before this tracker started, and that these voters
+        found to match."""
         ledger = cls(pieces.layout, phase="held")
         ledger.round.hashes = VouchedList.of(pieces)
         ledger.round.vouchers = [None] * pieces.layout.count
         ledger.round.order = list(range(pieces.layout.count))
+        ledger.round.matching.update(dict.fromkeys(voters))
+        ledger.said = len(ledger.round.matching)
         return ledger
 
     @property
@@ -175,6 +199,7 @@ class Ledger:
             now_round.vouchers = [None] * self.layout.count
         if piece not in now_round.hashes.confirmed:
             now_round.heard_at = now  # what it repeats is no sign that it goes on
+            now_round.first_at = now if now_round.first_at is None else now_round.first_at
             now_round.hashes.put(piece, stated)
             if named:
                 now_round.vouchers[piece] = host
@@ -270,6 +295,18 @@ class Ledger:
             )
         return self._same
 
+    # -- arbiters
+
+    def lags(self, *, now: float) -> bool:
+        """Whether the arbiter of the present round is far slower than hosts have read before. Each
+        one that was replaced gives the next one more time: upstream may have become slow."""
+        here, paces = self.round, [pace for each in self.rounds[:-1] if (pace := each.pace_s()) is not None]
+        least_s = self.layout.piece_size / ARBITER_BYTES_S
+        piece_s = max([least_s, *([ARBITER_PACES * min(paces)] if paces else [])])
+        stated = len(here.order) + 1
+        allowed_s = 2 * ARBITER_S + stated * piece_s * 2.0 ** (len(self.rounds) - 2 - self.failures)
+        return now - here.began_at >= allowed_s
+
     # -- what becomes of the list
 
     def may_begin(self) -> bool:
@@ -281,14 +318,20 @@ class Ledger:
         gone."""
         self.failures += failed
         self.involved |= self.round.authors()
-        self.rounds.append(Round(self.round.number + 1, arbiter, now))
-        self.phase, self._same = "open", None
+        self.rounds.append(Round(self.round.number + 1, arbiter, now, now))
+        self.phase, self._same, self.said = "open", None, 0
 
-    def hold(self) -> PieceList:
-        """The present list is right; returns it."""
+    def hold(self) -> tuple[PieceList, tuple[str, ...]]:
+        """The present list is right; returns it, with as many of its voters as are of use."""
         assert self.round.hashes is not None
-        self.phase = "held"
-        return self.round.hashes.piece_list()
+        voters = tuple(islice(self.round.matching, TRUST))
+        self.phase, self.said = "held", len(voters)
+        return self.round.hashes.piece_list(), voters
+
+    @property
+    def more_voters(self) -> bool:
+        """Whether `hold` would name more voters than last."""
+        return self.phase == "held" and self.said < min(TRUST, len(self.round.matching))
 
     def fail(self) -> None:
         """No list holds."""

@@ -29,9 +29,9 @@ from math import inf
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.messages import Holding, Judged, Recall, Reject, Reread, Vouched
-from p2pdist.model.pieces import HASH_SIZE, PieceList
+from p2pdist.model.pieces import HASH_SIZE
 from p2pdist.model.vouched import vouched_layout
-from tracker.core.events import Blamed, Command, ListMatched, ListWanted, Send
+from tracker.core.events import Blamed, Command, ListKept, ListMatched, ListWanted, Send
 from tracker.core.host import Host
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.reputation import Reputation
@@ -40,9 +40,6 @@ from tracker.core.vouching.case import RECALL_MAX_S, Case
 from tracker.core.vouching.ledger import NO_ARBITER, Ledger
 from tracker.core.vouching.liars import Liars
 from tracker.core.vouching.pace import pause_s
-
-ARBITER_S = 30.0
-"""An arbiter that states nothing for so long is replaced."""
 
 FAILED_S = 60.0
 """A blob of which no list held may be tried again after so long."""
@@ -78,7 +75,7 @@ class Vouching:
     """By the key of the swarm. `renamed`."""
     _busy: dict[Digest, Case] = field(default_factory=dict)
     """Those that time may change."""
-    _kept: dict[Digest, PieceList] = field(default_factory=dict)
+    _kept: dict[Digest, ListKept] = field(default_factory=dict)
     """Lists that were given back."""
     _swept_at: float = 0.0
 
@@ -165,21 +162,22 @@ class Vouching:
         if message.matches and host.name == case.ledger.round.arbiter and not case.ledger.round.complete:
             # It has become whole on the way, and reads no further: what it has is the rest.
             return [Send(host.session, Recall(case.swarm.blob))] if host.session is not None else []
-        return self._conclude(case, now=now)
+        again = [ListMatched(case.swarm.blob, *case.ledger.hold())] if case.ledger.more_voters else []
+        return [*again, *self._conclude(case, now=now)]
 
-    def kept(self, blob: Digest, pieces: PieceList) -> list[Command]:
+    def kept(self, given: ListKept) -> list[Command]:
         """A list that was held before is given back. Where hashes were stated meanwhile it comes
         too late."""
-        swarm = self.swarms.get(blob)
+        swarm = self.swarms.get(given.blob)
         case = self._found(swarm) if swarm is not None else None
         if case is None:
             while len(self._kept) >= KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
-            self._kept[blob] = pieces
+            self._kept[given.blob] = given
             return []
-        if case.ledger.begun or case.swarm.layout != pieces.layout:
+        if case.ledger.begun or case.swarm.layout != given.pieces.layout:
             return []
-        case.ledger = Ledger.kept(pieces)
+        case.ledger = Ledger.kept(given.pieces, given.voters)
         return [*case.send_news(self.hosts, now=case.sent_at)]
 
     def keeps(self, swarm: Swarm) -> bool:
@@ -221,26 +219,18 @@ class Vouching:
             return out
         if case.swarm.origin.barred:
             self.liars.unbar(case.swarm)
-        if (arbiter := ledger.round.arbiter) is not None and ledger.phase == "open" and not ledger.round.complete:
-            host = self.hosts.get(arbiter)
-            there = host is not None and host.available and self._arbitrates(case, arbiter)
-            if not there or now - ledger.round.heard_at >= ARBITER_S:
-                case.drop_stale(self.hosts)
-                if case.followers and (
-                    arbiter != NO_ARBITER or choose_arbiter(case, self.hosts, self.liars, now=now) != NO_ARBITER
-                ):
-                    return self._next_round(case, f"the arbiter {arbiter or '(none)'} is gone", failed=False, now=now)
+        if reason := case.lapse(self.hosts, now=now):
+            case.drop_stale(self.hosts)
+            if case.followers and (
+                ledger.round.arbiter != NO_ARBITER
+                or choose_arbiter(case, self.hosts, self.liars, now=now) != NO_ARBITER
+            ):
+                return self._next_round(case, reason, failed=False, now=now)
         if ledger.round.arbiter is None and now >= case.recall_at:
             out += self._recall(case, now)
         if ledger.round.against or (ledger.round.complete and ledger.phase == "open"):
             out += self._conclude(case, now=now)
         return out
-
-    def _arbitrates(self, case: Case, arbiter: str) -> bool:
-        """Whether the arbiter is still in the swarm and either reads, or was found whole and is to
-        say what it has."""
-        member = case.swarm.members.get(arbiter)
-        return arbiter in case.followers or (member is not None and member.seed)
 
     def _recall(self, case: Case, now: float) -> list[Command]:
         """Ask a host for what it knows of a list with gaps."""
@@ -276,8 +266,8 @@ class Vouching:
         case = self._found(swarm)
         if case is None:
             kept = self._kept.pop(swarm.blob, None)
-            known = kept is not None and kept.layout == swarm.layout
-            ledger = Ledger.kept(kept) if known and kept is not None else Ledger(swarm.layout)
+            known = kept is not None and kept.pieces.layout == swarm.layout
+            ledger = Ledger.kept(kept.pieces, kept.voters) if known and kept is not None else Ledger(swarm.layout)
             case = self._cases[swarm.key] = Case(swarm, ledger)
             if not known:
                 out.append(ListWanted(swarm.blob))
@@ -313,7 +303,7 @@ class Vouching:
             case "held":
                 if ledger.phase == "open":
                     case.swarm.record(now, f"the vouched list holds, in round {ledger.round.number}")
-                    return [ListMatched(case.swarm.blob, ledger.hold()), *self._blame(case, now)]
+                    return [ListMatched(case.swarm.blob, *ledger.hold()), *self._blame(case, now)]
         return []
 
     def _next_round(self, case: Case, reason: str, *, failed: bool = True, now: float) -> list[Command]:
@@ -360,18 +350,22 @@ class Vouching:
 
 
 def choose_arbiter(case: Case, hosts: Mapping[str, Host], liars: Liars, *, now: float) -> str:
-    """The arbiter of the next round: a host that had no part in the rounds so far, if there is one,
-    with the most pieces; NO_ARBITER where no host is there."""
+    """The arbiter of the next round, NO_ARBITER where no host is there: one that had no part in the
+    rounds so far, if there is one, nor has any host that votes with it, which may be the same liar
+    under another name. What hosts state of themselves, such as how much they have, does not count:
+    those come first that others have had pieces of, or that have been here for longest."""
     case.drop_stale(hosts)
     authors = case.ledger.involved | case.ledger.round.authors()
     arbiters = {each.arbiter for each in case.ledger.rounds}
+    heard = {hosts[name].voter for name in (*authors, *filter(None, arbiters)) if name in hosts}
     members = case.swarm.members
     fit = [name for name in case.followers if members[name].present and hosts[name].available]
     honest = [name for name in fit if not liars.lies(name, now=now)] or fit
 
-    def order(name: str) -> tuple[bool, bool, int, int]:
-        member = members[name]
-        return name in authors, name in arbiters, -sum(member.counts), member.order
+    def order(name: str) -> tuple[bool, bool, bool, bool, float, int]:
+        host, member = hosts[name], members[name]
+        known = name in authors, name in arbiters, host.voter in heard
+        return *known, not host.proved, member.joined_at, member.order
 
     return min(honest, key=order, default=NO_ARBITER)
 
