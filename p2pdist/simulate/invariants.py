@@ -26,6 +26,7 @@ from tracker.core.events import Event, Received, Send
 from tracker.core.fleet import Fleet
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.superpeers import SUPERPEERS
+from tracker.core.planning.rescue import RESCUES_MAX
 from tracker.core.swarm import Swarm
 
 FULL_CHECK_S = 0.25
@@ -206,8 +207,8 @@ class Invariants:
 
     def _leases(self, fleet: Fleet) -> None:
         """At most one lease a stripe and zone, and no more than the cap in all, of the leases that
-        this fleet granted and that are out; one a stripe besides for a host that was starved
-        (planner.py)."""
+        this fleet granted and that are out; RESCUES_MAX a stripe besides for hosts that were starved
+        (planning/rescue.py)."""
         granted: dict[tuple[Digest, int, str], int] = {}
         rescued: dict[tuple[Digest, int], int] = {}
         for blob, stripe, name in list(self._granted):
@@ -221,7 +222,7 @@ class Invariants:
             key = blob, stripe, fleet.hosts[name].zone
             granted[key] = granted.get(key, 0) + 1
         self.require(max(granted.values(), default=0) <= 1, "a stripe has two leases in one zone")
-        self.require(max(rescued.values(), default=0) <= 1, "a stripe has two leases beyond the rule")
+        self.require(max(rescued.values(), default=0) <= RESCUES_MAX, "a stripe has too many leases beyond the rule")
         self.require(
             sum(granted.values()) + sum(rescued.values()) <= self._origin_streams_max,
             "more leases than the cap are out",

@@ -360,7 +360,8 @@ class Fleet:
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
             may_be_out = now - self.started_at < GRACE_S and swarm.passes.under_way
-            self._planner.plan(swarm, leases=0 if may_be_out else leases.free(swarm))
+            free = leases.free(swarm)
+            self._planner.plan(swarm, leases=0 if may_be_out else free, rescues=free)
             share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
             if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds up all hosts
