@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from p2pdist.files import read_small
 from p2pdist.agent.access import exchange
 from p2pdist.agent.access.files import make_private, read, replace
 from p2pdist.credentials.authority import (
@@ -67,9 +68,7 @@ class _Record(msgspec.Struct, frozen=True):
 def read_join_file(path: Path) -> JoinToken:
     """The join token in a file; warns where other users may read it. Raises UsageError."""
     try:
-        with path.open("rb") as file:
-            text = file.read(TOKEN_BYTES_MAX).decode("ascii", "replace")
-            mode = stat.S_IMODE(path.stat().st_mode)
+        data, mode = read_small(path, TOKEN_BYTES_MAX, pipes=True)
     except OSError as error:
         raise UsageError(
             f"the join file {path} cannot be read: {error.strerror}",
@@ -79,9 +78,9 @@ def read_join_file(path: Path) -> JoinToken:
         logger.warning(
             "the join file %s may be read by other users (mode %04o), which lets them join the fleet: chmod 600 it",
             path,
-            mode,
+            stat.S_IMODE(mode),
         )
-    return JoinToken.parse(text)
+    return JoinToken.parse(data.decode("ascii", "replace"))
 
 
 class Membership:
