@@ -2,8 +2,8 @@
 
 A name may lead to anything. A regular file takes no more memory than it has bytes, and never more
 than its reader's limit. Opening waits for no writer of a FIFO, and what is no regular file is
-refused: a device may give bytes for ever. Where a secret may come from a command, as from
-`<(command)` in a shell, a pipe is read for PIPE_S at most.
+refused: a device may give bytes for ever. A secret may come from a command, as from `<(command)`
+in a shell: then a pipe is read until its writer closes it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 PIPE_S = 10.0
+"""The writer of a secret has so long."""
 
 
 class NotRegular(OSError):
@@ -40,19 +41,19 @@ def open_regular(path: Path | bytes, *, follow: bool = True) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def read_small(path: Path | bytes, bytes_max: int, *, pipes: bool = False) -> SmallFile:
-    """Read a file: at most a byte more than `bytes_max`, which tells a caller that it is larger.
-    Raises NotRegular, and OSError as open(2) and read(2) do; with `pipes`, TimeoutError for a pipe
-    whose writer does not end."""
+def read_small(path: Path | bytes, bytes_max: int, *, pipe_s: float = 0.0) -> SmallFile:
+    """Read a file: at most a byte more than `bytes_max`, which tells a caller that it is larger. A
+    pipe is read for `pipe_s`; 0: it is refused. Raises NotRegular, TimeoutError for a pipe whose
+    writer does not end, and OSError as open(2) and read(2) do."""
     handle = _open(path, 0)
     try:
         status = os.fstat(handle)
         if stat.S_ISREG(status.st_mode):
             with os.fdopen(handle, "rb", closefd=False) as file:
                 return SmallFile(file.read(min(status.st_size, bytes_max) + 1), status.st_mode)
-        if not (pipes and stat.S_ISFIFO(status.st_mode)):
+        if not (pipe_s and stat.S_ISFIFO(status.st_mode)):
             raise _not_regular(path)
-        return SmallFile(_read_pipe(handle, bytes_max, path), status.st_mode)
+        return SmallFile(_read_pipe(handle, bytes_max, pipe_s, path), status.st_mode)
     finally:
         os.close(handle)
 
@@ -66,9 +67,9 @@ def _open(path: Path | bytes, flags: int) -> int:
         raise
 
 
-def _read_pipe(handle: int, bytes_max: int, path: Path | bytes) -> bytes:
+def _read_pipe(handle: int, bytes_max: int, pipe_s: float, path: Path | bytes) -> bytes:
     """What is written into a pipe until its writers close it; nothing where there is none."""
-    data, until = b"", time.monotonic() + PIPE_S
+    data, until = b"", time.monotonic() + pipe_s
     while len(data) <= bytes_max:
         left_s = until - time.monotonic()
         if left_s <= 0 or not select.select([handle], [], [], left_s)[0]:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from p2pdist.files import read_small
+from p2pdist.files import PIPE_S, read_small
 from p2pdist.cli import output
 from p2pdist.model.errors import UNDECODABLE, P2PDistError, Unauthenticated, UsageError
 
@@ -117,7 +117,7 @@ def _check_expiry(jwt: str) -> None:
 
 def _read(file: Path) -> str:
     try:
-        data, mode = read_small(file, TOKEN_BYTES_MAX, pipes=True)
+        data, mode = read_small(file, TOKEN_BYTES_MAX, pipe_s=PIPE_S)
     except OSError as error:
         raise UsageError(f"the token file {file} cannot be read: {error.strerror}") from error
     text = data.decode("ascii", "replace")

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from p2pdist.files import read_small
+from p2pdist.files import PIPE_S, read_small
 from p2pdist.agent.access import exchange
 from p2pdist.agent.access.files import make_private, read, replace
 from p2pdist.credentials.authority import (
@@ -68,7 +68,7 @@ class _Record(msgspec.Struct, frozen=True):
 def read_join_file(path: Path) -> JoinToken:
     """The join token in a file; warns where other users may read it. Raises UsageError."""
     try:
-        data, mode = read_small(path, TOKEN_BYTES_MAX, pipes=True)
+        data, mode = read_small(path, TOKEN_BYTES_MAX, pipe_s=PIPE_S)
     except OSError as error:
         raise UsageError(
             f"the join file {path} cannot be read: {error.strerror}",
