@@ -39,7 +39,7 @@ def odd_file(directory: Path, kind: str) -> Path:
     return path
 
 
-READERS = '''
+READERS = """
 import sys
 from pathlib import Path
 
@@ -95,7 +95,7 @@ for name, read in [(name, read) for name, read in globals().items() if callable(
         print(f"{name}: read")
     except Exception as error:
         print(f"{name}: {type(error).__name__}: {error}")
-'''
+"""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from p2pdist.files import PIPE_S, read_small
 from p2pdist.cli import output
+from p2pdist.files import PIPE_S, read_small
 from p2pdist.model.errors import UNDECODABLE, P2PDistError, Unauthenticated, UsageError
 
 VARIABLE = "P2PDIST_TOKEN"

@@ -207,8 +207,8 @@ class Invariants:
 
     def _leases(self, fleet: Fleet) -> None:
         """At most one lease a stripe and zone, and no more than the cap in all, of the leases that
-        this fleet granted and that are out; RESCUES_MAX a stripe besides for hosts that were starved
-        (planning/rescue.py)."""
+        this fleet granted and that are out; RESCUES_MAX a stripe besides for hosts that were
+        starved (planning/rescue.py)."""
         granted: dict[tuple[Digest, int, str], int] = {}
         rescued: dict[tuple[Digest, int], int] = {}
         for blob, stripe, name in list(self._granted):

@@ -86,7 +86,9 @@ async def test_refusals_are_noted_ten_a_minute_and_address(site: AccessSite, aud
     await until(lambda: len(lines(audit)) - before >= REFUSALS_MAX)
     refusals = lines(audit)[before:]
     assert len(refusals) == REFUSALS_MAX
-    assert {(line["event"], line["identity"], line["right"]) for line in refusals} == {("refusal", "agent:h9", "ticket")}
+    assert {(line["event"], line["identity"], line["right"]) for line in refusals} == {
+        ("refusal", "agent:h9", "ticket")
+    }
     assert all(line["object"] == "POST /v1/streams" and line["address"] == "127.0.0.1" for line in refusals)
     assert headers[TICKET_HEADER] not in audit.read_text(), "no secret is written"
 

@@ -4,7 +4,6 @@ goes on after a restart where it was. Virtual time: `wait` says how long it woul
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable

@@ -1,5 +1,5 @@
-"""Pulls beside hosts that claim pieces and give none, in virtual time: the cores of tracker and host
-together. What the time goes into shows here, on a machine of any speed."""
+"""Pulls beside hosts that claim pieces and give none, in virtual time: the cores of tracker and
+host together. What the time goes into shows here, on a machine of any speed."""
 
 from __future__ import annotations
 
@@ -151,7 +151,9 @@ class Lab:
 
     def _get_on(self) -> None:
         for name, counts in self.said.items():
-            self.said[name] = [min(count + 5, LAYOUT.count // STRIPES - 1) for count in counts] if 0 in counts else counts
+            self.said[name] = (
+                [min(count + 5, LAYOUT.count // STRIPES - 1) for count in counts] if 0 in counts else counts
+            )
             self.tell(name, Report((Advance(BLOB, tuple(self.said[name])),)))
 
     # -- time

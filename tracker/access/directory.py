@@ -29,11 +29,11 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from p2pdist.files import read_small
 from p2pdist.credentials.authority import Authority, encode_key, names_authority, split_pem
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import TokenRecord
+from p2pdist.files import read_small
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Refused, UsageError, foreseen
 from tracker.access.file import REVOKED_MAX, TEMPLATE, AccessRules, JoinRule, check_revoked, read_rules
 

@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from p2pdist.files import PIPE_S, read_small
 from p2pdist.agent.access import exchange
 from p2pdist.agent.access.files import make_private, read, replace
 from p2pdist.credentials.authority import (
@@ -41,6 +40,7 @@ from p2pdist.credentials.authority import (
     split_pem,
 )
 from p2pdist.credentials.join import TOKEN_BYTES_MAX, JoinToken
+from p2pdist.files import PIPE_S, read_small
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
 from p2pdist.model.url import redacted

@@ -249,7 +249,9 @@ def command(
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
         tls=tls,
         join_file=join_file,
-        discovery=discovery_settings(address, network_id, discovery_interface) if discover or (discover is None and not trackers) else None,
+        discovery=discovery_settings(address, network_id, discovery_interface)
+        if discover or (discover is None and not trackers)
+        else None,
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         drain_s=drain_seconds,

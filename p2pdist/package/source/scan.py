@@ -27,7 +27,6 @@ from blake3 import blake3
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError, printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
 
-
 DROPPED_SHOWN_MAX = 1000
 
 KINDS_DROPPED = {
