@@ -68,12 +68,14 @@ def _open(path: Path | bytes, flags: int) -> int:
 
 
 def _read_pipe(handle: int, bytes_max: int, pipe_s: float, path: Path | bytes) -> bytes:
-    """What is written into a pipe until its writers close it; nothing where there is none."""
+    """What is written into a pipe until its writers close it."""
     data, until = b"", time.monotonic() + pipe_s
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
     while len(data) <= bytes_max:
         left_s = until - time.monotonic()
-        if left_s <= 0 or not select.select([handle], [], [], left_s)[0]:
-            raise TimeoutError(errno.ETIMEDOUT, "its writer does not end", os.fspath(path))
+        if left_s <= 0 or not poll.poll(1000 * left_s):
+            raise TimeoutError(errno.ETIMEDOUT, "it is a pipe that no process closes", os.fspath(path))
         try:
             more = os.read(handle, bytes_max + 1 - len(data))
         except BlockingIOError:

@@ -314,7 +314,7 @@ def test_a_tracker_that_has_just_started_rescues_starved_hosts() -> None:
     """It grants no other lease while roots may come back."""
     control = Control(started_at=0.0)
     for number in range(4):
-        control.join(f"s{number}", ALL - 1)
+        control.join(f"s{number}", ALL)
     control.join("h1")
     control.run(0.3)
     say_starved(control, "h1", control.parent("h1") or "")
