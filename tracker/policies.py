@@ -13,6 +13,7 @@ import os
 import tomllib
 from pathlib import Path
 
+from p2pdist.files import read_small
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import ImageName, ImageReference
@@ -35,8 +36,7 @@ def check_policies(path: Path) -> tuple[PolicyTable, list[Mistake]]:
     """The policies in a file, and every mistake in it. Never raises: a file that cannot be read is
     a mistake, too."""
     try:
-        with path.open("rb") as file:
-            data = file.read(BYTES_MAX + 1)
+        data = read_small(path, BYTES_MAX).data
     except OSError as error:
         return PolicyTable(), [Mistake("", "", f"it cannot be read: {error.strerror}", "Name a file that is there")]
     if len(data) > BYTES_MAX:

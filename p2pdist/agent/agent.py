@@ -123,6 +123,8 @@ class AgentSettings:
     """Registries that the agent asks itself while no tracker answers."""
     hostnames: tuple[str, ...] = ()
     """Further names under which clients reach this agent, besides those of the machine."""
+    audited: bool = False
+    """Requests that change something and refusals are written to the audit with access off, too."""
 
 
 class Agent:

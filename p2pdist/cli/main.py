@@ -268,10 +268,11 @@ def read_again(ctx: click.Context, name: str) -> Any:
 def _read_config(file: Path) -> dict[str, Any]:
     import tomllib
 
+    from p2pdist.files import read_small
     from p2pdist.model.errors import NotFound, TooLarge, UsageError
 
     try:
-        data = file.read_bytes()
+        data = read_small(file, CONFIG_BYTES_MAX).data
     except FileNotFoundError as error:
         raise NotFound(f"there is no configuration file {file}") from error
     except OSError as error:
@@ -280,7 +281,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         raise TooLarge(f"the configuration file {file} is over {CONFIG_BYTES_MAX} bytes")
     try:
         return _underscored(tomllib.loads(data.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not a TOML file: {error}") from error
 
 

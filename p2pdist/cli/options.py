@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from p2pdist.files import PIPE_S, read_small
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_rate
 
@@ -107,8 +108,7 @@ def _read_origin(context: click.Context, _: click.Parameter, file: Path | None) 
     if context.params.get("origin"):
         raise UsageError("both --origin and --origin-file are given", remedy="Give one of them")
     try:
-        with file.open("rb") as opened:
-            text = opened.read(ORIGIN_URL_BYTES_MAX + 1)
+        text = read_small(file, ORIGIN_URL_BYTES_MAX, pipe_s=PIPE_S).data
         url = text.decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it holds no text"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import click
 import msgspec
 
 from p2pdist.cli import output
+from p2pdist.files import PIPE_S, read_small
 from p2pdist.model.errors import UNDECODABLE, P2PDistError, Unauthenticated, UsageError
 
 VARIABLE = "P2PDIST_TOKEN"
@@ -116,11 +116,12 @@ def _check_expiry(jwt: str) -> None:
 
 def _read(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
-            text = opened.read(TOKEN_BYTES_MAX).decode("ascii", "replace")
-            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+        data, mode = read_small(file, TOKEN_BYTES_MAX, pipe_s=PIPE_S)
     except OSError as error:
         raise UsageError(f"the token file {file} cannot be read: {error.strerror}") from error
+    text = data.decode("ascii", "replace")
+    if len(data) > TOKEN_BYTES_MAX:
+        raise UsageError(f"the token file {file} is too large for a token", remedy="p2pdist token create prints one")
     if mode & 0o077:
         output.line(f"warning: the token file {file} may be read by others. chmod 600 it")
     if not text.strip():

@@ -22,7 +22,8 @@ would wait for what never comes.
 A source that has given nothing yet and is silent is no starved parent: an agent responds at once,
 and says when it has nothing to send (`Quiet`). It is complained of as stalled as soon as its
 silence lasts longer than is usual (sources.py), and left at once where there is another source to
-try. One that trickles is silent, too.
+try. One that trickles is silent, too. Long before that, a host that has no piece of the blob from
+any source says so (`Starved`): its sources may be hosts that claim pieces and have none.
 
 While no tracker answers, the host chooses by itself (`Candidates` in sources.py): it tries the
 tracker's last choices and the superpeers of its zone, and reads the origin when it is a superpeer
@@ -89,6 +90,9 @@ DENIED_S = 1.0
 DENIALS_MAX = 10
 """A source that asks for another ticket is tried again after so long, and is complained of from
 this number of denials in a row on: a ticket that has just expired is no fault of the source."""
+
+STARVED_MAX = 2
+"""So often a stripe's sources are said to starve this host, before it has a piece of the blob."""
 
 REOPEN_S = 0.05
 TROUBLE_S = 2.0
@@ -253,6 +257,15 @@ class Complain:
 
 
 @dataclass(frozen=True, slots=True)
+class Starved:
+    """Tell the tracker that nothing of the blob has come yet, though the source of a stripe had the
+    time to send. It stays the source until the tracker names another."""
+
+    stripe: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class AskTicket:
     """Ask the tracker for another ticket: a source did not take the one that this host has."""
 
@@ -269,7 +282,7 @@ class GaveUp:
     error: P2PDistError
 
 
-Command = OpenStream | OpenDemand | CloseStream | Complain | AskTicket | Completed | GaveUp
+Command = OpenStream | OpenDemand | CloseStream | Complain | Starved | AskTicket | Completed | GaveUp
 
 
 # -- state
@@ -300,6 +313,8 @@ class Receiving:
     """As of `moved_at`."""
     awaiting: bool = False
     """A piece has come and waits for its hash."""
+    starves: bool = False
+    """It was said that the source gives nothing to this host, which has nothing (`starved`)."""
 
     def silent_s(self, event: Quiet, *, now: float) -> float:
         """For how long the source has been silent, before its first piece."""
@@ -339,6 +354,8 @@ class _Stripe:
     """How often sources sent what was listed before, since a piece was stored."""
     denials: int = 0
     """How often sources did not take this host's ticket since a piece was stored."""
+    starved_by: int = 0
+    """How often its sources were said to starve this host (`starved`)."""
     gained: int = 0
     """Pieces stored since the window began (`is_slow`)."""
     slow_windows: int = 0
@@ -422,6 +439,17 @@ class _Stripe:
         if receiving.silent_s(event, now=now) < limit_s:
             return None
         receiving.moved_at = receiving.quiet_since = now
+        return receiving.source
+
+    def starved(self, limit_s: float, *, now: float) -> Source | None:
+        """Its source, if that has given nothing for `limit_s` and this is still to be said."""
+        receiving = self.state
+        if not isinstance(receiving, Receiving) or receiving.source.is_origin or receiving.awaiting:
+            return None
+        if receiving.starves or self.starved_by >= STARVED_MAX or now - receiving.opened_at < limit_s:
+            return None
+        receiving.starves = True
+        self.starved_by += 1
         return receiving.source
 
     def is_slow(self, best: int) -> bool:
@@ -810,10 +838,17 @@ class Download:
             self._open(stripe, now, out)
 
     def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
-        """Complain of a source that was silent for too long, and leave it if there is another."""
+        """Say that this host starves; complain of a source that was silent for too long, and leave
+        it if there is another."""
         stripe = self._streams.stripes.get(event.stream)
-        source = stripe.silent(event, self.sources, now=now) if stripe is not None and self._tracker else None
-        if stripe is None or source is None:
+        if stripe is None or not self._tracker:
+            return
+        if not len(self.have):
+            limit_s = self.sources.times.starved_s(self.layout.piece_size)
+            if (starver := stripe.starved(limit_s, now=now)) is not None:
+                out.append(Starved(stripe.number, starver))
+        source = stripe.silent(event, self.sources, now=now)
+        if source is None:
             return
         self.sources.silent(source, now=now)
         out.append(Complain(stripe.number, source, "stalled"))

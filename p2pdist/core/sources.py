@@ -11,7 +11,8 @@ piece to send, and says if it has none. So a response that is late says somethin
 before any piece could. How late is late follows what responses, and first pieces, usually take
 here, as a TCP sender's retransmission timeout follows round trips (RFC 6298), between a floor and a
 ceiling. When one source after another is silent the fault may be this host's or its network's, and
-they are given more time.
+they are given more time. A host that has nothing of a blob says so much sooner, and accuses no
+source: the tracker can let it read the origin.
 
 Theory of the order (`Candidates`). The tracker's choice comes first: the parent, then the
 alternates. While no tracker answers the superpeers follow, a few hosts of the zone that the tracker
@@ -235,6 +236,12 @@ RESPONSE_UNKNOWN_S, FIRST_PIECE_UNKNOWN_S = 0.6, 1.0
 
 SILENCE_MAX_S = 20.0
 DEVIATIONS = 4.0
+STARVED_MIN_S, STARVED_UNKNOWN_S = 0.15, 0.2
+STARVED_BYTES_S = float(1 << 20)
+"""A host that has nothing of a blob says so once a first piece is late: a response takes so long at
+least where it is usually quicker, and where none was measured yet, and a piece comes at that rate
+at least. That accuses no source, so it may be said long before one is silent."""
+
 SILENT_ROW = 4
 """After so many silent sources in a row the next ones have twice the time, after twice as many
 three times."""
@@ -269,10 +276,18 @@ class ResponseTimes:
     _first_pieces: _Smoothed = field(default_factory=_Smoothed)
     _silent_row: int = 0
     """Sources that were silent since one gave a piece."""
+    _unanswered: bool = False
+    """Whether a source was left before it responded, and none has responded since. What its
+    response would have taken is not known, so more time is given, once (as in RFC 6298, 5.5)."""
 
     def responded(self, seconds: float) -> None:
         """Note how long a response took."""
         self._responses.add(seconds)
+        self._unanswered = False
+
+    def unanswered(self) -> None:
+        """Note that this host left a source before it responded."""
+        self._unanswered = True
 
     def gave(self, seconds: float) -> None:
         """Note how long a stream took to its first piece."""
@@ -290,6 +305,12 @@ class ResponseTimes:
         else:
             usual_s = self._responses.limit_s(RESPONSE_MIN_S, RESPONSE_UNKNOWN_S)
         return min(SILENCE_MAX_S, usual_s * (1 + self._silent_row // SILENT_ROW))
+
+    def starved_s(self, piece_size: int) -> float:
+        """How long this host waits for its first piece of a blob before it says that it has
+        none."""
+        usual_s = self._responses.limit_s(STARVED_MIN_S, STARVED_UNKNOWN_S) * (1 + self._unanswered)
+        return min(SILENCE_MAX_S, usual_s + piece_size / STARVED_BYTES_S)
 
 
 BACKOFF_FIRST_S = 0.25

@@ -159,7 +159,9 @@ class Report(Message, frozen=True):
 class Complaint(Message, frozen=True):
     """A source failed this host in one stripe. `source` is a host name, or "" for the origin.
     `nameless`: the source could not be reached because this host's name servers do not answer, so
-    that it cannot reach any host whose address is a name."""
+    that it cannot reach any host whose address is a name. `starved`: nothing of the blob has come
+    yet from any source, though this one had the time to send; with the reason `slow`, for it is too
+    early to say that the source is at fault."""
 
     blob: WireDigest
     stripe: StripeNumber
@@ -167,6 +169,7 @@ class Complaint(Message, frozen=True):
     reason: Reason
     piece: Count | None = None
     nameless: bool = False
+    starved: bool = False
 
 
 Basis = Literal["read", "whole", "told"]

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
 from obstore.store import HTTPStore, from_url
 
+from p2pdist.files import read_small
 from p2pdist.model.errors import P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.url import redacted
 from p2pdist.origin.answer import Cloud, failure, missing_storage, read_answer
@@ -46,6 +47,7 @@ PARTS_MAX = 9_000
 PARTS_IN_FLIGHT = 4
 READ_CHUNK_BYTES = 4 << 20
 LIST_CHUNK_KEYS = 1_000
+CA_BUNDLE_BYTES_MAX = 16 << 20
 _HTML = re.compile(rb"\s*(?:<!doctype html|<html)", re.IGNORECASE)
 
 
@@ -247,7 +249,9 @@ def _open_store(url: str, *, web: bool) -> ObjectStore:
     parts = urlsplit(url)
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if parts.scheme.lower() == "s3" and bundle and Path(bundle).is_file():
-        client["root_certificate"] = Path(bundle).read_bytes()
+        client["root_certificate"] = authorities = read_small(Path(bundle), CA_BUNDLE_BYTES_MAX).data
+        if len(authorities) > CA_BUNDLE_BYTES_MAX:
+            raise UsageError(f"{bundle}, which AWS_CA_BUNDLE names, is larger than a file of authorities")
     options: Any = client
     if not web:
         return from_url(url, client_options=options, retry_config=retry)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote_from_bytes
 
+from p2pdist.files import open_regular
 from p2pdist.model.errors import DiskFull, NotFound, P2PDistError, Refused, TooLarge, Unavailable, foreseen
 from p2pdist.origin.drafts import abandoned, new_directory, new_file
 from p2pdist.origin.objects import Stored
@@ -49,7 +50,7 @@ class Directory:
     def read(self, key: str, limit: int) -> bytes | None:
         with self._failures(key):
             try:
-                stream = self.path(key).open("rb")  # opened first: it may be deleted or replaced at any moment
+                stream = open_regular(self.path(key))  # opened first: it may be deleted or replaced at any moment
             except FileNotFoundError:
                 self._check_root()
                 return None
@@ -58,12 +59,12 @@ class Directory:
                 size = os.fstat(stream.fileno()).st_size
                 if size > limit:
                     raise TooLarge(f"{key} at {self.url} has {size} bytes, over the limit of {limit}")
-                return stream.read(limit + 1)
+                return stream.read(size + 1)
 
     def read_range(self, key: str, start: int, length: int) -> bytes | None:
         with self._failures(key):
             try:
-                handle = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
+                handle = os.open(self.path(key), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
                 self._check_root()
                 return None

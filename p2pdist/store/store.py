@@ -31,7 +31,7 @@ from pathlib import Path
 
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
+from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound, P2PDistError
 from p2pdist.model.manifest import decode_manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.store.blobs.admission import Admission
@@ -309,22 +309,16 @@ class BlobStore:
 
     def close(self) -> None:
         """Bring everything to the disk and unlock the directory. Idempotent; blobs cannot be used
-        afterwards."""
+        afterwards. What a disk does not take, as one that became read-only, is logged: the next
+        start verifies it."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            try:
-                self._save_use()
-                self._sync.close()
-                for blob in self._blobs.values():
-                    with failures(blob.path):
-                        blob.close()
-                self.integrity.close()
-                self.objects.close()
-            finally:
-                self._index.close()
-                os.close(self._lock_fd)
+            blobs = [blob.close for blob in self._blobs.values()]
+            steps = [self._save_use, self._sync.close, *blobs, self.integrity.close, self.objects.close]
+            _end(self._paths.root, [*steps, self._index.close])
+            os.close(self._lock_fd)
 
     @property
     def root(self) -> Path:
@@ -488,3 +482,21 @@ def room_left(store: BlobStore) -> int:
     """Bytes that fit into a store without evicting anything."""
     with store._lock:
         return max(0, store._room.free())
+
+
+def _end(root: Path, steps: Sequence[Callable[[], None]]) -> None:
+    """Do all steps of the end of a store; log how the first one failed, and how many did."""
+    errors: list[P2PDistError] = []
+    for step in steps:
+        try:
+            with failures(root):
+                step()
+        except P2PDistError as error:
+            errors.append(error)
+    if errors:
+        logger.error(
+            "%d parts of the store at %s could not be closed in order, and are verified at the next start: %s",
+            len(errors),
+            root,
+            errors[0],
+        )

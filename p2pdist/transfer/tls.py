@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2pdist.files import read_small
 from p2pdist.model.errors import UsageError
+
+PEM_BYTES_MAX = 4 << 20
 
 PeerName = Callable[[str, str], str]
 """The DNS name in the certificate of a host, by the host's name and the host in its address."""
@@ -105,7 +108,10 @@ class Tls:
         server.verify_mode = ssl.CERT_OPTIONAL if self._strangers else ssl.CERT_REQUIRED
         server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
         try:
-            former[files.authority.read_text("ascii", "ignore")] = None
+            for path in (files.certificate, files.key, files.authority):
+                if len(pem := read_small(path, PEM_BYTES_MAX).data) > PEM_BYTES_MAX:
+                    raise ValueError(f"{path} has more than {PEM_BYTES_MAX} bytes")
+            former[pem.decode("ascii", "ignore")] = None
             for context in (server, client, peers):
                 context.minimum_version = ssl.TLSVersion.TLSv1_3
                 context.load_cert_chain(files.certificate, files.key)

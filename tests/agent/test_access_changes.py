@@ -16,7 +16,7 @@ from joined_rig import FLEET, AccessSite, Running, access_site, certificate_of, 
 
 from p2pdist.agent.access import tickets as tickets_module
 from p2pdist.agent.access.tickets import ASK_S, REFUSED_ASK_S, RENEW_AFTER_S, Tickets
-from p2pdist.credentials.authority import Authority, agent_dns, encode_key, make_key, make_request
+from p2pdist.credentials.authority import Authority, agent_dns, encode_key, expires_at, make_key, make_request
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.model.access import SKEW_S, TICKET_ALONE_S, TICKET_HEADER
 from p2pdist.model.digest import Digest
@@ -295,3 +295,75 @@ async def test_a_clock_that_is_wrong_costs_what_it_is_ahead(site: AccessSite, ah
     else:
         with pytest.raises(Refused, match="expired"):
             seed.agent.access.admit(digest, ticket, "h1", "start")
+
+
+async def test_tickets_outlast_their_tracker_by_a_day(site: AccessSite) -> None:
+    """Trackers are away for an hour, for 23, and for two days: the clock of the host that serves
+    says so. What there was no ticket for stays closed all the time."""
+    seed, digest = await site.seeded(DATA)
+    other = await site.publish(b"another")
+    assert (await site.pull(seed, other)).state == "done"
+    child = await site.agent("h1")
+    assert (await site.pull(child, digest)).state == "done"
+    ticket, wrong = child.agent.access.tickets.get(digest), site.tracker.sign(digest, "h2", "start")
+    await site.tracker.stop()
+    await until(lambda: not seed.agent.session.connected)
+    tls = child.agent.tls
+    assert tls is not None and ticket
+
+    async def get(blob: Digest, shown: str) -> int:
+        url, headers = f"https://{seed.settings.address}/v1/blobs/{blob}", {TICKET_HEADER: shown, "Range": "bytes=0-9"}
+        async with (
+            ClientSession(connector=TCPConnector(ssl=tls.client)) as http,
+            http.get(url, headers=headers, server_hostname=agent_dns("h0")) as answer,
+        ):
+            await answer.read()
+            return answer.status
+
+    for hours, served in ((0, True), (1, True), (23, True), (48, False), (1, True)):
+        seed.agent.access.peers._clock = lambda ahead_s=3600.0 * hours: time.time() + ahead_s  # type: ignore[misc]
+        assert await get(digest, ticket) == (206 if served else 404), hours
+        assert await get(digest, wrong) == await get(other, ticket) == await get(digest, "") == 404, hours
+    await site.tracker.start()
+    await until(lambda: seed.agent.session.connected)
+    seed.agent.access.peers._clock = lambda: time.time() + 3600
+    assert await get(digest, ticket) == 404, "a tracker answers, and gives fresh ones"
+
+
+async def test_a_certificate_that_ends_while_no_tracker_answers_is_replaced_once_one_does(site: AccessSite) -> None:
+    """Streams that run go on, new ones are refused, and nothing has to be done by hand."""
+    digest, seed = await site.publish(DATA), await site.agent("h0", upload_bytes_s=SLOW_BYTES_S)
+    assert (await site.pull(seed, digest)).state == "done"
+    await until(lambda: "h0" in site.tracker._whole.get(digest, []))
+    site.tracker.lasts_s = 8.0
+    child = await site.agent("h1")
+    pem = child.settings.store / "identity" / "agent.pem"
+    ends_at = expires_at(pem.read_bytes())
+    await until(lambda: len(site.tracker.hellos) == 2)
+    pull = asyncio.create_task(site.pull(child, digest))
+    await until(lambda: seed.agent.uplink.sent_bytes_total > 0, "sending")
+    flows = set(seed.agent.uplink._flows)
+    site.tracker.lasts_s = 86400.0
+    await site.tracker.stop()
+    await asyncio.sleep(max(0.0, ends_at - time.time()) + 0.1)
+    assert expires_at(pem.read_bytes()) == ends_at, "no tracker renewed it"
+    sent = seed.agent.uplink.sent_bytes_total
+    await until(lambda: seed.agent.uplink.sent_bytes_total > sent)
+    assert flows <= set(seed.agent.uplink._flows), "what runs goes on"
+    tls = child.agent.tls
+    assert tls is not None
+    async with ClientSession(connector=TCPConnector(ssl=tls.client)) as http:
+        with pytest.raises((OSError, ClientError)):
+            url = f"https://{seed.settings.address}/healthz"
+            async with http.get(url, server_hostname=agent_dns("h0")) as answer:
+                await answer.read()
+    joins = len(site.tracker.joins)
+    await site.tracker.start()
+    await until(lambda: len(site.tracker.joins) > joins, "joined again")
+    await until(lambda: child.agent.session.connected and expires_at(pem.read_bytes()) > ends_at)
+    async with (
+        ClientSession(connector=TCPConnector(ssl=tls.client)) as http,
+        http.get(f"https://{seed.settings.address}/healthz", server_hostname=agent_dns("h0")) as answer,
+    ):
+        assert answer.status == 200
+    pull.cancel()

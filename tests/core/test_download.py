@@ -24,13 +24,22 @@ from p2pdist.core.download import (
     Planned,
     Quiet,
     Rejected,
+    Starved,
     StreamEnded,
     Tick,
     TrackerChanged,
     Wanted,
 )
 from p2pdist.core.origin_seeding import Readers
-from p2pdist.core.sources import FIRST_PIECE_UNKNOWN_S, RESPONSE_UNKNOWN_S, SETTLED_PACES, SETTLED_SPREAD, Sources
+from p2pdist.core.sources import (
+    FIRST_PIECE_UNKNOWN_S,
+    RESPONSE_UNKNOWN_S,
+    SETTLED_PACES,
+    SETTLED_SPREAD,
+    STARVED_BYTES_S,
+    STARVED_UNKNOWN_S,
+    Sources,
+)
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.pieces import PieceLayout, PieceSet
@@ -485,10 +494,15 @@ class QuietPull(Pull):
     def quiet(self, stream: int, *, responded: bool, received_bytes: int = 0, after_s: float = 0.25) -> list[Command]:
         return self(Quiet(stream, responded, received_bytes), after_s)
 
+    def left(self, stream: int, *, responded: bool, received_bytes: int = 0) -> list[Command]:
+        """What a quiet moment leads to, but for what a host says that has nothing."""
+        commands = self.quiet(stream, responded=responded, received_bytes=received_bytes)
+        return [command for command in commands if not isinstance(command, Starved)]
+
     def until_left(self, stream: int, *, responded: bool, bytes_s: float = 0.0) -> float:
         """How long a silent stream is waited for; it is replaced by one from `B` then."""
         since, received = self.now, 200.0 if responded else 0.0
-        while not (commands := self.quiet(stream, responded=responded, received_bytes=int(received))):
+        while not (commands := self.left(stream, responded=responded, received_bytes=int(received))):
             assert self.now < since + 60.0
             received += bytes_s * 0.25
         assert commands == [
@@ -513,7 +527,7 @@ def test_a_source_that_sends_is_not_left() -> None:
     pull = QuietPull()
     pull.plan(0, A, B)
     for step in range(100):
-        assert pull.quiet(1, responded=True, received_bytes=20_000 * step) == []
+        assert pull.left(1, responded=True, received_bytes=20_000 * step) == []
     pull(PieceStored(1, 0))
     for _ in range(100):  # what gave something may stand still: the tracker knows why
         assert pull.quiet(1, responded=True, received_bytes=2_000_000) == []
@@ -532,7 +546,7 @@ def test_silence_is_judged_by_what_is_usual() -> None:
 def test_where_there_is_no_other_source_the_host_stays() -> None:
     pull = QuietPull()
     pull.plan(0, A)
-    commands = [command for _ in range(40) for command in pull.quiet(1, responded=False)]
+    commands = [command for _ in range(40) for command in pull.left(1, responded=False)]
     assert commands[0] == Complain(0, A, "stalled")
     assert set(commands) == {Complain(0, A, "stalled")}
     assert len(commands) < 5, "its complaints come with growing pauses"
@@ -620,3 +634,51 @@ def test_streams_for_wanted_pieces_end_with_the_download_and_give_way_to_a_swarm
     assert CloseStream(2, after_piece=True) in pull(Paused(True))
     assert pull.core.writing == {1, 2}  # until they have ended no swarm begins
     assert pull(Wanted((0,))) == []
+
+
+class HungryPull(QuietPull):
+    """A download in two stripes that has nothing yet, from one source each."""
+
+    def __init__(self, have: tuple[int, ...] = ()) -> None:
+        super().__init__(stripes=2, have=have)
+        self.plan(0, A)
+        self.plan(1, B)
+        self.limit_s = STARVED_UNKNOWN_S + 65536 / STARVED_BYTES_S
+
+    def both(self, after_s: float) -> list[Command]:
+        """Both sources are quiet."""
+        return [*self.quiet(1, responded=False, after_s=after_s), *self.quiet(2, responded=True, after_s=0.0)]
+
+
+def test_a_host_that_has_nothing_says_so_once_and_stays() -> None:
+    """Long before a source is left for its silence, and without accusing it."""
+    pull = HungryPull()
+    assert pull.limit_s < RESPONSE_UNKNOWN_S / 2
+    assert pull.both(pull.limit_s - 0.01) == []
+    assert pull.both(0.02) == [Starved(0, A), Starved(1, B)]
+    assert pull.both(0.1) == []
+    assert pull.core.parents() == ("A", "B")
+
+
+def test_a_host_starves_twice_a_stripe_at_most() -> None:
+    """Where the tracker cannot help, it is not asked for ever."""
+    pull = HungryPull()
+    assert Starved(0, A) in pull.both(pull.limit_s)
+    pull.plan(0, C)
+    assert Starved(0, C) in pull.quiet(3, responded=False, after_s=pull.limit_s)
+    pull.plan(0, D)
+    assert pull.quiet(4, responded=False, after_s=pull.limit_s) == []
+
+
+@pytest.mark.parametrize("case", ["a piece", "a piece before", "no tracker", "the origin"])
+def test_a_host_that_has_a_piece_or_may_be_slow_itself_does_not_starve(case: str) -> None:
+    pull = HungryPull((0,) if case == "a piece before" else ())
+    if case == "a piece":
+        pull(PieceStored(2, 1))
+    elif case == "no tracker":
+        pull.alone()
+    elif case == "the origin":
+        pull.plan(0, ORIGIN)
+        assert pull.quiet(3, responded=False, after_s=pull.limit_s) == []
+        return
+    assert pull.quiet(1, responded=False, after_s=pull.limit_s) == []

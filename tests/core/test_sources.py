@@ -10,6 +10,9 @@ from p2pdist.core.sources import (
     SILENT_FIRST_S,
     SILENT_ROW,
     SOURCES_MAX,
+    STARVED_BYTES_S,
+    STARVED_MIN_S,
+    STARVED_UNKNOWN_S,
     ResponseTimes,
     Sources,
 )
@@ -128,3 +131,17 @@ def test_limits_of_silence_follow_what_is_usual() -> None:
     for _ in range(50):
         times.responded(300.0)
     assert times.limit_s(responded=False) == SILENCE_MAX_S
+
+
+def test_a_first_piece_is_late_by_what_responses_and_the_piece_take() -> None:
+    times, piece = ResponseTimes(), 1 << 20
+    unknown_s = times.starved_s(piece)
+    assert unknown_s == STARVED_UNKNOWN_S + piece / STARVED_BYTES_S
+    times.unanswered()
+    times.unanswered()
+    assert times.starved_s(piece) == 2 * STARVED_UNKNOWN_S + piece / STARVED_BYTES_S, "once, however often"
+    for _ in range(50):
+        times.responded(0.001)
+    assert times.starved_s(piece) == STARVED_MIN_S + piece / STARVED_BYTES_S
+    times.responded(5.0)
+    assert unknown_s < times.starved_s(piece) < SILENCE_MAX_S

@@ -121,3 +121,50 @@ def test_commands_show_their_token_to_the_right_tracker_alone(fleet: AccessSite,
     plain = fleet.url.replace("https", "http")
     code, _, errors = fleet.command("status", "--tracker", plain, token=operator)
     assert code == 5 and "https://" in errors
+
+
+OUT_S = 5
+"""A revoked host is out within so long."""
+
+RATE = 400_000
+"""What each host sends at most, in bytes a second: a count of bytes is a count of seconds."""
+
+
+def sent_and_received(agent: Agent) -> tuple[float, float]:
+    """What an agent has sent to and received from other agents, by its probe port."""
+    port = agent.options["probe_listen"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = [line.rpartition(" ") for line in answer.read().decode().splitlines()]
+    named = ("p2pdist_agent_sent_bytes_total{", 'p2pdist_agent_received_bytes_total{source="peer"}')
+    sent, received = (sum(float(value) for name, _, value in lines if name.startswith(each)) for each in named)
+    return sent, received
+
+
+@pytest.mark.slow
+def test_a_revoked_host_neither_feeds_nor_is_fed_for_longer_than_it_may(fleet: AccessSite) -> None:
+    """While a blob is on its way, from a seed to two hosts of another rack, of which one feeds
+    the other. Hosts send at a fixed rate, so that bytes tell the time."""
+    digest = fleet.site.publish(32 * MIB)
+    seed = fleet.agent("h0", rack="one").start()
+    seed.pull(blob=digest)
+    hosts = [fleet.agent(f"h{number}", rack="two", upload_limit=f"{RATE}B/s").start() for number in (1, 2)]
+    assert seed.stop() == 0
+    seed.options["upload_limit"] = f"{RATE}B/s"
+    seed.start()
+    pulls = {host.name: host.start_pull(blob=digest) for host in hosts}
+    until(lambda: any(all(sent_and_received(host)) for host in hosts))
+    revoked, other = sorted(hosts, key=lambda host: not all(sent_and_received(host)))
+    code, _, errors = fleet.command("access", "revoke", "--access", str(fleet.file), f"host:{revoked.name}")
+    assert code == 0, errors
+    sent, received = sent_and_received(revoked)
+    with pytest.raises(Exception, match="revoked"):
+        pulls[revoked.name].result()
+    sent_after, received_after = sent_and_received(revoked)
+    assert sent_after - sent <= OUT_S * RATE
+    assert received_after - received <= 2 * OUT_S * RATE, "from two hosts"
+    with pytest.raises(Exception, match="revoked"):
+        revoked.pull(blob=digest)
+    assert sent_and_received(revoked) == (sent_after, received_after)
+    _, fed = sent_and_received(other)
+    until(lambda: sent_and_received(other)[1] > fed)
+    other.stop()

@@ -23,10 +23,12 @@ from site_rig import Agent, Site, free_port, running_site, until
 
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
+    Advance,
     Assign,
     Hello,
     Holding,
     Holdings,
+    Report,
     StreamRequest,
     Welcome,
     decode_from_agent,
@@ -120,6 +122,10 @@ class BadSeeds:
                 await socket.send_str(msgspec.json.encode(message).decode())
             assert isinstance(decode_from_tracker(await socket.receive_str()), Welcome)
             joined.set()
+            while any(count == 0 for count in holding.counts):  # it says how it gets on
+                holding = msgspec.structs.replace(holding, counts=tuple(count + 1 for count in holding.counts))
+                report = Report((Advance(holding.blob, holding.counts),))
+                await socket.send_str(msgspec.json.encode(report).decode())
             async for _ in socket:
                 pass
 
@@ -232,19 +238,33 @@ def test_silent_seeds_do_not_hold_up_a_pull(local_origin: Site, how: str) -> Non
         bad.close()
 
 
-def test_a_fleet_gets_on_beside_seeds_that_give_nothing(site: Site) -> None:
-    """Twenty hosts claim a blob, and the tracker believes them at first."""
+@pytest.mark.parametrize("claim", ["all", "progress"])
+def test_a_fleet_gets_on_beside_hosts_that_give_nothing(site: Site, claim: str) -> None:
+    """Twenty hosts claim a blob, or that they get on, and the tracker believes them at first. The
+    puller says that it starves before any of them has been silent for long, and all comes from the
+    origin."""
     size = 8 * MIB
     digest = site.publish(size)
     layout = PieceLayout(size, piece_size_for(size))
     (puller,) = site.agents(1, transport="trees")
     bad = BadSeeds(b"")
     try:
-        counts = tuple(PieceSet.full(layout.count).stripe_counts(layout.stripes))
-        bad.join(site.tracker_url, Holding(digest, size, layout.piece_size, counts))  # type: ignore[arg-type]
+        full = tuple(PieceSet.full(layout.count).stripe_counts(layout.stripes))
+        counts = full if claim == "all" else (0,) * layout.stripes
+        bad.join(site.tracker_url, Holding(digest, size, layout.piece_size, counts))
+
+        def claimed() -> int:
+            """How many hosts have pieces, as the tracker hears."""
+            with urllib.request.urlopen(f"{site.tracker_url}/v1/swarms/{digest}", timeout=10) as answer:
+                return sum(any(member["counts"]) for member in msgspec.json.decode(answer.read())["members"])
+
+        until(lambda: claimed() == SILENT_SEEDS)
         status = puller.start_pull(blob=digest, wait=True).result()
-        assert status.state == "done" and puller.received() == size
+        assert (status.state, status.bytes_origin) == ("done", size) and puller.received() == size
         assert bad.asked, "the tracker named one of them"
+        words = puller.log.read_text()
+        assert "gives nothing yet" in words
+        assert words.index("gives nothing yet") < (words + "reason=stalled").index("reason=stalled")
     finally:
         bad.close()
 

@@ -25,7 +25,7 @@ from p2pdist.credentials.tokens import TokenRecord
 from p2pdist.model.access import decode_ticket
 from p2pdist.model.errors import NotFound, P2PDistError, Unauthenticated, UsageError
 from p2pdist.model.messages import Access, Assign, Holding, Reject, RenewRequest
-from tracker.access.audit import audit_to
+from p2pdist.transfer.audit import audit_to
 from tracker.access.control import AccessControl
 from tracker.access.directory import SUPERSEDED_S, AccessDirectory
 from tracker.access.file import TEMPLATE, read_rules

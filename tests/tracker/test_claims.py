@@ -10,6 +10,7 @@ from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.member import STARVED_BY
 from tracker.core.monitor.presence import GRACE_S
+from tracker.core.planning.rescue import RESCUES_MAX
 from tracker.core.planning.schedule import SMALL_BATCH_S
 from tracker.core.repair.claims import DISBELIEF_S, DOUBT_S, FIRST_PIECE_S
 
@@ -248,3 +249,74 @@ def test_a_host_that_has_a_piece_or_complains_of_whom_it_was_not_told_is_not_sta
     control.run(0.3)
     control.report("h2", 1)
     assert "" not in starve(control, "h2", 6) and "h2" not in swarm.starved
+
+
+def say_starved(control: Control, host: str, source: str) -> None:
+    message = Complaint(BLOB, 0, source, "slow", starved=True)
+    control.fleet.handle(Received(control.numbers[host], message), now=control.now)
+
+
+def test_a_host_without_a_piece_is_rescued_at_its_word_and_no_host_is_blamed() -> None:
+    control = strangers(20)
+    swarm = control.fleet.swarms[BLOB]
+    control.join("h1")
+    control.run(0.3)
+    parent = control.parent("h1") or ""
+    say_starved(control, "h1", parent)
+    assert control.parent("h1") == "" and 0 in swarm.members["h1"].rescued
+    assert not swarm.members[parent].doubted_until and not swarm.members["h1"].complaints[0]
+    assert not control.fleet.hosts[parent].penalties
+    control.join("h2")
+    control.run(0.3)
+    say_starved(control, "h2", control.parent("h2") or "")
+    assert control.parent("h2") == "h1"
+
+
+def test_the_word_of_a_host_counts_of_parents_that_claim_pieces_and_that_it_was_told() -> None:
+    control = strangers(20)
+    swarm = control.fleet.swarms[BLOB]
+    control.join("h1")
+    control.run(0.3)
+    parent = control.parent("h1") or ""
+    others = [name for name in swarm.members if name not in ("h1", parent)]
+    for name in others:
+        say_starved(control, "h1", name)
+    assert control.parent("h1") == parent and not swarm.starved
+    swarm.members[parent].counts = [0]
+    say_starved(control, "h1", parent)
+    assert control.parent("h1") == parent, "it may be waiting itself"
+    control.report("h1", 1)
+    swarm.members[parent].counts = [3]
+    say_starved(control, "h1", parent)
+    assert control.parent("h1") == parent, "it has something"
+
+
+def test_where_no_host_can_be_rescued_a_starved_one_stays_where_it_is() -> None:
+    """All places are taken, by hosts that have no room and gave it nothing yet."""
+    control = strangers(20)
+    swarm = control.fleet.swarms[BLOB]
+    for number in range(RESCUES_MAX):
+        control.join(f"r{number}")
+        control.run(0.3)
+        swarm.edges.detach(0, f"r{number}")
+        swarm.edges.attach(0, f"r{number}", "")
+        swarm.edges.rescue(0, f"r{number}")
+        swarm.members[f"r{number}"].reduce_slots(0, now=control.now)
+    control.join("h1")
+    control.run(0.3)
+    parent = control.parent("h1") or ""
+    say_starved(control, "h1", parent)
+    control.run(0.3)
+    assert control.parent("h1") == parent and ("h1", parent) not in swarm.edges.avoided
+
+
+def test_a_tracker_that_has_just_started_rescues_starved_hosts() -> None:
+    """It grants no other lease while roots may come back."""
+    control = Control(started_at=0.0)
+    for number in range(4):
+        control.join(f"s{number}", ALL)
+    control.join("h1")
+    control.run(0.3)
+    say_starved(control, "h1", control.parent("h1") or "")
+    control.run(0.1)
+    assert control.now < GRACE_S and control.parent("h1") == ""

@@ -4,14 +4,18 @@ whatever the socket takes."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from stream_rig import Pieces, Receiver, SampleBlob, Server
+from authority import Authority
+from stream_rig import Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.transfer.stream.server import Block
+from p2pdist.transfer.tls import Tls
 
 
 class Pushed(Pieces):
@@ -61,6 +65,27 @@ async def test_what_the_socket_takes_and_what_it_does_not_make_one_stream(
     assert isinstance(outgoing, Pushed)
     assert outgoing.at_once_bytes and outgoing.at_once_bytes + outgoing.sent == len(blob.data)
     assert outgoing.send is None, "the socket is closed"
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_over_tls_blocks_are_given_at_once_as_well(
+    receiver: Receiver, blob: SampleBlob, start_app: StartApp, tmp_path: Path, slow: bool
+) -> None:
+    """A receiver that is slow makes the sender wait, and nothing is sent twice or left out."""
+    tls, server = Tls(Authority(tmp_path).issue()), Server(blob, make=Pushed)
+    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)
+    write = receiver.copy.write
+
+    def slowly(piece: int, data: memoryview) -> bool:
+        time.sleep(0.01)
+        return write(piece, data)
+
+    stream = receiver.open(server.port, tls=tls, write=slowly if slow else None)
+    assert (await receiver.closed(stream)).reason == "done"
+    assert receiver.copy.path.read_bytes() == blob.data
+    (outgoing,) = server.outgoing
+    assert isinstance(outgoing, Pushed)
+    assert outgoing.at_once_bytes and outgoing.at_once_bytes + outgoing.sent == len(blob.data)
 
 
 async def test_a_block_that_is_taken_in_part_goes_on_where_it_was(

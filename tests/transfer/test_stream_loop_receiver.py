@@ -6,15 +6,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from stream_rig import Pieces, Receiver, SampleBlob, Server
+from authority import Authority
+from stream_rig import Pieces, Receiver, SampleBlob, Server, StartApp
 
 from p2pdist.core.downlink import Downlink
 from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.stream import loop_receiver
 from p2pdist.transfer.stream.events import Mailbox
 from p2pdist.transfer.stream.loop_receiver import WINDOW, Share
+from p2pdist.transfer.tls import Tls
 
 
 class Writes:
@@ -50,6 +53,19 @@ async def test_the_loop_takes_the_pieces_after_the_first_window(
     assert (await receiver.closed(stream)).reason == "done"
     assert writes.on_loop == list(range(2, blob.layout.count))
     assert receiver.received(stream) == list(range(blob.layout.count))
+    assert receiver.copy.path.read_bytes() == blob.data
+
+
+@pytest.mark.usefixtures("willing")
+async def test_the_loop_takes_what_comes_over_tls(
+    receiver: Receiver, blob: SampleBlob, start_app: StartApp, tmp_path: Path
+) -> None:
+    tls, server = Tls(Authority(tmp_path).issue()), Server(blob)
+    server.port = await start_app("POST", "/v1/streams", server.streams, tls.server)
+    writes = Writes(receiver)
+    stream = receiver.open(server.port, write=writes, tls=tls)
+    assert (await receiver.closed(stream)).reason == "done"
+    assert writes.on_loop == list(range(2, blob.layout.count))
     assert receiver.copy.path.read_bytes() == blob.data
 
 

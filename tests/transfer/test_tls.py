@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import select
 import shutil
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
@@ -203,6 +205,9 @@ def test_files_that_do_not_fit_are_told(authority: Authority) -> None:
         Tls(TlsFiles(one.certificate, one.key, authority.directory / "absent"))
 
 
+Taken = TypeVar("Taken")
+
+
 class Slow:
     """A peer over TLS that sends frames in small records, one at a time, and then hangs up."""
 
@@ -263,3 +268,92 @@ def test_a_slow_frame_over_tls_wakes_its_thread_seldom(tls: Tls) -> None:
     thread.join(60)
     peer.close()
     assert switches and switches[0] < sum(sizes) / record / 4
+
+
+@pytest.mark.parametrize("record", [7, 100, 4096, 16_384, 70_000])
+def test_frames_over_tls_are_taken_when_the_connection_is_readable(tls: Tls, record: int) -> None:
+    """As an event loop takes them: what is there, and then it waits for the connection, which tells
+    of the rest, whatever of a record TLS has taken already."""
+    sizes = [0, 1, 300, 5000, 65536, 17, 65536, 65536, 40_000] if record > 7 else [0, 1, 300, 700]
+    peer = Slow(tls, sizes, record, 0.001)
+    reader = TlsFrameReader(peer.connection, max(sizes))
+    waiting = select.poll()
+    waiting.register(peer.connection, select.POLLIN)
+
+    def taken(take: Callable[[], Taken | None]) -> Taken:
+        while (found := take()) is None:
+            assert reader.ready or waiting.poll(30_000), "it waits for what does not come"
+        return found
+
+    reader.expect(0)
+    for number, size in enumerate(sizes):
+        if number == 3:  # a thread takes one, and then the loop goes on
+            peer.connection.settimeout(None)
+            assert reader.head(size) == (number, size)
+            data = reader.data(size)
+        else:
+            assert taken(lambda: reader.head_if_there(0)) == (number, size)
+            data = taken(lambda size=size: reader.data_if_there(size))  # type: ignore[misc]
+        assert FRAME.pack(number, size) + bytes(data) == peer.frames[number]
+        reader.done()
+        reader.expect(sizes[number + 1] if number + 1 < len(sizes) else 0)
+    with pytest.raises(CutShort):
+        taken(lambda: reader.head_if_there(0))
+    peer.close()
+
+
+class Halting:
+    """A peer over TLS that sends a frame in two parts, the second one after a pause, and the next
+    frame only once this one was `taken`."""
+
+    def __init__(self, tls: Tls, frames: Sequence[bytes], rest: int) -> None:
+        self.taken = threading.Semaphore(0)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve, args=(tls, frames, rest), daemon=True)
+        self._thread.start()
+        self.connection = tls.peers.wrap_socket(socket.create_connection(self._listening.getsockname()))
+
+    def _serve(self, tls: Tls, frames: Sequence[bytes], rest: int) -> None:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        sending = tls.server.wrap_bio(incoming, outgoing, server_side=True)
+        accepted, _ = self._listening.accept()
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with accepted:
+            while True:
+                try:
+                    sending.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    accepted.sendall(outgoing.read())
+                    incoming.write(accepted.recv(1 << 16))
+            for frame in frames:
+                sending.write(frame)
+                data = outgoing.read()
+                accepted.sendall(data[:-rest])
+                time.sleep(0.02)
+                accepted.sendall(data[-rest:])
+                self.taken.acquire(timeout=60)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._thread.join()
+        self._listening.close()
+
+
+@pytest.mark.parametrize("rest", [1, 3000, 16_400, 30_000])
+def test_a_record_of_which_tls_has_taken_a_part_is_waited_for_to_its_end(tls: Tls, rest: int) -> None:
+    """The connection then has fewer bytes to come than the frame lacks."""
+    sizes = [65536] * 4
+    frames = [FRAME.pack(number, size) + os.urandom(size) for number, size in enumerate(sizes)]
+    peer = Halting(tls, frames, rest)
+    reader, waiting = TlsFrameReader(peer.connection, max(sizes)), select.poll()
+    waiting.register(peer.connection, select.POLLIN)
+    reader.expect(sizes[0])
+    for number, size in enumerate(sizes):
+        while reader.head_if_there(size) is None or (data := reader.data_if_there(size)) is None:
+            assert reader.ready or waiting.poll(10_000), "it waits for what does not come"
+        assert bytes(data) == frames[number][FRAME.size :]
+        reader.done()
+        reader.expect(size)
+        peer.taken.release()
+    peer.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from p2pdist.model.address import ip_of
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import Access
-from tracker.access.audit import Audit
+from p2pdist.transfer.audit import Audit
 from tracker.access.directory import AccessDirectory, AccessState
 from tracker.access.identities import Identities
 from tracker.access.joins import Joins

@@ -33,6 +33,7 @@ from p2pdist.credentials.authority import Authority, encode_key, names_authority
 from p2pdist.credentials.join import JoinToken
 from p2pdist.credentials.signing import SigningKey
 from p2pdist.credentials.tokens import TokenRecord
+from p2pdist.files import read_small
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Refused, UsageError, foreseen
 from tracker.access.file import REVOKED_MAX, TEMPLATE, AccessRules, JoinRule, check_revoked, read_rules
 
@@ -101,9 +102,8 @@ class _Files:
 
     def read(self, path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
         """A file as a whole; warns of a secret that others may read."""
-        with self.failures(path), path.open("rb") as file:
-            data = file.read(bytes_max + 1)
-            mode = os.fstat(file.fileno()).st_mode
+        with self.failures(path):
+            data, mode = read_small(path, bytes_max)
         if len(data) > bytes_max:
             raise UsageError(f"{path} has more than {bytes_max} bytes")
         if mode & 0o077 and path.name.startswith(SECRET_FILES):

@@ -22,7 +22,7 @@ from p2pdist.credentials.join import JoinToken
 from p2pdist.model.access import Identity
 from p2pdist.model.errors import P2PDistError, Refused, Unauthenticated, Unavailable, UsageError
 from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
-from tracker.access.audit import WINDOW_S, Audit, Window
+from p2pdist.transfer.audit import WINDOW_S, Audit, Window
 from tracker.access.directory import AccessState
 from tracker.networks import Network, check_own
 from tracker.state.joins import JoinRecords

@@ -24,6 +24,7 @@ from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
+from tracker.core.planning.rescue import below_rescue, may_be_rescued, rescuer
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.remedies import (
@@ -82,6 +83,9 @@ class Complaints:
         if source == FROM_ORIGIN:
             self._of_origin(swarm, swarm.members[host.name], complaint, now, out)
             return out
+        if complaint.starved:
+            self._starving(swarm, swarm.members[host.name], swarm.members[source], complaint.stripe, now)
+            return out
         if reason in {"stalled", "slow"} and probes:
             sisters, where = swarm.members[source].children[complaint.stripe], (swarm.key, complaint.stripe)
             self.probing.complained(host.name, source, sisters, where, now=now)
@@ -138,11 +142,35 @@ class Complaints:
         if not child.fail_by(parent.host):
             return
         swarm.starved[child.host] = None
-        for number, host in enumerate(child.parents):
-            above = swarm.members.get(host or "")
-            if above is not None and number not in above.rescued:
+        for number in _stripes_from_peers(child):
+            if not below_rescue(swarm, number, child.host):
                 swarm.edges.detach(number, child.host)
         self.schedule.ask(swarm.key, "starved", now)
+
+    def _starving(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
+        """A host without any piece says that a parent gives nothing yet. Where that is so of all
+        its parents that say that they have pieces, it leaves them where it can be rescued. It is
+        too early to hold it against them."""
+        claims = parent.counts[stripe] and child.parents[stripe] == parent.host and child.was_told(parent.host)
+        if not claims or any(child.counts):
+            return
+        child.starve(stripe, parent.host)
+        claiming = [
+            (number, child.parents[number] or "")
+            for number in _stripes_from_peers(child)
+            if swarm.members[child.parents[number] or ""].counts[number]
+        ]
+        if any(child.starved_by.get(number) != host for number, host in claiming):
+            return
+        for number, host in claiming:
+            avoided = (child.host, host) in swarm.edges.avoided
+            swarm.edges.avoid(child.host, host, now + AVOID_S)
+            if rescuer(swarm, number, child.host) or may_be_rescued(swarm, number, child.host):
+                swarm.starved[child.host] = None
+                swarm.edges.detach(number, child.host)
+                self.schedule.ask(swarm.key, "starved", now)
+            elif not avoided:
+                del swarm.edges.avoided[child.host, host]
 
     def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
         """Whether a host has not a single piece of a stripe: as a root that fails its child, it is
@@ -182,3 +210,8 @@ class Complaints:
             session = self.membership.hosts[receiver.host].session
             if session is not None and not receiver.seed:
                 out.append(Send(session, Reject(error.problem(), swarm.blob)))
+
+
+def _stripes_from_peers(member: Member) -> list[int]:
+    """The stripes that a host receives from other hosts."""
+    return [stripe for stripe, parent in enumerate(member.parents) if parent]

@@ -380,7 +380,9 @@ class Fleet:
             swarm.edges.set_now(now)
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
-            self.planner.plan(swarm, leases=leases.free(swarm) if owned.granting(swarm, now=now) else 0)
+            free = leases.free(swarm) if owned.leases_allowed else 0
+            granted = free if owned.granting(swarm, now=now) else 0
+            self.planner.plan(swarm, leases=granted, rescues=free)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)

@@ -300,8 +300,9 @@ class Swarm:
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
-        if member.failed_by and any(counts):
+        if (member.failed_by or member.starved_by) and any(counts):
             member.failed_by.clear()
+            member.starved_by.clear()
             self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals

@@ -40,6 +40,7 @@ from p2pdist.credentials.authority import (
     split_pem,
 )
 from p2pdist.credentials.join import TOKEN_BYTES_MAX, JoinToken
+from p2pdist.files import read_small
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Refused, Unavailable, UsageError
 from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
 from p2pdist.model.url import redacted
@@ -67,9 +68,7 @@ class _Record(msgspec.Struct, frozen=True):
 def read_join_file(path: Path) -> JoinToken:
     """The join token in a file; warns where other users may read it. Raises UsageError."""
     try:
-        with path.open("rb") as file:
-            text = file.read(TOKEN_BYTES_MAX).decode("ascii", "replace")
-            mode = stat.S_IMODE(path.stat().st_mode)
+        data, mode = read_small(path, TOKEN_BYTES_MAX)
     except OSError as error:
         raise UsageError(
             f"the join file {path} cannot be read: {error.strerror}",
@@ -79,9 +78,9 @@ def read_join_file(path: Path) -> JoinToken:
         logger.warning(
             "the join file %s may be read by other users (mode %04o), which lets them join the fleet: chmod 600 it",
             path,
-            mode,
+            stat.S_IMODE(mode),
         )
-    return JoinToken.parse(text)
+    return JoinToken.parse(data.decode("ascii", "replace"))
 
 
 class Membership:

@@ -25,6 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from p2pdist.agent.agent import Agent
+from p2pdist.agent.api.audit import BODY, AgentAudit
 from p2pdist.agent.api.guard import (
     admit,
     caller_of,
@@ -351,7 +352,8 @@ def _answer(value: object, status: int = 200) -> web.Response:
 
 async def _decode(request: web.Request, kind: type[Body]) -> Body:
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
+        request[BODY] = body = msgspec.json.decode(await request.read(), type=kind)
+        return body
     except UNDECODABLE as error:
         raise UsageError(f"malformed request: {error}", remedy="See docs/protocol.md") from error
 
@@ -916,7 +918,8 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
     mirror = make_mirror(agent, loopback=False)
     names = OwnNames((settings.host, settings.address, *settings.hostnames))
     remote = with_images(remote_identities(agent), image_identities(agent, loopback=False))
-    local = guard(local_identities(agent))
+    audit = AgentAudit(agent)
+    local = guard(local_identities(agent), audit.refused)
     return (
         _application(
             agent,
@@ -924,9 +927,9 @@ def make_apps(agent: Agent) -> tuple[web.Application, web.Application]:
             (*PUBLIC_ROUTES, *mirror_routes(mirror)),
             "p2pdist agent",
             mirror.failures,
-            guard(remote, names=names),
+            guard(remote, audit.refused, names=names),
         ),
-        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", local),
+        _application(agent, metrics, LOCAL_ROUTES, "p2pdist agent, on its Unix socket", audit.changes(), local),
     )
 
 

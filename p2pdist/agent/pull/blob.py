@@ -35,6 +35,7 @@ from p2pdist.core.download import (
     PieceStored,
     Planned,
     Rejected,
+    Starved,
     StreamEnded,
     Tick,
     TrackerChanged,
@@ -74,6 +75,10 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.25
 DEMAND_S = 0.05
 """How often a source is looked for anew while wanted pieces do not come."""
+
+EARLY_LOOK_S, EARLY_S = 0.05, 0.6
+"""While nothing of the blob has come, quiet streams are looked at so often in a pull's first
+moments: a first piece that is late by a tenth of a second is to be noticed."""
 
 
 class PieceWaits:
@@ -246,6 +251,7 @@ class BlobPull:
         if self.vouched is not None:
             self.vouched.restate()  # what an earlier pull read
         self._tick()
+        _look(self, self._loop.time() + EARLY_S)
 
     def holding(self) -> Holding:
         """What a tracker must know to take this pull into its swarm."""
@@ -355,6 +361,10 @@ class BlobPull:
                     self._context.send_to_tracker(self.holding())
                 case CheckWhole() | Judge() | VerifyPieces() | AskList() if self.vouched is not None:
                     self.vouched.carry_out(command)
+                case Starved(stripe, source):
+                    logger.info("source=%s stripe=%d blob=%s gives nothing yet", source, stripe, self.blob.digest)
+                    starved = Complaint(self.blob.digest, stripe, source.host, "slow", starved=True)
+                    self._context.send_to_tracker(starved)
                 case AskTicket():
                     self._context.ask_ticket(self.blob.digest, self.holding, refused=True)
                 case Switched(before, after):
@@ -470,6 +480,15 @@ class BlobPull:
         if self.vouched is not None:
             self.vouched.piece_stored(piece)
         self._waits.stored(piece)
+
+
+def _look(pull: BlobPull, until: float) -> None:
+    """Look at a pull's quiet streams until a piece has come, or a time of the loop."""
+    if pull._download.finished or len(pull._download.have) or pull._loop.time() >= until:
+        return
+    for quiet in pull._streams.quiet():
+        pull._submit(quiet)
+    pull._loop.call_later(EARLY_LOOK_S, _look, pull, until)
 
 
 def _swarm_of(pull: BlobPull, context: PullContext) -> tuple[Policy, SwarmFetch | None]:

@@ -281,6 +281,8 @@ class PullStreams:
             self.origin_error = closed.error
         if isinstance(stream, IncomingStream) and stream.responded_s is not None:
             self._context.sources.times.responded(stream.responded_s)
+        elif isinstance(stream, IncomingStream) and closed.reason == "closed":
+            self._context.sources.times.unanswered()
         answered = not isinstance(stream, IncomingStream) or stream.responded or closed.error
         if closed.reason == "refused" and not answered:
             self.unreached[source.host] = closed.detail

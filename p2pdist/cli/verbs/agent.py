@@ -146,6 +146,12 @@ def tls_options(command: Function) -> Function:
 )
 @tls_options
 @click.option(
+    "--audit-log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write refusals and what local processes change [default: the log, with access control alone].",
+)
+@click.option(
     "--probe-listen",
     default="",
     metavar="[HOST:]PORT",
@@ -220,6 +226,7 @@ def command(
     upstreams: tuple[str, ...],
     join_file: Path | None,
     tls: TlsFiles | None,
+    audit_log: Path | None,
     probe_listen: str,
     mirror: str,
     transport: Policy | None,
@@ -247,7 +254,7 @@ def command(
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
-        address=advertise or address_text(*address),
+        address=advertise or _address_text(address),
         store=store.absolute(),
         origin=origin,
         zone=zone,
@@ -265,6 +272,7 @@ def command(
         drain_s=drain_seconds,
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
         hostnames=hostnames,
+        audited=_audit(audit_log),
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
 
@@ -281,6 +289,21 @@ def _reached(
 
 def _urls(text: str) -> tuple[str, ...]:
     return tuple(url.strip() for url in text.split(",") if url.strip())
+
+
+def _address_text(address: tuple[str, int]) -> str:
+    from p2pdist.model.address import address_text
+
+    return address_text(*address)
+
+
+def _audit(path: Path | None) -> bool:
+    """Write the audit to a file, if one is named; returns whether. Raises P2PDistError."""
+    from p2pdist.transfer.audit import audit_to
+
+    if path is not None:
+        audit_to(path.absolute())
+    return path is not None
 
 
 def _probe_address(text: str) -> tuple[str, int] | None:

@@ -233,7 +233,7 @@ def _access_control(
     """Access by a file, in force. Raises UsageError."""
     import sys
 
-    from tracker.access.audit import audit_to
+    from p2pdist.transfer.audit import audit_to
     from tracker.access.control import AccessControl
 
     if audit_log is not None:

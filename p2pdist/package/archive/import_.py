@@ -31,12 +31,13 @@ from typing import IO, Any, TypeVar, cast
 import msgspec
 import zstandard
 
+from p2pdist.files import NotRegular, open_regular
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import LAYERS_MAX, MANIFEST_BYTES_MAX, Config
 from p2pdist.model.platform import Platform, machine_platform, parse_platform, platform_of
 from p2pdist.package.archive.untar import Applied, apply_tar, finish
-from p2pdist.package.source.scan import NotRegular, Scan, open_regular
+from p2pdist.package.source.scan import Scan
 
 CHUNK_BYTES = 1 << 20
 INDEX_DEPTH_MAX = 4

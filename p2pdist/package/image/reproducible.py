@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from p2pdist.files import open_regular
 from p2pdist.model.errors import P2PDistError, UsageError, printable
 from p2pdist.package.image.squashfs import MTIME_MAX
-from p2pdist.package.source.scan import open_regular
 from p2pdist.package.source.stages import SourceEntry
 
 TIME_DEFAULT_S = 315_532_800

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from p2pdist.files import read_small
 from p2pdist.model.errors import TooLarge, UsageError
-from p2pdist.package.source.scan import open_regular
 
 IGNORE_FILE = ".p2pdistignore"
 IGNORE_BYTES_MAX = 1 << 20
@@ -52,8 +52,7 @@ def read_patterns(source: Path) -> list[str]:
     UsageError when it cannot be read."""
     file = source / IGNORE_FILE
     try:
-        with open_regular(file) as stream:
-            data = stream.read(IGNORE_BYTES_MAX + 1)
+        data = read_small(file, IGNORE_BYTES_MAX).data
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -32,9 +32,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from p2pdist.files import read_small
 from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.manifest import LAYERS_MAX
-from p2pdist.package.source.scan import open_regular, source_directory
+from p2pdist.package.source.scan import source_directory
 
 PROJECT_FILE = "p2pdist.toml"
 PROJECT_BYTES_MAX = 1 << 20
@@ -104,8 +105,7 @@ def read_project(file: Path) -> ProjectFile:
     """Read and check a project file. Raises NotFound, and UsageError naming the key that is
     wrong."""
     try:
-        with open_regular(file) as stream:
-            data = stream.read(PROJECT_BYTES_MAX + 1)
+        data = read_small(file, PROJECT_BYTES_MAX).data
     except FileNotFoundError as error:
         raise NotFound(f"there is no project file {file}") from error
     except OSError as error:

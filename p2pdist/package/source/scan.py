@@ -7,9 +7,6 @@ whether anything has changed since an earlier scan. Rows are in the order of rea
 while nothing changes; readers sort them by name. A change of content, mode, owner, links or
 extended attributes changes an inode's ctime, and with it the fingerprint. Of the source directory
 itself only the names in it count.
-
-`open_regular` opens a file by its name where a FIFO may have taken its place, without waiting for
-a writer.
 """
 
 from __future__ import annotations
@@ -23,38 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from blake3 import blake3
 
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError, printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
-
-
-class NotRegular(OSError):
-    """The name belongs to a FIFO, a socket, a device or a directory."""
-
-
-def open_regular(path: Path | bytes, *, follow: bool = True) -> BinaryIO:
-    """Open a regular file for reading; `follow` says whether a symbolic link to one will do. Never
-    waits. Raises NotRegular, and OSError as open(2) does."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    try:
-        handle = os.open(path, flags)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, a device without a driver
-            raise _not_regular(path) from error
-        raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise _not_regular(path)
-    return os.fdopen(handle, "rb")
-
-
-def _not_regular(path: Path | bytes) -> NotRegular:
-    return NotRegular(errno.EINVAL, "it is not a regular file", os.fspath(path))
-
 
 DROPPED_SHOWN_MAX = 1000
 

@@ -21,9 +21,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pdist.files import NotRegular, read_small
 from p2pdist.model.errors import TooLarge, UsageError
 from p2pdist.package.source.ignore import Ignore
-from p2pdist.package.source.scan import NotRegular, open_regular, unreadable, with_parents
+from p2pdist.package.source.scan import unreadable, with_parents
 from p2pdist.package.source.stages import walk
 
 METADATA_BYTES_MAX = 64 << 20
@@ -104,8 +105,7 @@ def _read(source: Path, path: bytes) -> bytes | None:
     """None where there is no such file, or something else in its place."""
     full = os.path.join(os.fsencode(source), path)
     try:
-        with open_regular(full) as stream:
-            data = stream.read(METADATA_BYTES_MAX + 1)
+        data = read_small(full, METADATA_BYTES_MAX).data
     except (FileNotFoundError, NotADirectoryError, NotRegular):
         return None
     except OSError as error:

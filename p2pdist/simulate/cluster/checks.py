@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Assign
 from tracker.core.fleet import Fleet
+from tracker.core.planning.rescue import RESCUES_MAX
 
 FULL_CHECK_S = 0.25
 
@@ -56,8 +57,8 @@ class LeaseChecks:
 
     def granted(self, fleet: Fleet, blob: Digest, stripe: int, host: str) -> None:
         """A fleet tells a host of its lease. At most one lease a stripe and site, and no more than
-        the cap in all, of the leases that it granted and that are out; one a stripe besides for a
-        host that was starved (planner.py)."""
+        the cap in all, of the leases that it granted and that are out; RESCUES_MAX a stripe besides
+        for hosts that were starved (planning/rescue.py)."""
         out = self._of(fleet).out
         out[blob, stripe, host] = self.ever[blob, stripe, host] = None
         granted: dict[tuple[Digest, int, str], int] = {}
@@ -74,7 +75,7 @@ class LeaseChecks:
             key = digest, number, swarm.members[name].site
             granted[key] = granted.get(key, 0) + 1
         self._require(max(granted.values(), default=0) <= 1, "a stripe has two leases at one site")
-        self._require(max(rescued.values(), default=0) <= 1, "a stripe has two leases beyond the rule")
+        self._require(max(rescued.values(), default=0) <= RESCUES_MAX, "a stripe has too many leases beyond the rule")
         self._require(
             sum(granted.values()) + sum(rescued.values()) <= self._leases_max, "more leases than the cap are out"
         )

@@ -86,11 +86,7 @@ class IncomingStream:
         self._connections = connections
         self._connect_timeout_s = connect_timeout_s
         self._dead_after_s = dead_after_s
-        share = (
-            Share()
-            if connections is None and tls is None and layout.piece_size <= PIECE_MAX and inbox is not None
-            else None
-        )
+        share = Share() if connections is None and layout.piece_size <= PIECE_MAX and inbox is not None else None
         spent = share.spent if share is not None else None
         self._stream = StripeStream(
             self.number, source, request, layout, write, pacer=pacer, pool=connections, spent=spent, fields=fields

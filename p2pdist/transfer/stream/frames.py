@@ -58,6 +58,9 @@ ROOM = 4
 FAST_BYTES_S = 100e6
 """From this rate on a reader takes what is there and waits in recv."""
 
+RECORD_MAX = (16 << 10) + 256
+"""Most bytes that TLS takes from a connection for one record (RFC 8446, 5.2)."""
+
 _DATA_AT = 64
 _HEAD_AT = _DATA_AT - FRAME.size
 
@@ -143,6 +146,11 @@ class FrameReader:
                 return None
         return self._buffer[_DATA_AT : _DATA_AT + length]
 
+    @property
+    def ready(self) -> bool:
+        """Whether bytes are here of which the connection does not tell."""
+        return False
+
     def broken(self) -> bool:
         """Whether the connection has failed, or ended on both sides; bytes that came before may
         still be there."""
@@ -210,6 +218,9 @@ class TlsFrameReader:
     from a connection that blocks, so a mark of what a frame still lacks is always reached. With a
     time limit the ssl module waits for the connection itself, within a record as well, and then
     there is no mark.
+
+    On an event loop the connection does not block, and TLS may have taken the beginning of a record
+    whose rest is yet to come: then the mark is lower by a record.
     """
 
     def __init__(self, connection: ssl.SSLSocket, data_max: int) -> None:
@@ -226,11 +237,15 @@ class TlsFrameReader:
         self._poll.register(connection, select.POLLIN)
         self._there = 0
         """Bytes that the connection held after the last wait and that were not taken since."""
+        self._within = False
+        """Whether TLS may have taken a part of a record; written by `_take_if_there`."""
         self._set_mark(ROOM * min(FRAME.size + data_max, STEP_BYTES))
 
     def head(self, shortest: int, timeout_s: float | None = None) -> tuple[int, int]:
         """Wait for the next frame, which has at least `shortest` bytes of data: its piece and
         length. Raises CutShort and OSError, and TimeoutError when nothing comes for `timeout_s`."""
+        if self._within:  # what is left of the record may be less than a mark
+            self._within, self._there = False, RECORD_MAX
         if timeout_s is not None:
             self._set_mark(1)
             self._connection.settimeout(timeout_s)
@@ -244,6 +259,38 @@ class TlsFrameReader:
         while self._taken < FRAME.size + length:
             self._take(FRAME.size + length)
         return self._buffer[_DATA_AT : _DATA_AT + length]
+
+    @property
+    def ready(self) -> bool:
+        """Whether TLS holds decrypted bytes, of which the connection does not tell."""
+        return self._connection.pending() > 0
+
+    def expect(self, shortest: int) -> None:
+        """Make the connection readable when the next frame, or much of it, has come; for an event
+        loop, which does not wait in `head`."""
+        self._connection.settimeout(0)
+        self._mark_missing(FRAME.size + shortest)
+
+    def head_if_there(self, shortest: int) -> tuple[int, int] | None:
+        """The next frame's piece and length, without waiting: None while they have not come. Raises
+        CutShort and OSError."""
+        if self._taken < FRAME.size and not self._take_if_there(FRAME.size + shortest, FRAME.size):
+            return None
+        piece, length = FRAME.unpack_from(self._buffer, _HEAD_AT)
+        return piece, length
+
+    def data_if_there(self, length: int) -> memoryview | None:
+        """The data of that frame, without waiting: None while it is not whole. The connection is
+        readable when the rest, or much of it, has come. Raises CutShort and OSError."""
+        end = FRAME.size + length
+        if self._taken < end and not self._take_if_there(end, end):
+            return None
+        return self._buffer[_DATA_AT : _DATA_AT + length]
+
+    def broken(self) -> bool:
+        """Whether the connection has failed, or ended on both sides; bytes that came before may
+        still be there."""
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in self._poll.poll(0))
 
     def done(self) -> None:
         """End the frame: `data` is invalid from now on, and `head` waits for the next one."""
@@ -283,3 +330,26 @@ class TlsFrameReader:
             raise CutShort(len(view))
         self._taken += count
         self._there -= count
+
+    def _take_if_there(self, end: int, least: int) -> bool:
+        """Take what has come of the frame's first `end` bytes; whether that makes `least`."""
+        while self._taken < end:
+            try:
+                count = self._connection.recv_into(self._buffer[_HEAD_AT + self._taken : _HEAD_AT + end])
+            except ssl.SSLWantReadError:
+                self._within = True
+                break
+            if not count:
+                raise CutShort(end - self._taken)
+            self._taken += count
+            self._within = False
+        if self._taken < least:
+            self._mark_missing(end)
+            return False
+        return True
+
+    def _mark_missing(self, end: int) -> None:
+        """Make the connection readable when the frame's first `end` bytes have come, or many of
+        them."""
+        missing = min(end - self._taken, STEP_BYTES)
+        self._set_mark(max(1, missing - RECORD_MAX * self._within))

@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 from p2pdist.model.messages import STREAM_END
 from p2pdist.transfer.stream.events import StreamEvent
-from p2pdist.transfer.stream.frames import FrameReader
+from p2pdist.transfer.stream.frames import FrameReader, TlsFrameReader
 from p2pdist.transfer.stream.protocol import StripeStream
 
 PIECE_MAX = 256 << 10
@@ -178,28 +178,31 @@ class LoopReceiver:
 
     def _begin(self) -> bool:
         stream, frames = self._stream, self._stream.frames
-        assert stream.connection is not None and isinstance(frames, FrameReader)
+        assert stream.connection is not None and frames is not None
         if not self.share.enter(self._inbox.loop):
             return self._hand_back(too_much=True)
         frames.expect(stream.shortest())
         self._fd = stream.connection.fileno()
         self._inbox.loop.add_reader(self._fd, self._run, self._take)
-        return False
+        return self._take() if frames.ready else False
 
     def _take(self) -> bool:
         """Take the frame that has come, and hand the stream back if that is more than the loop
         should do."""
         frames = self._stream.frames
-        assert isinstance(frames, FrameReader)
+        assert frames is not None
         if self._take_frame(frames):
             return True
+        while frames.ready and not (self._pause_s or self.share.high):
+            if self._take_frame(frames):
+                return True
         if self._pause_s or self.share.high:
             return self._hand_back(too_much=True)
         # libuv tells of an error once, even if there is more to be taken before it, and then
         # watches no longer.
         return self._hand_back(too_much=False) if frames.broken() else False
 
-    def _take_frame(self, frames: FrameReader) -> bool:
+    def _take_frame(self, frames: FrameReader | TlsFrameReader) -> bool:
         """Store the piece if it has come whole; True at the end of the stream."""
         stream = self._stream
         head = frames.head_if_there(stream.shortest())

@@ -275,6 +275,28 @@ class Connection:
             self._buffer.sent(sent)
         return sent
 
+    def encrypt_now(self, head: bytes, file: int, offset: int, count: int) -> Literal["no", "some", "all"]:
+        """With TLS, write `head` and `count` bytes of a file descriptor through the transport: "no"
+        where that would wait for the client or the disk, or this is no TLS; "some" where the
+        transport still holds some of it, for which `drained` waits. Raises what `send_file`
+        raises."""
+        transport = self._request.transport
+        if not self._tls or self._unwritten or count > TLS_BLOCK_BYTES or transport is None or transport.is_closing():
+            return "no"
+        if transport.get_write_buffer_size() or (self._disk and not _in_page_cache(file, offset, count)):
+            return "no"
+        data = os.pread(file, count, offset)
+        if len(data) < count:
+            raise Corrupt(f"a file in the store ends {count - len(data)} bytes early, at byte {offset + len(data)}")
+        transport.writelines((head, data) if head else (data,))
+        if self._buffer is not None:
+            self._buffer.sent(count)
+        return "some" if transport.get_write_buffer_size() else "all"
+
+    async def drained(self) -> None:
+        """Wait until the transport has handed what it holds to the kernel."""
+        await self._request.writer.drain()
+
     async def send(self, data: bytes, *, more: bool = False) -> None:
         """Hand `data` to the kernel; with `more` it may wait there to share a packet with what
         follows (MSG_MORE, send(2))."""

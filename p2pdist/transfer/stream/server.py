@@ -162,12 +162,18 @@ class _Frames:
         self._piece, self._expected = -1, 0
         self._head = b""
         self._offset = self._left = 0
+        self._draining = False
+        """Whether the transport holds a part of a block that `send_now` gave to it."""
 
     def send_now(self, block: Block) -> bool:
         """Give a block to the kernel without waiting. False when the kernel did not take all of it,
         or cannot: `send` goes on then, or raises why."""
         self._begin(block)
         try:
+            match self._connection.encrypt_now(self._head, self._file, self._offset, self._left):
+                case "some" | "all" as taken:
+                    self._head, self._left, self._draining = b"", 0, taken == "some"
+                    return not self._draining
             if self._head:
                 self._head = self._head[self._connection.send_now(self._head, more=True) :]
             if not self._head:
@@ -180,6 +186,10 @@ class _Frames:
 
     async def send(self, block: Block) -> None:
         """Send all of a block, or the rest of it. Raises what Connection.send_file raises."""
+        if self._draining:
+            self._draining = False
+            await self._connection.drained()
+            return
         if not self._left:
             self._begin(block)
         if self._head:

@@ -20,7 +20,8 @@ trees. What comes by trees alone no peer has, and BitTorrent brings it to no hos
 
 A host without a piece that several parents failed, each of which says that it has pieces, is
 starved: those hosts may be strangers that vouch for each other, and one of them the root. One such
-host a stripe reads the origin besides the roots, and keeps that lease until it has the stripe.
+host a stripe reads the origin besides the roots, and keeps that lease until it has the stripe
+(rescue.py).
 
 Repair uses the same pass: the children of a lost parent are receivers without a parent. The one
 with the most pieces comes first and so gets the slot that became free. Where a rack lacks slots,
@@ -42,6 +43,7 @@ from dataclasses import dataclass
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member, site_of
 from tracker.core.monitor.progress import GOOD_SHARE
+from tracker.core.planning.rescue import may_be_rescued, rescuer
 from tracker.core.planning.slot_index import SlotIndex
 from tracker.core.planning.slots import allot, clear, outgrown
 from tracker.core.swarm import Swarm
@@ -56,17 +58,19 @@ class Planner:
     origin_sites: frozenset[str] = frozenset()
     """The sites whose hosts may read the origin; none: all."""
 
-    def plan(self, swarm: Swarm, *, leases: int) -> None:
+    def plan(self, swarm: Swarm, *, leases: int, rescues: int | None = None) -> None:
         """Give parents to all unplanned receivers for which one exists. `leases`: how many new ones
-        may be granted."""
+        may be granted; `rescues`: how many of them to starved hosts, where that is not the
+        same."""
         if not any(swarm.members[host].present for _, host in swarm.edges.unplanned):
             return
+        rescues = leases if rescues is None else rescues
         redraw = outgrown(swarm)
-        leases -= self._draw(swarm, leases, anew=redraw)
+        granted = self._draw(swarm, leases, rescues, anew=redraw)
         if not redraw and outgrown(swarm):
-            self._draw(swarm, leases, anew=True)
+            self._draw(swarm, leases - granted, rescues - granted, anew=True)
 
-    def _draw(self, swarm: Swarm, leases: int, *, anew: bool) -> int:
+    def _draw(self, swarm: Swarm, leases: int, rescues: int, *, anew: bool) -> int:
         """Make one pass over all stripes that have work, in trees that are cleared before if
         `anew`; return how many leases it granted."""
         before: dict[tuple[str, int], str] = {}
@@ -88,7 +92,8 @@ class Planner:
                 # A lease is kept for each stripe that no host reads yet, before another site gets
                 # its own.
                 rootless -= not roots
-                _StripePass(swarm, stripe, hosts, self, leases - granted - rootless).run(redraw=anew)
+                left = leases - granted - rootless
+                _StripePass(swarm, stripe, hosts, self, left).run(rescues - granted, redraw=anew)
                 granted += max(0, len(swarm.edges.roots[stripe]) - roots)
         for (host, stripe), parent in before.items():
             if swarm.members[host].parents[stripe] == parent:
@@ -108,11 +113,12 @@ class _StripePass:
         self.slots = SlotIndex(swarm, stripe, hosts)
         self.imported: dict[str, None] = {}
 
-    def run(self, *, redraw: bool = False) -> None:
+    def run(self, rescues: int, *, redraw: bool = False) -> None:
         """Attach the hosts; hosts for which there is no parent stay unplanned. In a tree that is
-        drawn anew the few pieces that hosts have do not matter."""
+        drawn anew the few pieces that hosts have do not matter. At most `rescues` leases go to
+        starved hosts."""
         queues = self._queues(redraw)
-        self._rescue(queues)
+        self._rescue(queues, rescues)
         while True:
             attached = self._import(queues)
             importing = any(queue and not self.slots.fed(rack) for rack, queue in queues.items())
@@ -132,29 +138,23 @@ class _StripePass:
         for site in {site_of(rack.partition(" ")[0]): None for rack in self.imported if SITE_END in rack}:
             self._import_once(self.swarm.sites[site], self._from_another_site)
 
-    def _rescue(self, queues: dict[str, list[str]]) -> None:
-        """Let a host read the origin that several parents gave nothing, although its zone has a
-        root, or a host says that it has everything: one a stripe. Other starved hosts receive from
-        that one."""
-        if not self.swarm.starved:
-            return
-        members, stripe, edges = self.swarm.members, self.stripe, self.swarm.edges
-        rescued = [members[host] for host in edges.roots[stripe] if stripe in members[host].rescued]
-        for queue in queues.values():
-            for host in [host for host in queue if host in self.swarm.starved]:
-                parent = next(
-                    (root.host for root in rescued if root.free(stripe) > 0 and (host, root.host) not in edges.avoided),
-                    None,
-                )
-                if not rescued and self.leases > 0 and (host, FROM_ORIGIN) not in edges.avoided:
-                    parent = FROM_ORIGIN
-                if parent is None:
-                    continue
-                queue.remove(host)
-                self._attach(host, parent)
-                if parent == FROM_ORIGIN:
-                    edges.rescue(stripe, host)
-                    rescued.append(members[host])
+    def _rescue(self, queues: dict[str, list[str]], rescues: int) -> None:
+        """Let starved hosts receive from hosts that were rescued, or read the origin, although
+        their site has a root, or a host says that it has everything."""
+        swarm, stripe = self.swarm, self.stripe
+        for queue in queues.values() if swarm.starved else ():
+            for host in [host for host in queue if host in swarm.starved]:
+                parent = rescuer(swarm, stripe, host)
+                if parent is not None:
+                    if parent.free(stripe) <= 0:
+                        self.slots.grant(parent)
+                    queue.remove(host)
+                    self._attach(host, parent.host)
+                elif rescues > 0 and self._site_reads(swarm.members[host]) and may_be_rescued(swarm, stripe, host):
+                    rescues -= 1
+                    queue.remove(host)
+                    self._attach(host, FROM_ORIGIN)
+                    swarm.edges.rescue(stripe, host)
 
     def _queues(self, redraw: bool) -> dict[str, list[str]]:
         """By rack the hosts that wait, the first one last: hosts that have pieces or children, the
@@ -314,13 +314,17 @@ class _StripePass:
             ):  # it would wait for a host that waits for it
                 self.swarm.edges.detach(self.stripe, other.host)
 
+    def _site_reads(self, member: Member) -> bool:
+        """Whether hosts of this one's site may read the origin."""
+        return not self.limits.origin_sites or member.site in self.limits.origin_sites
+
     def _may_read(self, member: Member) -> bool:
         """Whether a host may be granted the lease of the stripe: its site has none and may read the
         origin, it did not lie, and the origin has not just failed it."""
         roots = [self.swarm.members[root] for root in self.swarm.edges.roots[self.stripe]]
         if member.host in self.swarm.origin.barred:
             return False
-        if self.limits.origin_sites and member.site not in self.limits.origin_sites:
+        if not self._site_reads(member):
             return False
         streams_max = self.limits.origin_streams_max
         if self.leases <= 0 or sum(1 for root in roots if root.site == member.site) >= streams_max:

@@ -142,13 +142,17 @@ class SlotIndex:
         if best is None:
             return None
         member = self.swarm.members[best[4]]
+        self.grant(member)
+        return member.host
+
+    def grant(self, member: Member) -> None:
+        """Allot one more slot of the stripe to a host that can be reached."""
         its_rack = self._rack(member.rack)
         free = member.free(self.stripe)
         member.grant_slot(self.stripe)
         granted = member.free(self.stripe) - free
         its_rack.slots += granted
         its_rack.reachable += granted
-        return member.host
 
     def attached(self, child: Member, parent: str) -> None:
         """The child has `parent` as its parent now, and can be a parent itself."""

@@ -1,0 +1,51 @@
+"""Rescue: where a host receives that others starved.
+
+A host that has nothing, and that several hosts gave nothing although they say that they have
+pieces, may be among hosts that vouch for each other. It receives from a host that reads the origin
+because it was starved itself, or that receives the stripe through such a host. Where there is none
+it reads the origin, besides the roots. A host that was rescued may be one of those that starve
+others, so another is rescued once it gave nothing either, up to RESCUES_MAX a stripe.
+"""
+
+from __future__ import annotations
+
+from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.swarm import Swarm
+
+RESCUES_MAX = 3
+"""So many starved hosts read a stripe from the origin at once, besides the roots."""
+
+
+def rescuer(swarm: Swarm, stripe: int, host: str) -> Member | None:
+    """The host nearest to the origin that could give a stripe to a starved one."""
+    level = _rescued(swarm, stripe)
+    while level:
+        for member in level:
+            room = member.free(stripe) > 0 or member.unallotted > 0
+            if room and member.serves and member.host != host and (host, member.host) not in swarm.edges.avoided:
+                return member
+        level = [swarm.members[child] for member in level for child in member.children[stripe] if child != host]
+    return None
+
+
+def may_be_rescued(swarm: Swarm, stripe: int, host: str) -> bool:
+    """Whether a starved host may read a stripe from the origin: every host that was rescued there
+    gave it nothing."""
+    rescued = _rescued(swarm, stripe)
+    tried = all((host, member.host) in swarm.edges.avoided for member in rescued)
+    barred = host in swarm.origin.barred or (host, FROM_ORIGIN) in swarm.edges.avoided
+    return tried and len(rescued) < RESCUES_MAX and not barred
+
+
+def below_rescue(swarm: Swarm, stripe: int, host: str) -> bool:
+    """Whether a host receives a stripe from a host that was rescued, or through one."""
+    rescued = {member.host for member in _rescued(swarm, stripe)}
+    current: str | None = host if rescued else None
+    while current and current not in rescued:
+        current = swarm.members[current].parents[stripe]
+    return bool(current)
+
+
+def _rescued(swarm: Swarm, stripe: int) -> list[Member]:
+    members = swarm.members
+    return [members[host] for host in swarm.edges.roots[stripe] if stripe in members[host].rescued]
