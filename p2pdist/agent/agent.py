@@ -20,6 +20,7 @@ from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourh
 from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.images.images import Images
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
+from p2pdist.agent.lazy.traces import Traces
 from p2pdist.agent.lazy.views import LIMIT_S, LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
@@ -37,6 +38,7 @@ from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import Handlers, ToHost, TrackerSession
+from p2pdist.agent.tracker.traces import TrackerTraces
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
@@ -167,7 +169,8 @@ class Agent:
         self.preseeds = Preseeds(
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )
-        self.lazy = LazyViews(store, self.packages, self.pulls, self.registry, limit_s=settings.lazy_wait_s)
+        traces = Traces(TrackerTraces(session, self.host))
+        self.lazy = LazyViews(store, self.packages, self.pulls, self.registry, traces, limit_s=settings.lazy_wait_s)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)

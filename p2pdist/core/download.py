@@ -100,6 +100,9 @@ WANTED_S = 2.0
 DEMANDS_MAX = 4
 """Streams at once that bring wanted pieces of one stripe."""
 
+PREFETCHES_MAX = 2
+"""Streams beside these that bring pieces of one stripe for which a reader is going to wait."""
+
 ORIGIN_CORRUPT_MAX = 3
 """The pull is given up after so many wrong pieces from the origin."""
 
@@ -122,10 +125,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A reader waits for these pieces. It is said again until they are stored, or nobody waits for
-    them."""
+    """A reader waits for these pieces, or with `prefetch` is going to. It is said again until they
+    are stored, or no reader waits for them."""
 
     pieces: tuple[int, ...]
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +446,7 @@ class _Demand:
     pieces: frozenset[int]
     source: Source
     opened_at: float
+    prefetch: bool
 
 
 @dataclass(slots=True)
@@ -451,29 +456,33 @@ class _Demands:
     open: dict[int, _Demand] = field(default_factory=dict)
 
     def due(
-        self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, stream: int, *, now: float
+        self, stripes: Sequence[_Stripe], wanted: Wanted, have: PieceSet, sources: Sources, stream: int, *, now: float
     ) -> Iterator[OpenDemand]:
         """The streams to open for wanted pieces, from number `stream` on: one for each stripe of
         which no stream brings them."""
+        pieces = [piece for piece in wanted.pieces if piece not in have]
         for stripe in stripes:
             mine = {piece for piece in pieces if piece % len(stripes) == stripe.number}
-            if mine and (demand := self._of(stripe, mine, sources, now=now)) is not None:
+            if mine and (demand := self._of(stripe, mine, wanted.prefetch, sources, now=now)) is not None:
                 self.open[stream] = demand
                 yield OpenDemand(stream, demand.source, stripe.number, tuple(sorted(demand.pieces)))
                 stream += 1
 
-    def _of(self, stripe: _Stripe, wanted: set[int], sources: Sources, *, now: float) -> _Demand | None:
+    def _of(
+        self, stripe: _Stripe, wanted: set[int], prefetch: bool, sources: Sources, *, now: float
+    ) -> _Demand | None:
         """From where a stripe comes, else from another choice of the tracker. What is late counts
-        as not coming."""
+        as not coming, unless no reader waits for it yet."""
         opened = [demand for demand in self.open.values() if demand.stripe == stripe.number]
-        late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S}
+        late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S and not prefetch}
         wanted = wanted.difference(*(demand.pieces for demand in opened if demand.source not in late))
         state, candidates = stripe.state, stripe.candidates
         first = state.source if isinstance(state, Receiving) else None
         for source in (first, candidates.parent, *candidates.alternates):
             if source is not None and source not in late and sources.usable(source, now=now):
-                many = not wanted or len(opened) >= DEMANDS_MAX
-                return None if many else _Demand(stripe.number, frozenset(wanted), source, now)
+                alike = sum(demand.prefetch == prefetch for demand in opened)
+                many = not wanted or alike >= (PREFETCHES_MAX if prefetch else DEMANDS_MAX)
+                return None if many else _Demand(stripe.number, frozenset(wanted), source, now, prefetch)
         return None
 
 
@@ -559,9 +568,9 @@ class Download:
                 self._stored(number, piece, now, out)
             case Planned(plan):
                 self._planned(plan, now, out)
-            case Wanted(pieces) if not self._paused:  # else a swarm writes, and brings them
-                missing = {piece for piece in pieces if piece not in self.have}
-                for opened in self._demands.due(self._stripes, missing, self.sources, self._next_stream, now=now):
+            case Wanted() if not self._paused:  # else a swarm writes, and brings them
+                stream, demands = self._next_stream, self._demands
+                for opened in demands.due(self._stripes, event, self.have, self.sources, stream, now=now):
                     self._next_stream = opened.stream + 1
                     self.writing.add(opened.stream)
                     out.append(opened)

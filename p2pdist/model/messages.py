@@ -509,7 +509,9 @@ class MountRequest(msgspec.Struct, frozen=True):
     belongs to the calling process: the agent unmounts it when that process, and the programs that
     were started from the view, have ended. Otherwise it stays until it is unmounted. `lazy`: the
     package is not pulled first, contents come while they are read; where that is not possible the
-    answer is a problem whose member `eager` says why."""
+    answer is a problem whose member `eager` says why. `command` follows the package's entry point
+    in the command line of the program that an `until_exit` view is for: it says which trace the
+    view is filled by."""
 
     package: str
     path: str = ""
@@ -517,12 +519,16 @@ class MountRequest(msgspec.Struct, frozen=True):
     how: str = ""
     until_exit: bool = False
     lazy: bool = False
+    command: tuple[str, ...] = ()
 
 
 class LazyStatus(msgspec.Struct, frozen=True):
     """A lazy view: `whole` once nothing is missing. Bytes of contents in all, filled, and awaited
     by the `readers` that wait now; how many reads have waited (`stalls`), for how long at most half
-    and 99 % of the last ones did, and how many got an error because nothing came (`refused`)."""
+    and 99 % of the last ones did, and how many got an error because nothing came (`refused`);
+    how many reads found something missing (`misses`). `prefetched_bytes` were filled by a trace
+    before they were read: `prefetch_hits` chunks of them were read since, `unread_bytes` were
+    not."""
 
     whole: bool = False
     bytes_total: int = 0
@@ -533,6 +539,10 @@ class LazyStatus(msgspec.Struct, frozen=True):
     stall_p50_s: float = 0.0
     stall_p99_s: float = 0.0
     refused: int = 0
+    misses: int = 0
+    prefetched_bytes: int = 0
+    prefetch_hits: int = 0
+    unread_bytes: int = 0
 
 
 class MountStatus(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from p2pdist.transfer.guard import OwnNames, identity_of
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
-from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions
+from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions, traces
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE
 from tracker.http.metrics import registry
 from tracker.preseed_service import PreseedService
@@ -73,6 +73,7 @@ ROUTES = (
     *sessions.ROUTES,
     *content.ROUTES,
     *images.ROUTES,
+    *traces.ROUTES,
     *bittorrent.ROUTES,
     *scheduler.ROUTES,
     *pages.ROUTES,

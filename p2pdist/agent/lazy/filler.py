@@ -12,8 +12,8 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -195,6 +195,55 @@ class Filler:
                 written.append(chunk)
         return written
 
+    async def bring(self, chunks: Sequence[DeviceChunk]) -> Mapping[Digest, Blob]:
+        """Have the pieces come that hold these chunks, behind those for which readers wait; returns
+        the blobs that they are of, by pack. Raises P2PDistError."""
+        parts: dict[Digest, list[Stored]] = {}
+        for chunk in chunks:
+            located = self.whereabouts.packs.get(chunk.chunk)
+            if located is not None and located[0] in self.whereabouts.sources and not self.has(chunk):
+                parts.setdefault(located[0], []).append(located[1])
+        return dict(zip(parts, await asyncio.gather(*(self._bring(*needed) for needed in parts.items())), strict=True))
+
+    async def _bring(self, pack: Digest, parts: Sequence[Stored]) -> Blob:
+        descriptor, selection = self.whereabouts.sources[pack]
+        blob, pull = await self._fetcher.fetch(descriptor, "preseed", selection)
+        pieces: dict[int, None] = {}
+        for stored in parts:
+            start = _start(stored, selection)
+            if not blob.holds(start, stored.stored):
+                pieces.update(dict.fromkeys(blob.layout.covering(start, start + stored.stored)))
+        if pull is not None and pieces:
+            with blob.held():
+                await pull.demand(tuple(pieces), prefetch=True)
+        return blob
+
+    async def fill_in_order(self, chunks: Sequence[DeviceChunk], blobs: Mapping[Digest, Blob]) -> list[DeviceChunk]:
+        """Have chunks written, one after the other, whose bytes are in objects or in these blobs of
+        packs; returns those that were. Raises OSError, NotFound for a blob that was evicted, and
+        Corrupt."""
+        with ExitStack() as holds:
+            for blob in blobs.values():
+                holds.enter_context(blob.held())
+            written = await asyncio.to_thread(self._write, chunks, blobs)
+        for chunk in written:
+            self._wrote(chunk)
+        return written
+
+    def _write(self, chunks: Sequence[DeviceChunk], blobs: Mapping[Digest, Blob]) -> list[DeviceChunk]:
+        written = []
+        for chunk in chunks:
+            if self.has(chunk):
+                continue
+            data, located = self._from_objects(chunk), self.whereabouts.packs.get(chunk.chunk)
+            if data is None and located is not None and located[0] in blobs:
+                pack, stored = located
+                data = _read(blobs[pack], _start(stored, self.whereabouts.sources[pack][1]), pack, stored)
+            if data is not None:
+                self.device.write(data, chunk.at)
+                written.append(chunk)
+        return written
+
     def _from_objects(self, chunk: DeviceChunk) -> bytes | None:
         """The chunk from an object, None where none has it. One that is wrong is dropped."""
         places = [(chunk.content, chunk.offset)]
@@ -224,7 +273,7 @@ class Filler:
         for _ in range(WRONG_MAX):
             blob, pull = await self._fetcher.fetch(descriptor, "preseed", selection)
             with blob.held():
-                start = stored.offset if selection is None else selection.position(stored.offset, stored.stored)
+                start = _start(stored, selection)
                 if pull is not None and not blob.holds(start, stored.stored):
                     await pull.demand(blob.layout.covering(start, start + stored.stored))
                 data = await asyncio.to_thread(_read, blob, start, pack, stored)
@@ -233,6 +282,11 @@ class Filler:
             if pull is not None:  # it does not know that pieces are gone: the next one will
                 pull.reject(Unavailable(f"pieces of {descriptor.digest} were wrong on the disk"))
         raise Corrupt(f"the pack {pack} is wrong on the disk again and again", remedy="See dmesg for the disk")
+
+
+def _start(stored: Stored, selection: Selection | None) -> int:
+    """Where a chunk of a pack begins in the blob that is fetched of the pack."""
+    return stored.offset if selection is None else selection.position(stored.offset, stored.stored)
 
 
 def _read(blob: Blob, start: int, pack: Digest, stored: Stored) -> bytes | None:

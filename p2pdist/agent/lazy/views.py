@@ -7,6 +7,9 @@ rest of the device is filled from objects; then nothing supervises the view any 
 the store is kept for it. A view outlives its agent: the next one connects to its supervisor and
 computes the same layout from the package again.
 
+Where the tracker has a trace of the start, the device is filled in its order from the beginning
+(prefetch.py, traces.py).
+
 A reader waits for `limit_s` at most, then it gets EIO, and the log says why.
 """
 
@@ -19,12 +22,14 @@ import os
 import shutil
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
+from p2pdist.agent.lazy.prefetch import Prefetch, chunks_of
+from p2pdist.agent.lazy.traces import Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
@@ -32,6 +37,7 @@ from p2pdist.model.device import DeviceChunk, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
+from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled, supervise
 from p2pdist.mount.supervisor import protocol
@@ -82,7 +88,15 @@ def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry
 class LazyView:
     """One lazy view: what it has of its package, and who waits for what. On the event loop."""
 
-    def __init__(self, store: BlobStore, pulls: Pulls, fetcher: Fetcher, reference: str, limit_s: float) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        pulls: Pulls,
+        fetcher: Fetcher,
+        reference: str,
+        limit_s: float,
+        start: Start | None = None,
+    ) -> None:
         self.trees: list[Sequence[Entry]] = []
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here."""
@@ -93,12 +107,17 @@ class LazyView:
         """Gets the package once it is known that something is missing; None: nothing is."""
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._filler = Filler(store, fetcher)
+        self._start = start
+        """None for a view that an earlier agent mounted."""
+        self._prefetch = Prefetch(self._filler, lambda: bool(self._awaited))
+        self._opened = asyncio.Event()
+        """Set once the device can be written to."""
         self._planned = asyncio.Event()
         self._pulled = asyncio.Event()
         self._awaited: dict[int, int] = {}
         """Bytes that each waiting reader waits for, by its number."""
         self._stalls: deque[float] = deque(maxlen=STALLS_KEPT)
-        self._stalls_total = self._refused = 0
+        self._stalls_total = self._refused = self._misses = 0
         self._holds = ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
@@ -108,6 +127,9 @@ class LazyView:
     def begin(self) -> None:
         """Begin to pull the package, in the background and until it is here."""
         self._spawn(self._pull())
+        if self._start is not None:
+            self._spawn(self._start.find())
+            self._spawn(self._fill_ahead(self._start))
 
     async def _pull(self) -> None:
         pause_s = PULL_AGAIN_S
@@ -169,6 +191,8 @@ class LazyView:
 
     def serve(self, directory: Path) -> None:
         """Serve readers of the view whose files are in `directory`, and fill it."""
+        if self._start is not None:
+            self._start.mounted(self.trees)
         self._spawn(self._serve(directory))
 
     async def _serve(self, directory: Path) -> None:
@@ -187,6 +211,7 @@ class LazyView:
                 continue
             tries, self._refused = 0, max(self._refused, greeting.refused)
             self._filler.device.take(greeting.filler, greeting.group)
+            self._opened.set()
             with greeting.connection as connection:
                 connection.setblocking(False)
                 filling = asyncio.create_task(self._fill(directory, connection))
@@ -237,7 +262,7 @@ class LazyView:
             async with asyncio.timeout(self._limit_s):
                 await self._planned.wait()
                 assert self.layout is not None
-                chunks = [chunk for chunk in self.layout.chunks(offset, offset + count) if not self._filler.has(chunk)]
+                chunks = self._noted(self.layout.chunks(offset, offset + count))
                 await asyncio.gather(*(keep_trying(self._filler, chunk, failed) for chunk in chunks))
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
@@ -262,7 +287,25 @@ class LazyView:
         with suppress(OSError):  # the supervisor has ended: its guard asks again
             connection.send(ORDER.pack(ANSWER, number, refused))
 
+    def _noted(self, chunks: Iterable[DeviceChunk]) -> list[DeviceChunk]:
+        """Those of the chunks that a reader reads which are missing."""
+        read = list(chunks)
+        self._prefetch.read(read)
+        if self._start is not None:
+            self._start.read(read)
+        missing = [chunk for chunk in read if not self._filler.has(chunk)]
+        self._misses += bool(missing)
+        return missing
+
     # -- the rest
+
+    async def _fill_ahead(self, start: Start) -> None:
+        """Fill what the trace of the start names, in its order."""
+        trace = await start.trace
+        await self._planned.wait()
+        if trace is not None and self.layout is not None:
+            layout, mine = self.layout, await asyncio.to_thread(inherit, trace, self.trees)
+            await self._prefetch.run(chunks_of(mine, layout), self._opened)
 
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""
@@ -303,6 +346,10 @@ class LazyView:
             round(stalls[len(stalls) // 2], 4) if stalls else 0.0,
             round(stalls[min(len(stalls) - 1, len(stalls) * 99 // 100)], 4) if stalls else 0.0,
             self._refused,
+            self._misses,
+            self._prefetch.bytes,
+            self._prefetch.hits,
+            self._prefetch.unread_bytes,
         )
 
     async def close(self) -> None:
@@ -315,6 +362,8 @@ class LazyView:
         self._finish()
 
     def _finish(self) -> None:
+        if self._start is not None:
+            self._start.end()
         self._holds.close()
         self._filler.close()
 
@@ -325,18 +374,30 @@ class LazyView:
 
 
 class LazyViews:
-    """The lazy views of an agent, by path. A reader waits for `limit_s` at most."""
+    """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `traces` say what
+    starts read."""
 
-    def __init__(self, store: BlobStore, packages: Packages, pulls: Pulls, fetcher: Fetcher, *, limit_s: float) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        packages: Packages,
+        pulls: Pulls,
+        fetcher: Fetcher,
+        traces: Traces,
+        *,
+        limit_s: float,
+    ) -> None:
         self.limit_s = limit_s
+        self._traces = traces
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
 
-    async def open(self, reference: str) -> tuple[LazyView, Package] | None:
+    async def open(self, reference: str, command: Sequence[str] | None = None) -> tuple[LazyView, Package] | None:
         """A view of a package, which is known and not mounted yet; None when all of the package is
-        here, and there is nothing to wait for. Raises Conflict (`eager`) where it cannot be lazy,
-        and what pulling raises."""
+        here, and there is nothing to wait for. `command` is what follows the package's entry point
+        in the command line of the program that the view is for, None without a program. Raises
+        Conflict (`eager`) where it cannot be lazy, and what pulling raises."""
         if os.geteuid() != 0:
             raise eager("the agent is not root")
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
@@ -345,7 +406,9 @@ class LazyViews:
         if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
             raise eager("the package has layers that are no trees")
         self._opening += 1
-        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
+        entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
+        start = Start(self._traces, reference, entry)
+        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, start)
         try:
             view.begin()
             package = await asyncio.shield(view.known)
@@ -407,6 +470,7 @@ class LazyViews:
         for view in self._views.values():
             await view.close()
         self._views.clear()
+        await self._traces.close()
 
 
 def eager(reason: str) -> Conflict:

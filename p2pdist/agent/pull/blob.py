@@ -279,12 +279,13 @@ class BlobPull:
         """A reading of the blob that begins now."""
         return Body(self)
 
-    async def demand(self, pieces: Sequence[int]) -> None:
-        """Have pieces come before all others, and wait for them; raises the pull's failure."""
+    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False) -> None:
+        """Have pieces come before all others, but with `prefetch` behind those that are demanded
+        without, and wait for them; raises the pull's failure."""
         while missing := tuple(piece for piece in pieces if piece not in self._download.have):
             if self.done.done():
                 return self.done.result()
-            self._mail.context.run(self._submit, Wanted(missing))
+            self._mail.context.run(self._submit, Wanted(missing, prefetch))
             waits = [asyncio.ensure_future(self.piece(piece)) for piece in missing]
             try:
                 await asyncio.wait_for(asyncio.gather(*waits), DEMAND_S)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.mount.program import Program
 
+WORDS_SENT = 8
+"""Of the command line the agent hears so many words: they name the program."""
+
 _OTHER_MOUNTS = (
     "Run it among the host's mounts, let these be shared (mount --make-rshared, Shared=true in job_container.conf), or use "
     "--how unpack where this process sees the agent's store"
@@ -59,7 +62,7 @@ def command(
 
     client = LocalClient(socket)
     if lazy:
-        shown = mount_lazily(client, MountRequest(reference, "", writable, how or "", until_exit=True))
+        shown = mount_lazily(client, MountRequest(reference, "", writable, how or "", until_exit=True, command=arguments[:WORDS_SENT]))
         if shown is not None:
             return _Run(reference, arguments, writable, how, client).run_in(shown)
     name = pulled_name(reference, follow_pull(client, reference, quiet=False))
