@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from p2pdist.model.errors import Unavailable, UsageError
-from p2pdist.model.trace import decode_trace, encode_trace, merge
+from p2pdist.model.trace import Trace, decode_trace, encode_trace, merge
 from tracker.core.traces.ledger import Key, Recording, Summary, TraceLedger
 from tracker.reads import JoinedReads
 from tracker.state.traces import Row, TraceRecords
@@ -43,12 +43,13 @@ class Traces:
         """When the newest recording that was read from it was stated."""
         self._forgot_at = 0.0
 
-    async def state(self, key: Key, host: str, data: bytes) -> None:
-        """Keep what a host recorded of a start. Raises Corrupt for what is no trace, UsageError for
-        one that says nothing."""
+    async def state(self, key: Key, host: str, data: bytes) -> Trace:
+        """Keep what a host recorded of a start, and return it decoded. Raises Corrupt for what is
+        no trace, UsageError for one that says nothing."""
         if not host or len(host) > HOST_CHARACTERS_MAX or not host.isprintable():
             raise UsageError(f"{host[:100]!r} is no name of a host")
-        if not (await asyncio.to_thread(decode_trace, data)).spans:
+        trace = await asyncio.to_thread(decode_trace, data)
+        if not trace.spans:
             raise UsageError("the trace is empty")
         await self._refresh()
         recording = Recording(host, time.time(), data)
@@ -56,6 +57,7 @@ class Traces:
         if self._records is not None:
             row = (key.name, key.entry, host, recording.stated_at, data)
             await self._write(self._records, row, [(gone.name, gone.entry, name) for gone, name in forgotten])
+        return trace
 
     async def find(self, key: Key) -> bytes:
         """The encoded trace of a key, empty when there is none."""

@@ -41,6 +41,14 @@ class TraceRequest(msgspec.Struct, frozen=True):
     host: str = ""
 
 
+class TraceStated(msgspec.Struct, frozen=True):
+    """Answer to POST /v1/traces: what the recording is of, and how many chunks it names."""
+
+    package: str
+    entry: str
+    chunks: int
+
+
 class TraceStatus(msgspec.Struct, frozen=True):
     """The entry point of a package of which there is a trace: how many hosts recorded it, the bytes
     of the recordings, and when the last one was stated, in seconds since the epoch."""
@@ -84,8 +92,8 @@ async def state(request: web.Request) -> web.Response:
     identity = identity_of(request)
     key = await _key(request, body.reference, body.entry)
     host = body.host if identity.kind == "open" else str(identity)
-    await request.app[SERVICE].traces.state(key, host, body.trace)
-    return web.Response(status=204)
+    recorded = await request.app[SERVICE].traces.state(key, host, body.trace)
+    return _json(TraceStated(key.name, key.entry, recorded.chunks))
 
 
 async def entries(request: web.Request) -> web.Response:
@@ -124,7 +132,7 @@ ROUTES = (
         "POST",
         "/v1/traces",
         state,
-        (Answer(status=204, media_type=""),),
+        (Answer(TraceStated),),
         request=TraceRequest,
         errors=(*_ERRORS, TooLarge),
         right="agent",

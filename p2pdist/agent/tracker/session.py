@@ -411,7 +411,7 @@ class TrackerSession:
     async def exchange(
         self, path: str, query: dict[str, str], headers: dict[str, str], body: bytes | None = None
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """Status, 200, 204 or 304, body and header of the answer to a GET, or to a POST of a body;
+        """Status, 200 or 304, body and header of the answer to a GET, or to a POST of a body;
         raises what a problem document says."""
         if self._http is None or not self._url:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
@@ -431,7 +431,7 @@ class TrackerSession:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = in_words(error, self._url).replace(self._url, self.url)
             raise Unavailable(f"the tracker {self.url} does not answer: {reason}") from error
-        if answer.status not in (200, 204, 304):
+        if answer.status not in (200, 304):
             raise _problem(answered, f"the tracker {self.url} answered {answer.status}")
         return answer.status, answered, answer.headers
 
