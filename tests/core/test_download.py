@@ -3,9 +3,11 @@
 import pytest
 
 from p2pdist.core.download import (
+    DEMANDS_MAX,
     DENIALS_MAX,
     DENIED_S,
     ORIGIN_CORRUPT_MAX,
+    PREFETCHES_MAX,
     REOPEN_S,
     STALL_FIRST_S,
     WANTED_S,

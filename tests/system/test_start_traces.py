@@ -50,7 +50,7 @@ def source(site: Site) -> Path:
         path = top / f"lib/p{number % 7}/m{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(drawn.randbytes(150_000))
-    (top / "weights.bin").write_bytes(drawn.randbytes(16 * MIB))
+    (top / "weights.bin").write_bytes(drawn.randbytes(32 * MIB))
     lines = ["#!/bin/sh", *(f'cat "$P2PDIST_ROOT/{name}"' for name in READ), "# " + "padding" * 1000]
     (top / "start.sh").write_text("\n".join(lines))
     (top / "start.sh").chmod(0o755)
@@ -137,6 +137,7 @@ def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source
     assert len(paths(known)) < MODULES, "what readahead brings beside is little"
     exported = site.directory / "start.trace"
     asked(site, "export", "team/app:v1", "-o", str(exported))
+    assert first.stop() == 0  # else the next one has all of it from there at once
     # Views for no program have a trace of their own: with it, what is filled can be watched.
     asked(site, "import", "team/app:v1", str(exported))
     site.origin.rate_bytes_s = SLOW_BYTES_S / 4
@@ -151,6 +152,8 @@ def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source
     assert after["misses"] == before["misses"], "the program waits for nothing that the trace names"
     assert after["prefetch_hits"] >= len(READ) and after["unread_bytes"] < 150_000
     umount(second, path)
+    assert second.stop() == 0
+    site.origin.rate_bytes_s = SLOW_BYTES_S
     start(third, source)
     until(lambda: asked(site, "ls", "team/app:v1")["traces"][-1]["recordings"] == 2, "one recording")
     assert [name for name in paths(asked(site, "show", "team/app:v1", "--entry", "start.sh")) if name in READ] == READ
@@ -165,6 +168,7 @@ def test_the_next_version_inherits(site: Site, source: Path) -> None:
     until(lambda: asked(site, "ls")["traces"], "the tracker has no trace")
     exported = site.directory / "start.trace"
     asked(site, "export", "team/app:v1", "-o", str(exported))
+    assert first.stop() == 0
     asked(site, "import", "team/app:v1", str(exported))
     changed, moved = READ[3], READ[5]
     (source / changed).write_bytes(os.urandom(150_000))

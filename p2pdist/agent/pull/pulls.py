@@ -162,9 +162,10 @@ class Pull:
 
     def status(self) -> PullStatus:
         """A status report."""
-        by = {kind: sum(blob.bytes_by_source[kind] for blob in self.blobs) for kind in ("origin", "peer")}
-        fetched = sum(blob.bytes_before + sum(blob.bytes_by_source.values()) for blob in self.blobs)
-        before = sum(blob.bytes_before for blob in self.blobs)
+        receipts = [blob.receipts for blob in self.blobs]
+        by = {kind: sum(receipt.by_source[kind] for receipt in receipts) for kind in ("origin", "peer")}
+        before = sum(receipt.before for receipt in receipts)
+        fetched = before + sum(by.values())
         done = self.bytes_total if self.state == "done" else min(self.bytes_total, self.bytes_cached + fetched)
         return PullStatus(
             self.id,
@@ -238,16 +239,8 @@ class Pulls:
         itself. `planned` hears what trees lack before it comes. Raises Refused where the agent
         cannot take on these rights, UsageError for a malformed request, Unavailable over PULLS_MAX
         running pulls and once stopped."""
-        if (request.package is None) == (request.blob is None):
-            raise UsageError("a pull names either a package or a blob")
-        if request.package is not None and request.output is not None:
-            raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
-        if request.output is not None and (not Path(request.output).is_absolute() or "\0" in request.output):
-            raise UsageError(f"the output {request.output!r} is not an absolute path")
         caller = caller or Caller.agent()
-        if request.output is not None:
-            caller.require_able(f"write {request.output}")
-        name = canonical_reference(request.package) if request.package else str(parse_digest(request.blob or ""))
+        name = _checked_name(request, caller)
         if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
             raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
         if self._stopped:
@@ -505,6 +498,19 @@ class Pulls:
         except (Corrupt, NotFound) as error:
             return error
         return None
+
+
+def _checked_name(request: PullRequest, caller: Caller) -> str:
+    """What a request names, in the form that all requests for it share. Raises UsageError, Refused."""
+    if (request.package is None) == (request.blob is None):
+        raise UsageError("a pull names either a package or a blob")
+    if request.package is not None and request.output is not None:
+        raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
+    if request.output is not None and (not Path(request.output).is_absolute() or "\0" in request.output):
+        raise UsageError(f"the output {request.output!r} is not an absolute path")
+    if request.output is not None:
+        caller.require_able(f"write {request.output}")
+    return canonical_reference(request.package) if request.package else str(parse_digest(request.blob or ""))
 
 
 def _stops() -> Unavailable:
