@@ -231,14 +231,14 @@ class Filler:
         return written
 
     def _write(self, chunks: Sequence[DeviceChunk], blobs: Mapping[Digest, Blob]) -> list[DeviceChunk]:
-        written = []
+        written, here = [], self.whereabouts
         for chunk in chunks:
             if self.has(chunk):
                 continue
-            data, located = self._from_objects(chunk), self.whereabouts.packs.get(chunk.chunk)
-            if data is None and located is not None and located[0] in blobs:
+            data, located = self._from_objects(chunk), here.packs.get(chunk.chunk)
+            if data is None and located is not None and located[0] in blobs and located[0] in here.sources:
                 pack, stored = located
-                data = _read(blobs[pack], _start(stored, self.whereabouts.sources[pack][1]), pack, stored)
+                data = _read(blobs[pack], _start(stored, here.sources[pack][1]), pack, stored)
             if data is not None:
                 self.device.write(data, chunk.at)
                 written.append(chunk)

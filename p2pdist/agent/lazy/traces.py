@@ -96,7 +96,7 @@ class Traces:
         try:
             return await asyncio.wait_for(self._source.find(reference, entry), FIND_S)
         except (P2PDistError, TimeoutError) as error:
-            logger.info("%s starts without a trace: %s", reference, error or "the tracker does not answer")
+            logger.info("%s starts without a trace: %s", reference, str(error) or "the tracker does not answer")
             return None, False
 
     def state(
