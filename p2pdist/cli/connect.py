@@ -202,6 +202,17 @@ class TrackerClient:
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON that the tracker answers to a request with the JSON `body`."""
+        data = await self._first(method, path, body)
+        try:
+            return msgspec.json.decode(data)
+        except UNDECODABLE as error:
+            raise Unavailable(f"{self.answered} answers, but not as a tracker does") from error
+
+    async def read(self, path: str) -> bytes:
+        """What the tracker answers to a GET, whatever it is."""
+        return await self._first("GET", path, None)
+
+    async def _first(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
         failure: Unavailable | None = None
         for url in self._urls:
             try:
@@ -211,7 +222,7 @@ class TrackerClient:
         assert failure is not None
         raise failure
 
-    async def _ask(self, method: str, url: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def _ask(self, method: str, url: str, path: str, body: dict[str, Any] | None) -> bytes:
         import aiohttp
 
         from p2pdist.model.url import redacted
@@ -234,9 +245,9 @@ class TrackerClient:
         try:
             if answer.status >= 400:
                 raise with_hint(from_problem(msgspec.json.decode(data, type=dict[str, Any])), url)
-            return msgspec.json.decode(data)
         except UNDECODABLE as error:
             raise Unavailable(f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})") from error
+        return bytes(data)
 
 
 def default_layout() -> Path:

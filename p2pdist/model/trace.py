@@ -26,6 +26,10 @@ import zstandard
 from p2pdist.model.errors import UNDECODABLE, Corrupt, TooLarge, UsageError
 from p2pdist.model.tree import CHUNK_LEAST, HASH_SIZE, PATH_BYTES_MAX, SIZE_MAX, Entry, File
 
+TRACE_TYPE = "application/vnd.p2pdist.trace"
+WANTED_HEADER = "P2pdist-Trace-Wanted"
+"""With it a tracker asks the host that asks for a trace to record its start."""
+
 TRACE_BYTES_MAX = 640 << 10
 """Bytes of an encoded trace: with all that is around it in JSON less than a tracker takes."""
 

@@ -15,20 +15,12 @@ from msgspec import Meta
 from p2pdist.model.errors import Corrupt, NotFound, TooLarge, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.preseed import decode_request
-from p2pdist.model.trace import TRACE_BYTES_MAX, check_entry
+from p2pdist.model.trace import TRACE_BYTES_MAX, TRACE_TYPE, WANTED_HEADER, check_entry
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.traces.ledger import Key
-from tracker.http.content import readable_package
+from tracker.http.content import CHUNK, readable_package
 from tracker.http.keys import SERVICE
-
-
-class TraceAnswer(msgspec.Struct, frozen=True):
-    """The encoded trace of an entry point, empty when there is none. `wanted`: a host that starts
-    the package now is asked to record the start, and to state it."""
-
-    trace: bytes
-    wanted: bool = False
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
@@ -78,12 +70,19 @@ async def _key(request: web.Request, reference: str, entry: str) -> Key:
     return Key(named.name, check_entry(entry))
 
 
-async def trace(request: web.Request) -> web.Response:
-    """Serve the trace of an entry point of a package, for all its versions."""
+async def trace(request: web.Request) -> web.StreamResponse:
+    """Serve the trace of an entry point of a package, for all its versions; nothing where none is
+    known. The header P2pdist-Trace-Wanted asks a host that starts the package to record that."""
     traces = request.app[SERVICE].traces
     key = await _key(request, request.query.get("reference", ""), request.query.get("entry", ""))
-    found = await traces.find(key)
-    return _json(TraceAnswer(found, bool(request.query.get("starts")) and traces.invite(key)))
+    body = memoryview(await traces.find(key))
+    wanted = bool(request.query.get("starts")) and traces.invite(key)
+    response = web.StreamResponse(headers={"Content-Type": TRACE_TYPE} | ({WANTED_HEADER: "1"} if wanted else {}))
+    response.content_length = len(body)
+    await response.prepare(request)
+    for start in range(0, len(body), CHUNK):
+        await response.write(body[start : start + CHUNK])
+    return response
 
 
 async def state(request: web.Request) -> web.Response:
@@ -119,7 +118,7 @@ ROUTES = (
         "GET",
         "/v1/traces",
         trace,
-        (Answer(TraceAnswer),),
+        (Answer(media_type=TRACE_TYPE),),
         (
             Query("reference", "the package, as name:tag or name@digest", required=True),
             _ENTRY,

@@ -8,13 +8,7 @@ import base64
 import msgspec
 
 from p2pdist.agent.tracker.session import TrackerSession
-from p2pdist.model.errors import UNDECODABLE, Corrupt
-from p2pdist.model.trace import Trace, decode_trace, encode_trace
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    trace: bytes
-    wanted: bool = False
+from p2pdist.model.trace import WANTED_HEADER, Trace, decode_trace, encode_trace
 
 
 class TrackerTraces:
@@ -27,11 +21,8 @@ class TrackerTraces:
         """The trace of a package and entry point, None when there is none, and whether this start
         is to be recorded. Raises NotFound, Corrupt, Unavailable."""
         query = {"reference": reference, "entry": entry, "starts": "1"}
-        try:
-            answer = msgspec.json.decode(await self._session.get("/v1/traces", query), type=_Answer)
-        except UNDECODABLE as error:
-            raise Corrupt(f"the tracker {self._session.url} sent no trace: {error}") from error
-        return (await asyncio.to_thread(decode_trace, answer.trace) if answer.trace else None), answer.wanted
+        _, data, headers = await self._session.exchange("/v1/traces", query, {})
+        return (await asyncio.to_thread(decode_trace, data) if data else None), WANTED_HEADER in headers
 
     async def state(self, reference: str, entry: str, trace: Trace) -> None:
         """Give the tracker what a start read. Raises NotFound, Corrupt, TooLarge, Unavailable."""

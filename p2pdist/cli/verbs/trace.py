@@ -241,6 +241,7 @@ async def _listed(tracker: str, reference: str | None) -> list[dict[str, Any]]:
 async def _found(tracker: str, reference: str, entry: str | None) -> tuple[Trace, str]:
     """The trace of an entry point, of the only one where none is named. Raises NotFound,
     UsageError."""
+    from p2pdist.cli.connect import TrackerClient
     from p2pdist.model.trace import check_entry, decode_trace
 
     if entry is None:
@@ -250,7 +251,8 @@ async def _found(tracker: str, reference: str, entry: str | None) -> tuple[Trace
             raise UsageError(f"{reference} has traces of several entry points: {shown}", remedy="Give one with --entry")
         entry = names[0] if names else ""
     query = urlencode({"reference": reference, "entry": check_entry(entry)})
-    data = base64.b64decode((await _ask(tracker, "GET", f"/v1/traces?{query}"))["trace"])
+    async with TrackerClient(tracker) as client:
+        data = await client.read(f"/v1/traces?{query}")
     if not data:
         remedy = "Lazy starts make traces: p2pdist run --lazy"
         raise NotFound(f"there is no trace of {reference}{f' {entry}' if entry else ''}", remedy=remedy)
