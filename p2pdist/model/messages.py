@@ -465,20 +465,23 @@ STREAM_END = 0xFFFFFFFF
 
 
 class PullRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/pulls; exactly one of package (a reference) and blob (a digest)."""
+    """Body of POST /v1/pulls; exactly one of package (a reference) and blob (a digest). `lazy`: a
+    package whose policy has it shown lazily is not pulled, and the status says so."""
 
     package: str | None = None
     blob: str | None = None
     output: str | None = None
     wait: bool = False
     priority: Priority = "start"
+    lazy: bool = False
 
 
 class PullStatus(msgspec.Struct, frozen=True):
     """Progress of a pull. Byte counts cover the layers, and each byte once: a byte that two sources
     sent counts for the first one (p2pdist_agent_received_bytes_total counts both); bytes_cached
     were in the store before. Of an image bytes_upstream takes the place of bytes_origin. `warning`
-    says why the pull reads the origin, now or later, although other hosts have the content."""
+    says why the pull reads the origin, now or later, although other hosts have the content.
+    `lazy`: nothing was pulled, since the package is to be shown lazily."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -495,6 +498,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     error: dict[str, Any] | None = None
     warning: str = ""
     bytes_upstream: int = 0
+    lazy: bool = False
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
@@ -527,7 +531,7 @@ class LazyStatus(msgspec.Struct, frozen=True):
     by the `readers` that wait now; how many reads have waited (`stalls`), for how long at most half
     and 99 % of the last ones did, and how many got an error because nothing came (`refused`);
     how many reads found something missing (`misses`). `prefetched_bytes` were filled by a trace
-    before they were read: `prefetch_hits` chunks of them were read since, `unread_bytes` were
+    before they were read: `prefetch_hits` cells of them were read since, `unread_bytes` were
     not."""
 
     whole: bool = False

@@ -2,8 +2,8 @@
 
 Pieces come in batches, AHEAD of them at a time, as `Wanted` with `prefetch`: before what the pull
 brings in the background, and behind what readers wait for. While a reader waits, the next batch is
-put off for PAUSE_S at most. Chunks are written in the order of the trace. What does not come is left
-to the pull.
+put off for PAUSE_S at most. Cells are filled in the order of the trace. What does not come is left to
+the pull.
 """
 
 from __future__ import annotations
@@ -12,39 +12,37 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from p2pdist.agent.lazy.filler import Filler
-from p2pdist.model.device import DeviceChunk, DeviceLayout
+from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.trace import Trace
 from p2pdist.store.blobs.blob import Blob
 
-BATCH_BYTES = 2 << 20
-BATCH_CHUNKS_MAX = 256
+BATCH_CELLS = 32
 AHEAD = 2
 PAUSE_S, PAUSE_STEP_S = 0.1, 0.01
 
 logger = logging.getLogger(__name__)
 
 
-def chunks_of(trace: Trace, layout: DeviceLayout) -> Iterator[DeviceChunk]:
-    """The chunks of a trace that the device has, in its order."""
+def cells_of_trace(trace: Trace, layout: DeviceLayout, cells: Cells) -> Iterator[int]:
+    """The cells that hold chunks of a trace, in its order, each once."""
+    seen: set[int] = set()
     for span in trace.spans:
-        yield from layout.content_chunks(trace.contents[span.content].content, span.first, span.count)
+        for chunk in layout.content_chunks(trace.contents[span.content].content, span.first, span.count):
+            for cell in cells.holding(chunk.at, chunk.length):
+                if cell not in seen:
+                    seen.add(cell)
+                    yield cell
 
 
-def batches(chunks: Iterable[DeviceChunk]) -> Iterator[list[DeviceChunk]]:
-    """The chunks, in order, in batches of about BATCH_BYTES."""
-    batch: list[DeviceChunk] = []
-    size = 0
-    for chunk in chunks:
-        batch.append(chunk)
-        size += chunk.length
-        if size >= BATCH_BYTES or len(batch) == BATCH_CHUNKS_MAX:
-            yield batch
-            batch, size = [], 0
-    if batch:
+def batches(cells: Iterable[int]) -> Iterator[list[int]]:
+    """The cells, in order, some at a time."""
+    rest = iter(cells)
+    while batch := list(islice(rest, BATCH_CELLS)):
         yield batch
 
 
@@ -56,33 +54,33 @@ class Prefetch:
         self.bytes = 0
         """What was filled before it was read."""
         self.hits = 0
-        """Chunks of it that were read since."""
+        """Cells of it that were read since."""
         self._filler, self._waiting = filler, waiting
-        self._unread: dict[int, int] = {}
-        """Bytes of the chunks that were not read so far, by where they are in the device."""
+        self._unread: set[int] = set()
+        """Cells of it that were not read so far."""
 
     @property
     def unread_bytes(self) -> int:
         """What was filled and not read so far."""
-        return sum(self._unread.values())
+        return len(self._unread) * CELL_BYTES
 
-    def read(self, chunks: Iterable[DeviceChunk]) -> None:
+    def read(self, cells: Iterable[int]) -> None:
         """A reader reads these."""
-        for chunk in chunks:
-            if self._unread.pop(chunk.at, None) is not None:
-                self.hits += 1
+        found = self._unread.intersection(cells)
+        self._unread -= found
+        self.hits += len(found)
 
-    async def run(self, chunks: Iterable[DeviceChunk], opened: asyncio.Event) -> None:
-        """Fill these chunks, in order; `opened` is set once the device can be written to."""
-        ahead: deque[tuple[list[DeviceChunk], asyncio.Task[Mapping[Digest, Blob]]]] = deque()
+    async def run(self, cells: Iterable[int]) -> None:
+        """Fill these cells, in order."""
+        ahead: deque[tuple[list[int], asyncio.Task[Mapping[Digest, Blob]]]] = deque()
         try:
-            for batch in batches(chunk for chunk in chunks if not self._filler.has(chunk)):
+            for batch in batches(cell for cell in cells if not self._filler.has_cell(cell)):
                 await self._pause()
                 ahead.append((batch, asyncio.create_task(self._filler.bring(batch))))
                 if len(ahead) == AHEAD:
-                    await self._fill(*ahead.popleft(), opened)
+                    await self._fill(*ahead.popleft())
             while ahead:
-                await self._fill(*ahead.popleft(), opened)
+                await self._fill(*ahead.popleft())
         finally:
             for _, task in ahead:
                 task.cancel()
@@ -92,14 +90,11 @@ class Prefetch:
         while self._waiting() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(PAUSE_STEP_S)
 
-    async def _fill(
-        self, batch: Sequence[DeviceChunk], coming: asyncio.Task[Mapping[Digest, Blob]], opened: asyncio.Event
-    ) -> None:
+    async def _fill(self, batch: Sequence[int], coming: asyncio.Task[Mapping[Digest, Blob]]) -> None:
         try:
-            blobs = await coming
-            await opened.wait()
-            for chunk in await self._filler.fill_in_order(batch, blobs):
-                self.bytes += chunk.length
-                self._unread[chunk.at] = chunk.length
+            filled = await self._filler.fill_in_order(batch, await coming)
         except (P2PDistError, OSError) as error:
             logger.info("some of a trace is left to the pull: %s", error)
+            return
+        self.bytes += len(filled) * CELL_BYTES
+        self._unread.update(filled)

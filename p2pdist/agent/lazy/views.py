@@ -28,18 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
-from p2pdist.agent.lazy.prefetch import Prefetch, chunks_of
+from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.traces import Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
-from p2pdist.model.device import DeviceChunk, DeviceLayout
+from p2pdist.model.device import DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
 from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry, File
-from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled, supervise
+from p2pdist.mount.lazy.view import LazyPackage, cells_of, is_filled, mark_filled, supervise
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
 from p2pdist.store.store import BlobStore
@@ -62,7 +62,7 @@ TRY_S = 0.25
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
 STALLS_KEPT = 4096
 AT_ONCE = 64
-"""Chunks that are filled in one go while no reader waits for them."""
+"""Cells that are filled in one go while no reader waits for them."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +101,6 @@ class LazyView:
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here."""
         self.whole = False
-        self.lost: Callable[[], None] = lambda: None
-        """Called when the supervisor is gone while contents are missing."""
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
@@ -181,6 +179,7 @@ class LazyView:
     async def read_layout(self, manifest: Manifest) -> None:
         """Compute where contents lie. Raises what `layout_of` raises."""
         self.trees, self.layout = await asyncio.to_thread(layout_of, self._store, manifest)
+        self._filler.layout = self.layout
         parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
@@ -191,6 +190,7 @@ class LazyView:
 
     def serve(self, directory: Path) -> None:
         """Serve readers of the view whose files are in `directory`, and fill it."""
+        self._filler.device.cells = cells_of(directory)
         if self._start is not None:
             self._start.mounted(self.trees)
         self._spawn(self._serve(directory))
@@ -201,12 +201,12 @@ class LazyView:
             try:
                 greeting = await asyncio.to_thread(protocol.connect, directory)
             except OSError as error:
-                if self.whole:
+                if self.whole or not directory.is_dir():  # it was unmounted while programs read it
                     break
                 tries += 1
-                if tries > TRIES and not await self._revived(directory, error):
-                    self.lost()
-                    return
+                if tries > TRIES:
+                    tries = 0
+                    await self._revive(directory, error)
                 await asyncio.sleep(TRY_S)
                 continue
             tries, self._refused = 0, max(self._refused, greeting.refused)
@@ -222,19 +222,14 @@ class LazyView:
                     await asyncio.gather(filling, return_exceptions=True)
         self._finish()
 
-    async def _revived(self, directory: Path, error: OSError) -> bool:
-        """Start another supervisor where the one before was killed with its guard. False where that
-        fails, or this agent has not been connected to it."""
+    async def _revive(self, directory: Path, error: OSError) -> None:
+        """Start another supervisor where the one before was killed with its guard. Meanwhile readers
+        get EIO, or wait where this agent still holds the group."""
         logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
-        held = self._filler.device.held
-        if not held:
-            return False
         try:
-            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, held)
+            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, self._filler.device.held)
         except (P2PDistError, OSError) as failure:
             logger.error("no other supervisor can be started: %s", failure)
-            return False
-        return True
 
     async def _listen(self, connection: socket.socket) -> None:
         """Serve readers until the supervisor has ended, or gave its place to its guard."""
@@ -262,8 +257,8 @@ class LazyView:
             async with asyncio.timeout(self._limit_s):
                 await self._planned.wait()
                 assert self.layout is not None
-                chunks = self._noted(self.layout.chunks(offset, offset + count))
-                await asyncio.gather(*(keep_trying(self._filler, chunk, failed) for chunk in chunks))
+                missing = self._noted(self._filler.device.cells.covering(offset, count))
+                await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
             logger.error(
@@ -287,13 +282,13 @@ class LazyView:
         with suppress(OSError):  # the supervisor has ended: its guard asks again
             connection.send(ORDER.pack(ANSWER, number, refused))
 
-    def _noted(self, chunks: Iterable[DeviceChunk]) -> list[DeviceChunk]:
-        """Those of the chunks that a reader reads which are missing."""
-        read = list(chunks)
-        self._prefetch.read(read)
+    def _noted(self, cells: Sequence[int]) -> list[int]:
+        """Those of the cells that a reader reads which are missing."""
+        assert self.layout is not None
+        self._prefetch.read(cells)
         if self._start is not None:
-            self._start.read(read)
-        missing = [chunk for chunk in read if not self._filler.has(chunk)]
+            self._start.read(chunk for cell in cells for chunk in self.layout.cell_chunks(cell))
+        missing = [cell for cell in cells if not self._filler.has_cell(cell)]
         self._misses += bool(missing)
         return missing
 
@@ -304,22 +299,20 @@ class LazyView:
         trace = await start.trace
         await self._planned.wait()
         if trace is not None and self.layout is not None:
-            layout, mine = self.layout, await asyncio.to_thread(inherit, trace, self.trees)
-            await self._prefetch.run(chunks_of(mine, layout), self._opened)
+            mine = await asyncio.to_thread(inherit, trace, self.trees)
+            await self._opened.wait()
+            await self._prefetch.run(cells_of_trace(mine, self.layout, self._filler.device.cells))
 
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""
         await self._pulled.wait()
         await self._planned.wait()
         assert self.layout is not None
-        batch: list[DeviceChunk] = []
-        for chunk in self.layout.chunks():
-            if not self._filler.has(chunk):
-                batch.append(chunk)
-            if len(batch) == AT_ONCE:
-                await self._fill_batch(batch)
-                batch.clear()
-        await self._fill_batch(batch)
+        cells = self._filler.device.cells.holding(0, self.layout.size)
+        for first in range(0, len(cells), AT_ONCE):
+            batch = [cell for cell in cells[first : first + AT_ONCE] if not self._filler.has_cell(cell)]
+            rest = await self._filler.fill_from_objects(batch)
+            await asyncio.gather(*(keep_trying(self._filler, cell, [""]) for cell in rest))
         await asyncio.to_thread(self._filler.device.flush)
         with suppress(OSError):  # the view is out of sight by now
             await asyncio.to_thread(mark_filled, directory)
@@ -327,10 +320,6 @@ class LazyView:
         logger.info("the lazy view of %s lacks nothing any more", self._reference)
         with suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(connection, ORDER.pack(WHOLE, 0, 0))
-
-    async def _fill_batch(self, batch: Sequence[DeviceChunk]) -> None:
-        left = await self._filler.fill_from_objects(batch)
-        await asyncio.gather(*(keep_trying(self._filler, chunk, [""]) for chunk in left))
 
     def status(self) -> LazyStatus:
         """How far it is."""
@@ -375,7 +364,7 @@ class LazyView:
 
 class LazyViews:
     """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `traces` say what
-    starts read."""
+    starts read, and `policy` what that of a package says of showing it lazily."""
 
     def __init__(
         self,
@@ -386,9 +375,9 @@ class LazyViews:
         traces: Traces,
         *,
         limit_s: float,
+        policy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
-        self.limit_s = limit_s
-        self._traces = traces
+        self.limit_s, self._policy, self._traces = limit_s, policy, traces
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
@@ -403,6 +392,8 @@ class LazyViews:
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         found = await self._packages.find(parse_reference(reference), lambda _: None)
+        if self._policy(str(found.reference)) is False:
+            raise eager("its policy says so")
         if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
             raise eager("the package has layers that are no trees")
         self._opening += 1
@@ -432,13 +423,12 @@ class LazyViews:
         assert view.layout is not None
         return LazyPackage(view.trees, view.layout, self.limit_s + GRACE_S)
 
-    def mounted(self, path: str, view: LazyView, directory: Path, lost: Callable[[], None]) -> None:
-        """A view was mounted at `path`: serve it. `lost` is called when it cannot be any more."""
+    def mounted(self, path: str, view: LazyView, directory: Path) -> None:
+        """A view was mounted at `path`: serve it."""
         self._views[path] = view
-        view.lost = lost
         view.serve(directory)
 
-    def resume(self, path: str, reference: str, directory: Path, lost: Callable[[], None]) -> None:
+    def resume(self, path: str, reference: str, directory: Path) -> None:
         """Serve a view that an earlier agent mounted."""
         view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
         if is_filled(directory):
@@ -448,7 +438,7 @@ class LazyViews:
             return
         view.known.set_result(None)
         view.begin()
-        self.mounted(path, view, directory, lost)
+        self.mounted(path, view, directory)
 
     def status(self, path: str) -> LazyStatus | None:
         """How far the view at `path` is; None when it is not lazy."""

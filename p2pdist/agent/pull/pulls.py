@@ -133,6 +133,8 @@ class Pull:
     """The blobs of the package, once its manifest is known."""
     blobs: list[BlobPull] = field(default_factory=list)
     """The blobs that are fetched for this pull, and those fetched already."""
+    lazy: bool = False
+    """Nothing is pulled: the package is to be shown lazily."""
     planned: Callable[[Package, Sequence[Missing], Sources], None] | None = None
     """Hears what the package's trees lack, and from where it comes."""
     task: asyncio.Task[None] | None = None
@@ -183,6 +185,7 @@ class Pull:
             self.error.problem() if self.error else None,
             self._warning() if by["origin"] else "",
             by["origin"] if self.image else 0,
+            self.lazy,
         )
 
     def _warning(self) -> str:
@@ -205,7 +208,8 @@ class Pull:
 
 class Pulls:
     """All pulls of an agent, and the last REMEMBERED_MAX that ended. `unreachable` says why other
-    hosts cannot reach this one, "" while they can. On the event loop."""
+    hosts cannot reach this one, "" while they can; `lazy` what the policy of a package says of
+    showing it lazily. On the event loop."""
 
     def __init__(
         self,
@@ -215,8 +219,9 @@ class Pulls:
         *,
         images: ImageSource | None = None,
         unreachable: Callable[[], str] = lambda: "",
+        lazy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
-        self._unreachable, self._images = unreachable, images
+        self._unreachable, self._images, self._lazy = unreachable, images, lazy
         self._store, self._packages, self._fetcher = store, packages, fetcher
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -356,6 +361,10 @@ class Pulls:
             package = await self._packages.find(
                 parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
             )
+            pull.lazy = pull.request.lazy and self._lazy(str(package.reference)) is True
+            if pull.lazy:
+                pull.digest = package.digest
+                return
             try:
                 await self._bring(pull, package)
                 break

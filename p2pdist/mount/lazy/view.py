@@ -2,7 +2,8 @@
 
 The images say all but the contents of files, which are in the device, a file with holes. Before the
 kernel reads it, the supervisor is asked (fanotify.py), and answers once an agent has filled what is
-read. Files of a view lie in the directory of its record: the device, the images, the supervisor's
+read. Where nothing is there to be asked any more, the kernel reads what there is: holes are no cells
+(model/device.py), and give EIO. Files of a view lie in the directory of its record: the device, the images, the supervisor's
 socket and log, and a mark once the device lacks nothing.
 """
 
@@ -15,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.device import DeviceLayout
-from p2pdist.model.errors import Unavailable
+from p2pdist.model.device import Cells, DeviceLayout
+from p2pdist.model.errors import Corrupt, Unavailable
 from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
 from p2pdist.mount.overlay import merge
@@ -25,6 +26,7 @@ from p2pdist.mount.supervisor.process import LOG, READY_S
 from p2pdist.mount.supervisor.protocol import DEVICE, MARK, dismiss
 from p2pdist.mount.views import MountedView, begin, check_target, failed
 
+_REMEDY = "They need root, Linux 6.14 with DEFLATE in EROFS, and a store on ext4, Btrfs or XFS; mount without --lazy"
 _EMPTY = 0
 """The bottom layer of every view: an overlay that is not written to needs two."""
 
@@ -37,6 +39,7 @@ class LazyPackage:
     trees: Sequence[Sequence[Entry]]
     layout: DeviceLayout
     limit_s: float
+    cells: Cells = Cells(headed=True)
 
 
 def mount_lazy(
@@ -80,6 +83,11 @@ def view_directory(target: Path | str, work: Path) -> Path | None:
     return found[-1].directory(work) if found else None
 
 
+def cells_of(directory: Path) -> Cells:
+    """The cells of the device of the view with this directory."""
+    return Cells(headed=True)
+
+
 def is_filled(directory: Path) -> bool:
     """Whether the device of the view with this directory lacks nothing."""
     return (directory / MARK).exists()
@@ -93,13 +101,13 @@ def mark_filled(directory: Path) -> None:
 def _supervise(package: LazyPackage, directory: Path) -> None:
     """Make the device and have it supervised. Raises Unavailable, OSError."""
     with (directory / DEVICE).open("xb") as device:
-        device.truncate(package.layout.size)
+        device.truncate(package.cells.file_size(package.layout.size))
     supervise(directory, package.limit_s)
 
 
 def supervise(directory: Path, limit_s: float, held: Sequence[int] = ()) -> None:
-    """Start a supervisor; `held` are the descriptors, filler and group, of one that was killed.
-    Raises Unavailable, OSError."""
+    """Start a supervisor; `held` are the descriptors, filler and group, of one that was killed, if
+    there are any left. Raises Unavailable, OSError."""
     words = [sys.executable, "-P", "-m", "p2pdist.mount.supervisor.process", str(directory), str(limit_s)]
     words += map(str, held)
     with (directory / LOG).open("ab") as log:
@@ -117,12 +125,12 @@ def supervise(directory: Path, limit_s: float, held: Sequence[int] = ()) -> None
         reason = (directory / LOG).read_text(errors="replace").strip().splitlines()
         raise Unavailable(
             f"this host has no lazy views: {reason[-1] if reason else 'the supervisor ended'}",
-            remedy="They need root, Linux 6.14 and a store on ext4, Btrfs or XFS; mount without --lazy",
+            remedy=_REMEDY,
         )
 
 
 def _mount(package: LazyPackage, directory: Path, place: Path, *, source: str, writable: bool) -> None:
-    device = Device(package.layout.blocks, package.layout.first_blocks())
+    device = Device(package.layout.size, package.layout.first_blocks(), package.cells)
     (directory / str(_EMPTY)).mkdir()
     opened = os.open(directory / DEVICE, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -130,7 +138,11 @@ def _mount(package: LazyPackage, directory: Path, place: Path, *, source: str, w
             image = directory / f"{number}.erofs"
             write_image(entries, image, device)
             (directory / str(number)).mkdir()
-            mount_image(image, directory / str(number), Path(f"/proc/self/fd/{opened}"))
+            try:
+                mount_image(image, directory / str(number), Path(f"/proc/self/fd/{opened}"))
+            except (OSError, Corrupt) as error:  # the image is new, so the kernel is what lacks something
+                reason = error.what if isinstance(error, Corrupt) else error.strerror
+                raise Unavailable(f"this host has no lazy views: {reason}", remedy=_REMEDY) from error
     finally:
         os.close(opened)
     merge(directory, len(package.trees) + 1, place, source=source, uppers=directory if writable else None)

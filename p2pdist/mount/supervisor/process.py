@@ -1,13 +1,15 @@
 """The supervisor of one lazy view: a small process that keeps readers waiting while the agent is
 gone.
 
-Theory. The kernel lets the readers of a file go on, and read zeros, once the last descriptor of the
-fanotify group that is asked about the file is closed. So two processes hold it, and neither is the
+Theory. The kernel lets the readers of a file go on, and read what is there, once the last
+descriptor of the fanotify group that is asked about the file is closed. They get EIO where nothing
+is there (model/device.py), but they are to wait. So two processes hold it, and neither is the
 agent: the supervisor, which reads events and answers them as the agent says, and its guard, which
 waits for the supervisor to end and takes its place, with a guard of its own. What readers wait for
 stands in memory that both share, so the guard goes on where the supervisor was killed. Readers that
 the supervisor had read and not yet noted get EIO. Where both are killed, an agent that is connected
-starts another pair with its own descriptor, and all that waited get EIO.
+starts another pair with its own descriptor, and all that waited get EIO. Where the agent was killed
+with them, the next one starts a pair with a new group.
 
 An event is answered by the number of the descriptor that came with it, in the process that read
 it. After a takeover these numbers are kept occupied, or an event of the new process could have the
@@ -117,7 +119,7 @@ class _Supervisor:
             fanotify.mark(self._group, device)
         else:
             self._filler, self._group = held
-            (directory / SOCKET).unlink(missing_ok=True)
+        (directory / SOCKET).unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         os.chdir(directory)
         self._listener.bind(SOCKET)
@@ -315,6 +317,15 @@ def _leave_service() -> None:
         raise OSError(errno.EPERM, "it cannot leave the control group of the agent's service")
 
 
+def _spare_memory_killer() -> None:
+    """Have the kernel end other processes first where memory runs out, as far as that is
+    allowed."""
+    for score in (-1000, 0):
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(score))
+            return
+
+
 def main() -> None:
     """`python -m p2pdist.mount.supervisor.process DIRECTORY LIMIT_S [FILLER GROUP]`: ends
     with 0 once readers of the device in DIRECTORY are supervised, by a process that goes on. FILLER
@@ -327,6 +338,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
     try:
         _leave_service()
+        _spare_memory_killer()
         supervisor = _Supervisor(directory, limit_s, held)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
