@@ -70,17 +70,17 @@ class Prefetch:
         self._unread -= found
         self.hits += len(found)
 
-    async def run(self, cells: Iterable[int]) -> None:
-        """Fill these cells, in order."""
+    async def run(self, cells: Iterable[int], opened: asyncio.Event) -> None:
+        """Fill these cells, in order; `opened` is set once the device can be written to."""
         ahead: deque[tuple[list[int], asyncio.Task[Mapping[Digest, Blob]]]] = deque()
         try:
             for batch in batches(cell for cell in cells if not self._filler.has_cell(cell)):
                 await self._pause()
                 ahead.append((batch, asyncio.create_task(self._filler.bring(batch))))
                 if len(ahead) == AHEAD:
-                    await self._fill(*ahead.popleft())
+                    await self._fill(*ahead.popleft(), opened)
             while ahead:
-                await self._fill(*ahead.popleft())
+                await self._fill(*ahead.popleft(), opened)
         finally:
             for _, task in ahead:
                 task.cancel()
@@ -90,9 +90,13 @@ class Prefetch:
         while self._waiting() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(PAUSE_STEP_S)
 
-    async def _fill(self, batch: Sequence[int], coming: asyncio.Task[Mapping[Digest, Blob]]) -> None:
+    async def _fill(
+        self, batch: Sequence[int], coming: asyncio.Task[Mapping[Digest, Blob]], opened: asyncio.Event
+    ) -> None:
         try:
-            filled = await self._filler.fill_in_order(batch, await coming)
+            blobs = await coming
+            await opened.wait()
+            filled = await self._filler.fill_in_order(batch, blobs)
         except (P2PDistError, OSError) as error:
             logger.info("some of a trace is left to the pull: %s", error)
             return

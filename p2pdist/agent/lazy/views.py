@@ -22,7 +22,7 @@ import os
 import shutil
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -282,12 +282,13 @@ class LazyView:
         with suppress(OSError):  # the supervisor has ended: its guard asks again
             connection.send(ORDER.pack(ANSWER, number, refused))
 
-    def _noted(self, cells: Sequence[int]) -> list[int]:
+    def _noted(self, cells: range) -> list[int]:
         """Those of the cells that a reader reads which are missing."""
-        assert self.layout is not None
+        layout = self.layout
+        assert layout is not None
         self._prefetch.read(cells)
         if self._start is not None:
-            self._start.read(chunk for cell in cells for chunk in self.layout.cell_chunks(cell))
+            self._start.read(chunk for cell in cells for chunk in layout.cell_chunks(cell))
         missing = [cell for cell in cells if not self._filler.has_cell(cell)]
         self._misses += bool(missing)
         return missing
@@ -300,8 +301,8 @@ class LazyView:
         await self._planned.wait()
         if trace is not None and self.layout is not None:
             mine = await asyncio.to_thread(inherit, trace, self.trees)
-            await self._opened.wait()
-            await self._prefetch.run(cells_of_trace(mine, self.layout, self._filler.device.cells))
+            cells = cells_of_trace(mine, self.layout, self._filler.device.cells)
+            await self._prefetch.run(cells, self._opened)
 
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""

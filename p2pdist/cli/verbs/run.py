@@ -61,8 +61,8 @@ def command(
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
-    command = arguments[:WORDS_SENT]
-    request = MountRequest(reference, "", writable, how or "", until_exit=True, command=command)
+    words = arguments[:WORDS_SENT]
+    request = MountRequest(reference, "", writable, how or "", until_exit=True, command=words)
     shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
     if not isinstance(shown, PullStatus):
         return _Run(reference, arguments, writable, how, client).run_in(shown)
