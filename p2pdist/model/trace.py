@@ -15,7 +15,7 @@ order a host fetches contents of the package that it fetches anyhow.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median_low
@@ -23,6 +23,7 @@ from statistics import median_low
 import msgspec
 import zstandard
 
+from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.errors import UNDECODABLE, Corrupt, TooLarge, UsageError
 from p2pdist.model.tree import CHUNK_LEAST, HASH_SIZE, PATH_BYTES_MAX, SIZE_MAX, Entry, File
 
@@ -243,6 +244,27 @@ def _shortened(trace: Trace) -> Trace:
     spans = trace.spans[: len(trace.spans) * 3 // 4]
     contents = trace.contents[: 1 + max((span.content for span in spans), default=-1)]
     return Trace(contents, spans, spans[-1].at_ms if spans else 0)
+
+
+def read_chunks(layout: DeviceLayout, cells: Cells, read_ms: Mapping[int, int]) -> Iterator[tuple[DeviceChunk, int]]:
+    """The chunks that were read of a device, each once with a time, when these cells were, in order
+    by their times. A cell may hold the end of one chunk and the beginning of another, and only one
+    of them may have been read. So a chunk of several cells counts when a cell that it fills was
+    read, or all of its cells were; and where nothing of a cell counts, what begins in it does."""
+    counted: set[int] = set()
+    for cell, at_ms in read_ms.items():
+        chunks = list(layout.cell_chunks(cell))
+        mine = [chunk for chunk in chunks if _was_read(cells.holding(chunk.at, chunk.length), read_ms)]
+        for chunk in mine or chunks[-1:]:
+            if chunk.at not in counted:
+                counted.add(chunk.at)
+                yield chunk, at_ms
+
+
+def _was_read(cells: range, read_ms: Mapping[int, int]) -> bool:
+    if len(cells) <= 2:
+        return all(cell in read_ms for cell in cells)
+    return any(cell in read_ms for cell in cells[1:-1])
 
 
 def merge(recordings: Sequence[Trace]) -> Trace:

@@ -11,6 +11,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pdist.model.device import BLOCK_BYTES, CELL_BLOCKS, CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.errors import Corrupt, TooLarge, UsageError
 from p2pdist.model.trace import (
     AT_MS_MAX,
@@ -30,6 +31,7 @@ from p2pdist.model.trace import (
     entry_name,
     inherit,
     merge,
+    read_chunks,
 )
 from p2pdist.model.tree import Entry, File, Symlink, content_hash
 
@@ -254,3 +256,41 @@ def test_each_command_line_has_a_name(command: list[str]) -> None:
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         check_entry(name)
+
+
+# -- cells of a device
+
+
+def test_a_cell_that_two_chunks_share_counts_for_the_one_that_was_read() -> None:
+    blocks = 2 * CELL_BLOCKS + 1
+    names = [content_hash(b"content %d" % number) for number in range(4)]
+    layout = DeviceLayout({name: blocks * BLOCK_BYTES for name in names[:3]} | {names[3]: 5}, {})
+    cells = Cells(headed=True)
+
+    def read(*numbers: int) -> list[tuple[bytes, int]]:
+        chunks = read_chunks(layout, cells, {cell: at_ms for at_ms, cell in enumerate(numbers)})
+        return [(chunk.content, at_ms) for chunk, at_ms in chunks]
+
+    a, b, c, d = names
+    assert read(0, 1, 2) == [(a, 0)], "the next one has bytes in the last cell"
+    assert read(3, 4, 2) == [(b, 0)]
+    assert read(5, 4, 3, 2) == [(c, 0), (b, 1)]
+    assert read(2) == [(b, 0)], "what begins there"
+    assert read(6) == [(d, 0)]
+    assert read(4, 5, 6) == [(c, 1), (d, 2)] or read(4, 5, 6) == [(c, 0), (d, 2)]
+
+
+@given(st.lists(st.integers(1, 4 * CELL_BYTES), min_size=1, max_size=12), st.data())
+def test_what_was_read_is_of_the_cells_that_were_read(sizes: list[int], data: st.DataObject) -> None:
+    names = [content_hash(b"content %d" % number) for number in range(len(sizes))]
+    layout = DeviceLayout(dict(zip(names, sizes, strict=True)), {})
+    cells = Cells(headed=True)
+    everything = cells.holding(0, layout.size)
+    read = data.draw(st.lists(st.sampled_from(everything), unique=True))
+    found = list(read_chunks(layout, cells, {cell: at_ms for at_ms, cell in enumerate(read)}))
+    assert len({chunk.at for chunk, _ in found}) == len(found)
+    covered = {cell for chunk, _ in found for cell in cells.holding(chunk.at, chunk.length)}
+    assert set(read) <= covered
+    assert [at_ms for _, at_ms in found] == sorted(at_ms for _, at_ms in found)
+    whole = read_chunks(layout, cells, {cell: 0 for cell in everything})
+    assert {chunk.at for chunk, _ in whole} == {chunk.at for chunk in layout.chunks()}

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from p2pdist.agent.tasks import Tasks
-from p2pdist.model.device import DeviceChunk
+from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.trace import Trace, TraceBuilder
+from p2pdist.model.trace import Trace, TraceBuilder, read_chunks
 from p2pdist.model.tree import Entry, File
 
 RECORD_S = 600.0
+CELLS_MAX = 1 << 17
+"""Cells that are recorded of one start."""
+
 FIND_S = 5.0
 """A tracker has so long to say what the trace is."""
 
@@ -37,6 +41,15 @@ class TraceSource(Protocol):
         """Give what a start read. Raises P2PDistError."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a view shows: trees, bottom to top, and where their contents lie in cells."""
+
+    trees: Sequence[Sequence[Entry]]
+    layout: DeviceLayout
+    cells: Cells
+
+
 class Start:
     """One start of a package, from its view's opening on. On the event loop."""
 
@@ -44,77 +57,74 @@ class Start:
         self.trace: asyncio.Future[Trace | None] = asyncio.get_running_loop().create_future()
         """Gets the trace that the start is prefetched by."""
         self._traces, self._reference, self._entry = traces, reference, entry
-        self._recorded: TraceBuilder | None = None
-        """What was read so far; None while nothing is recorded."""
+        self._read_ms: dict[int, int] | None = None
+        """By cell when it was read first, in order; None while nothing is recorded."""
+        self._shown: Shown | None = None
+        """None until the view is mounted."""
         self._mounted_at = 0.0
-        self._trees: Sequence[Sequence[Entry]] = ()
-        """The package's, once the view is mounted."""
         self._ending: asyncio.TimerHandle | None = None
 
     async def find(self) -> None:
         """Ask for the trace."""
         trace, wanted = await self._traces.find(self._reference, self._entry)
         if wanted:
-            self._recorded = TraceBuilder()
+            self._read_ms = {}
         self.trace.set_result(trace)
 
-    def mounted(self, trees: Sequence[Sequence[Entry]]) -> None:
-        """The view of these trees, bottom to top, is mounted: the recording begins."""
+    def mounted(self, shown: Shown) -> None:
+        """The view is mounted: the recording begins."""
         loop = asyncio.get_running_loop()
-        self._mounted_at, self._trees = loop.time(), trees
+        self._mounted_at, self._shown = loop.time(), shown
         self._ending = loop.call_later(RECORD_S, self.end)
 
-    def read(self, chunks: Iterable[DeviceChunk]) -> None:
-        """A reader reads these chunks, filled or not."""
-        at_s = asyncio.get_running_loop().time() - self._mounted_at
-        if self._recorded is not None and self._ending is not None:
-            for chunk in chunks:
-                self._recorded.add(chunk.content, chunk.number, int(1000 * at_s))
+    def read(self, cells: Iterable[int]) -> None:
+        """A reader reads these cells, filled or not."""
+        if self._read_ms is not None and self._shown is not None:
+            at_ms = self._since_ms()
+            for cell in cells:
+                if len(self._read_ms) < CELLS_MAX:
+                    self._read_ms.setdefault(cell, at_ms)
 
     def end(self) -> None:
         """Nothing more is recorded; the tracker gets what was. Idempotent."""
-        recorded, self._recorded = self._recorded, None
+        read_ms, self._read_ms = self._read_ms, None
         if self._ending is not None:
             self._ending.cancel()
-        if recorded is not None and recorded.chunks:
-            lasted_s = min(RECORD_S, asyncio.get_running_loop().time() - self._mounted_at)
-            self._traces.state(self._reference, self._entry, recorded, int(1000 * lasted_s), self._trees)
+        if read_ms and self._shown is not None:
+            self._traces.state(self._reference, self._entry, self._shown, read_ms, self._since_ms())
+
+    def _since_ms(self) -> int:
+        return int(1000 * (asyncio.get_running_loop().time() - self._mounted_at))
 
 
 class Traces:
-    """The traces of an agent's starts. `source` is None where no tracker keeps any."""
+    """The traces of an agent's starts, which `source` keeps."""
 
-    def __init__(self, source: TraceSource | None) -> None:
+    def __init__(self, source: TraceSource) -> None:
         self._source = source
         self._tasks = Tasks(logger, "a trace was not given to the tracker")
 
     async def find(self, reference: str, entry: str) -> tuple[Trace | None, bool]:
         """The trace of an entry point, None where none is known in time; and whether the start is
         to be recorded."""
-        if self._source is None:
-            return None, False
         try:
             return await asyncio.wait_for(self._source.find(reference, entry), FIND_S)
         except (P2PDistError, TimeoutError) as error:
             logger.info("%s starts without a trace: %s", reference, str(error) or "the tracker does not answer")
             return None, False
 
-    def state(
-        self, reference: str, entry: str, recorded: TraceBuilder, lasted_ms: int, trees: Sequence[Sequence[Entry]]
-    ) -> None:
+    def state(self, reference: str, entry: str, shown: Shown, read_ms: Mapping[int, int], lasted_ms: int) -> None:
         """Give the tracker what a start read, while the agent goes on."""
-        self._tasks.spawn(self._state(reference, entry, recorded, lasted_ms, trees))
+        self._tasks.spawn(self._state(reference, entry, shown, read_ms, lasted_ms))
 
     async def close(self) -> None:
         """The agent stops."""
         await self._tasks.stop()
 
     async def _state(
-        self, reference: str, entry: str, recorded: TraceBuilder, lasted_ms: int, trees: Sequence[Sequence[Entry]]
+        self, reference: str, entry: str, shown: Shown, read_ms: Mapping[int, int], lasted_ms: int
     ) -> None:
-        if self._source is None:
-            return
-        trace = await asyncio.to_thread(_finished, recorded, lasted_ms, trees)
+        trace = await asyncio.to_thread(recorded, shown, read_ms, lasted_ms)
         try:
             await self._source.state(reference, entry, trace)
         except P2PDistError as error:
@@ -123,15 +133,18 @@ class Traces:
             logger.info("the tracker has a trace of %s %s: %d chunks", reference, entry, trace.chunks)
 
 
-def _finished(recorded: TraceBuilder, lasted_ms: int, trees: Sequence[Sequence[Entry]]) -> Trace:
-    """The recording, with the paths at which its contents are; those of upper layers count. In a
-    thread."""
-    contents = recorded.contents
+def recorded(shown: Shown, read_ms: Mapping[int, int], lasted_ms: int) -> Trace:
+    """The trace of a start that read cells at these times, with the paths at which its contents
+    are; those of upper layers count. In a thread."""
+    builder = TraceBuilder()
+    for chunk, at_ms in read_chunks(shown.layout, shown.cells, read_ms):
+        builder.add(chunk.content, chunk.number, at_ms)
+    contents = builder.contents
     paths: dict[bytes, bytes] = {}
-    for entries in trees:
+    for entries in shown.trees:
         fresh: dict[bytes, bytes] = {}
         for entry in entries:
             if type(entry) is File and entry.content in contents:
                 fresh.setdefault(entry.content, entry.path)
         paths |= fresh
-    return recorded.trace(paths, lasted_ms)
+    return builder.trace(paths, lasted_ms)

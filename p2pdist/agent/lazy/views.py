@@ -29,7 +29,7 @@ from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
-from p2pdist.agent.lazy.traces import Start, Traces
+from p2pdist.agent.lazy.traces import Shown, Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
@@ -191,8 +191,8 @@ class LazyView:
     def serve(self, directory: Path) -> None:
         """Serve readers of the view whose files are in `directory`, and fill it."""
         self._filler.device.cells = cells_of(directory)
-        if self._start is not None:
-            self._start.mounted(self.trees)
+        if self._start is not None and self.layout is not None:
+            self._start.mounted(Shown(self.trees, self.layout, self._filler.device.cells))
         self._spawn(self._serve(directory))
 
     async def _serve(self, directory: Path) -> None:
@@ -284,11 +284,9 @@ class LazyView:
 
     def _noted(self, cells: range) -> list[int]:
         """Those of the cells that a reader reads which are missing."""
-        layout = self.layout
-        assert layout is not None
         self._prefetch.read(cells)
         if self._start is not None:
-            self._start.read(chunk for cell in cells for chunk in layout.cell_chunks(cell))
+            self._start.read(cells)
         missing = [cell for cell in cells if not self._filler.has_cell(cell)]
         self._misses += bool(missing)
         return missing
