@@ -28,8 +28,9 @@ KILLED = (
     ("supervisor", "agent"),
     ("guard", "agent"),
     ("supervisor", "guard"),
+    ("supervisor", "guard", "agent"),
 )
-"""What is killed at the same moment; all three of them is what nothing can bear."""
+"""What is killed at the same moment."""
 
 
 def _events_work() -> bool:

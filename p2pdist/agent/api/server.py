@@ -97,6 +97,7 @@ from p2pdist.transfer.stream.ranges import serve_range
 from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 
 PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)
+STALL_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 20, 60)
 
 
 class AgentCollector(Collector):
@@ -121,8 +122,29 @@ class AgentCollector(Collector):
         yield rejected
         yield from self._store()
         yield from mirror_metrics(agent.mirrored)
+        yield from self._lazy()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()
+
+    def _lazy(self) -> Iterator[Metric]:
+        """Views whose contents come while they are read."""
+        lazy = self._agent.lazy
+        statuses = lazy.all()
+        views = GaugeMetricFamily("p2pdist_agent_lazy_views", "Lazy views that are mounted", labels=["state"])
+        whole = sum(status.whole for status in statuses)
+        views.add_metric(["whole"], whole)
+        views.add_metric(["filling"], len(statuses) - whole)
+        yield views
+        yield GaugeMetricFamily(
+            "p2pdist_agent_lazy_awaited_bytes",
+            "Bytes that readers of lazy views wait for",
+            value=sum(status.bytes_awaited for status in statuses),
+        )
+        yield CounterMetricFamily(
+            "p2pdist_agent_lazy_refused",
+            "Reads of lazy views that failed since their bytes did not come",
+            value=lazy.stalls.refused,
+        )
 
     def _tracker(self) -> Iterator[Metric]:
         agent = self._agent
@@ -199,6 +221,13 @@ def registry(agent: Agent) -> CollectorRegistry:
         "p2pdist_agent_pull_seconds", "Time of pulls that succeeded", registry=made, buckets=PULL_BUCKETS_S
     )
     agent.pulls.observe_seconds(seconds.observe)
+    stalls = Histogram(
+        "p2pdist_agent_lazy_stall_seconds",
+        "Time that reads of lazy views waited for their bytes",
+        registry=made,
+        buckets=STALL_BUCKETS_S,
+    )
+    agent.lazy.stalls.observe(stalls.observe)
     return made
 
 

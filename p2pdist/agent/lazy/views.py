@@ -21,7 +21,6 @@ import logging
 import os
 import shutil
 import socket
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
+from p2pdist.agent.lazy.stalls import Stalls
 from p2pdist.agent.lazy.traces import Shown, Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
@@ -60,7 +60,6 @@ TRY_S = 0.25
 """A supervisor that does not answer so often in a row is gone: its guard takes less time."""
 
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
-STALLS_KEPT = 4096
 AT_ONCE = 64
 """Cells that are filled in one go while no reader waits for them."""
 
@@ -95,6 +94,7 @@ class LazyView:
         fetcher: Fetcher,
         reference: str,
         limit_s: float,
+        stalls: Stalls,
         start: Start | None = None,
     ) -> None:
         self.trees: list[Sequence[Entry]] = []
@@ -114,8 +114,9 @@ class LazyView:
         self._pulled = asyncio.Event()
         self._awaited: dict[int, int] = {}
         """Bytes that each waiting reader waits for, by its number."""
-        self._stalls: deque[float] = deque(maxlen=STALLS_KEPT)
-        self._stalls_total = self._refused = self._misses = 0
+        self._stalls, self._told_refused, self._misses = Stalls(stalls), 0, 0
+        """The waits here, how many refusals the supervisor has told of, and reads of what was
+        missing."""
         self._holds = ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
@@ -209,7 +210,9 @@ class LazyView:
                     await self._revive(directory, error)
                 await asyncio.sleep(TRY_S)
                 continue
-            tries, self._refused = 0, max(self._refused, greeting.refused)
+            tries = 0
+            self._stalls.refuse(max(0, greeting.refused - self._told_refused))
+            self._told_refused = greeting.refused
             self._filler.device.take(greeting.filler, greeting.group)
             self._opened.set()
             with greeting.connection as connection:
@@ -245,7 +248,8 @@ class LazyView:
                 case Notice(kind=kind, number=number, offset=offset, count=count) if kind == FAULT:
                     self._spawn(self._fault(connection, number, offset, count))
                 case Notice(kind=kind, number=number) if kind == EXPIRED:
-                    self._refused += 1
+                    self._told_refused += 1
+                    self._stalls.refuse()
                     self._awaited.pop(number, None)
 
     async def _fault(self, connection: socket.socket, number: int, offset: int, count: int) -> None:
@@ -270,15 +274,12 @@ class LazyView:
                 reason,
             )
             refused = errno.EIO
-            self._refused += 1
         except Exception:
             logger.exception("a reader of %s gets EIO", self._reference)
             refused = errno.EIO
-            self._refused += 1
         finally:
             self._awaited.pop(number, None)
-        self._stalls.append(asyncio.get_running_loop().time() - began)
-        self._stalls_total += 1
+        self._stalls.add(asyncio.get_running_loop().time() - began, refused=bool(refused))
         with suppress(OSError):  # the supervisor has ended: its guard asks again
             connection.send(ORDER.pack(ANSWER, number, refused))
 
@@ -322,7 +323,6 @@ class LazyView:
 
     def status(self) -> LazyStatus:
         """How far it is."""
-        stalls = sorted(self._stalls)
         total = self.layout.bytes_content if self.layout is not None else 0
         return LazyStatus(
             self.whole,
@@ -330,10 +330,10 @@ class LazyView:
             total if self.whole else self._filler.bytes_filled,
             sum(self._awaited.values()),
             len(self._awaited),
-            self._stalls_total,
-            round(stalls[len(stalls) // 2], 4) if stalls else 0.0,
-            round(stalls[min(len(stalls) - 1, len(stalls) * 99 // 100)], 4) if stalls else 0.0,
-            self._refused,
+            self._stalls.count,
+            round(self._stalls.quantile(0.5), 4),
+            round(self._stalls.quantile(0.99), 4),
+            self._stalls.refused,
             self._misses,
             self._prefetch.bytes,
             self._prefetch.hits,
@@ -377,6 +377,8 @@ class LazyViews:
         policy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
         self.limit_s, self._policy, self._traces = limit_s, policy, traces
+        self.stalls = Stalls()
+        """The waits in all views since the agent was started."""
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
@@ -398,7 +400,7 @@ class LazyViews:
         self._opening += 1
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
         start = Start(self._traces, reference, entry)
-        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, start)
+        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls, start)
         try:
             view.begin()
             package = await asyncio.shield(view.known)
@@ -429,7 +431,7 @@ class LazyViews:
 
     def resume(self, path: str, reference: str, directory: Path) -> None:
         """Serve a view that an earlier agent mounted."""
-        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
+        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls)
         if is_filled(directory):
             view.whole = True
             self._views[path] = view
@@ -438,6 +440,10 @@ class LazyViews:
         view.known.set_result(None)
         view.begin()
         self.mounted(path, view, directory)
+
+    def all(self) -> list[LazyStatus]:
+        """How far each view is."""
+        return [view.status() for view in self._views.values()]
 
     def status(self, path: str) -> LazyStatus | None:
         """How far the view at `path` is; None when it is not lazy."""
