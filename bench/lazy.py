@@ -8,8 +8,8 @@ another, and the program imports some of it. Origin, tracker and a seed are in o
 namespace, the host that runs the program in another, behind a link of the given rate (tbf). Every
 run has an agent with an empty store and begins with an empty page cache. Traces are kept by the
 package's name, so each lazy start has a name of its own, and those with a trace share one. Beside
-the time stand the bytes that came over the link before the first line. Everything lies below TMPDIR and is removed
-afterwards.
+the time stand the bytes that came over the link before the first line. Everything lies below TMPDIR
+and is removed afterwards.
 """
 
 from __future__ import annotations

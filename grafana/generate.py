@@ -279,7 +279,10 @@ HOST = [
         "short",
         [
             q('sum by (state) (p2pdist_agent_lazy_views{instance=~"$instance"})', "{{state}}"),
-            q('sum(increase(p2pdist_agent_lazy_refused_total{instance=~"$instance"}[$__rate_interval]))', "failed reads"),
+            q(
+                'sum(increase(p2pdist_agent_lazy_refused_total{instance=~"$instance"}[$__rate_interval]))',
+                "failed reads",
+            ),
         ],
     ),
     Panel(

@@ -1,5 +1,5 @@
-"""Traces of packages for their hosts: recordings are checked as they come, kept (tracker/core/traces,
-tracker/state/traces.py), and merged when a trace is asked for.
+"""Traces of packages for their hosts: recordings are checked as they come, kept
+(tracker/core/traces, tracker/state/traces.py), and merged when a trace is asked for.
 
 Thousands of agents ask for the same trace at the same moment, so it is made once, in a thread.
 What is not in the database, because it does not answer, is kept in memory all the same: a trace is

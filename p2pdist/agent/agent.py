@@ -176,9 +176,7 @@ class Agent:
         )
         traces = Traces(TrackerTraces(session, self.host))
         limit_s, policy = settings.lazy_wait_s, self.policies.lazy
-        self.lazy = LazyViews(
-            store, self.packages, self.pulls, self.registry, traces, limit_s=limit_s, policy=policy
-        )
+        self.lazy = LazyViews(store, self.packages, self.pulls, self.registry, traces, limit_s=limit_s, policy=policy)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)

@@ -38,8 +38,8 @@ BLOCKS_MAX = 3 << 30
 
 @dataclass(frozen=True, slots=True)
 class DeviceChunk:
-    """A chunk of a content, the one with this `number`, `length` bytes at `offset` of it, and at `at`
-    of all contents."""
+    """A chunk of a content, the one with this `number`, `length` bytes at `offset` of it, and at
+    `at` of all contents."""
 
     at: int
     content: bytes

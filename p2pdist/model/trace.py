@@ -124,9 +124,7 @@ def entry_name(command: Sequence[str]) -> str:
 def check_entry(name: str) -> str:
     """The name of an entry point; raises UsageError for what is none."""
     if len(name) > ENTRY_CHARACTERS_MAX or _ENTRY.fullmatch(name) is None:
-        raise UsageError(
-            f"{name[:200]!r} is no entry point", remedy="p2pdist trace ls prints those that have traces"
-        )
+        raise UsageError(f"{name[:200]!r} is no entry point", remedy="p2pdist trace ls prints those that have traces")
     return name
 
 

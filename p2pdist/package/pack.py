@@ -172,7 +172,8 @@ async def pack(
     directories above them; a directory stands for itself, not for its entries. `modes` replace the
     modes of entries, by path below the source; `world_readable` is chmod a+rX. `xattrs` carries
     extended attributes `user.*`, in trees only; `timeless` gives the directories of a tree the time
-    0; `order` are paths below the source whose contents lie first in the packs of a tree. `provenance` is by default the source itself.
+    0; `order` are paths below the source whose contents lie first in the packs of a tree.
+    `provenance` is by default the source itself.
 
     The package names the base's layers and parts; only its piece lists and catalogs are copied. No
     garbage collection runs in the layout meanwhile. Raises NotFound, UsageError, DiskFull, Conflict

@@ -369,7 +369,12 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("page", KnownPage.decode, (Corrupt,), (PAGE,)),
         Decoder("tree", decode_root_and_page, (Corrupt,), (PAGE,)),
         Decoder("chunk list", tree.ChunkList.decode, (Corrupt,), (CHUNKS.encode(),)),
-        Decoder("trace", decode_trace, (Corrupt,), (encode_trace(Trace((Traced(b"x" * 32, b"a"),), (Span(0, 1, 2, 3),), 4)),)),
+        Decoder(
+            "trace",
+            decode_trace,
+            (Corrupt,),
+            (encode_trace(Trace((Traced(b"x" * 32, b"a"),), (Span(0, 1, 2, 3),), 4)),),
+        ),
         Decoder("catalog", decode_catalog, (Corrupt,), (_catalog(),)),
         Decoder("chunk of a pack", lambda data: decode_chunk(data, len(chunk)), (Corrupt,), (encoded, encoded[:40])),
         Decoder("bencode", bencode.decode, (Corrupt,), (b"d1:ai5e1:bl1:x2:yyee", b"l" * 20 + b"e" * 20)),

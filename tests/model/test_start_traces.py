@@ -264,7 +264,7 @@ def test_other_names_are_refused(name: str) -> None:
 def test_a_cell_that_two_chunks_share_counts_for_the_one_that_was_read() -> None:
     blocks = 2 * CELL_BLOCKS + 1
     names = [content_hash(b"content %d" % number) for number in range(4)]
-    layout = DeviceLayout({name: blocks * BLOCK_BYTES for name in names[:3]} | {names[3]: 5}, {})
+    layout = DeviceLayout(dict.fromkeys(names[:3], blocks * BLOCK_BYTES) | {names[3]: 5}, {})
     cells = Cells(headed=True)
 
     def read(*numbers: int) -> list[tuple[bytes, int]]:
@@ -292,5 +292,5 @@ def test_what_was_read_is_of_the_cells_that_were_read(sizes: list[int], data: st
     covered = {cell for chunk, _ in found for cell in cells.holding(chunk.at, chunk.length)}
     assert set(read) <= covered
     assert [at_ms for _, at_ms in found] == sorted(at_ms for _, at_ms in found)
-    whole = read_chunks(layout, cells, {cell: 0 for cell in everything})
+    whole = read_chunks(layout, cells, dict.fromkeys(everything, 0))
     assert {chunk.at for chunk, _ in whole} == {chunk.at for chunk in layout.chunks()}

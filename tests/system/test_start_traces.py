@@ -102,9 +102,7 @@ def start(agent: Agent, source: Path, tag: str = "v1") -> None:
 def view(agent: Agent, tag: str = "v1") -> tuple[Path, Callable[[], dict[str, Any]]]:
     """The package, mounted lazily for no program, and what its status is."""
     path = agent.site.directory / f"view-{agent.name}"
-    code, _, errors = agent.site.command(
-        "mount", "--lazy", f"team/app:{tag}", str(path), "--socket", str(agent.socket)
-    )
+    code, _, errors = agent.site.command("mount", "--lazy", f"team/app:{tag}", str(path), "--socket", str(agent.socket))
     assert code == 0 and "eager" not in errors, errors
 
     def status() -> dict[str, Any]:
@@ -156,7 +154,9 @@ def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source
     site.origin.rate_bytes_s = SLOW_BYTES_S
     start(third, source)
     until(lambda: asked(site, "ls", "team/app:v1")["traces"][-1]["recordings"] == 2, "one recording")
-    assert [name for name in paths(asked(site, "show", "team/app:v1", "--entry", "start.sh")) if name != "start.sh"] == READ
+    assert [
+        name for name in paths(asked(site, "show", "team/app:v1", "--entry", "start.sh")) if name != "start.sh"
+    ] == READ
 
 
 @lazy

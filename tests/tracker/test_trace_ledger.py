@@ -88,7 +88,10 @@ def test_few_of_many_hosts_are_to_record() -> None:
 
 STATED = st.lists(
     st.tuples(
-        st.sampled_from("abc"), st.sampled_from(["h0", "h1", "h2"]), st.integers(0, 50), st.binary(min_size=1, max_size=9)
+        st.sampled_from("abc"),
+        st.sampled_from(["h0", "h1", "h2"]),
+        st.integers(0, 50),
+        st.binary(min_size=1, max_size=9),
     ),
     max_size=40,
 )

@@ -2,8 +2,8 @@
 
 Pieces come in batches, AHEAD of them at a time, as `Wanted` with `prefetch`: before what the pull
 brings in the background, and behind what readers wait for. While a reader waits, the next batch is
-put off for PAUSE_S at most. Cells are filled in the order of the trace. What does not come is left to
-the pull.
+put off for PAUSE_S at most. Cells are filled in the order of the trace. What does not come is left
+to the pull.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Prefetch:
 
     async def _pause(self) -> None:
         deadline = asyncio.get_running_loop().time() + PAUSE_S
-        while self._waiting() and asyncio.get_running_loop().time() < deadline:
+        while self._waiting() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 # seldom, and not for long
             await asyncio.sleep(PAUSE_STEP_S)
 
     async def _fill(

@@ -195,9 +195,9 @@ def _reference(given: _Options, project: Project | None) -> Reference:
 
 
 def _pack_options(given: _Options, project: Project | None) -> PackOptions:
+    from p2pdist.cli.verbs.trace import read_trace_file
     from p2pdist.package.image.reproducible import clamp_time
     from p2pdist.package.image.squashfs import LEVEL
-    from p2pdist.cli.verbs.trace import read_trace_file
     from p2pdist.package.layers import PackOptions
 
     base = given.base or (project.base if project else None)
