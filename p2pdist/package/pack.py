@@ -187,16 +187,7 @@ async def pack(
     async with layout.packing():
         below = await _read_base(base, layout, origin)
         config = (settings or Settings()).over(below.config if below else Config())
-        options = Options(
-            xattrs=xattrs,
-            ignore=ignore,
-            only=only,
-            mtime=mtime,
-            modes=modes or {},
-            timeless=timeless,
-            world_readable=world_readable,
-            order=order,
-        )
+        options = Options(xattrs, ignore, only, mtime, modes or {}, timeless, world_readable, order)
         layer = await _add_layer(source, reference, layout, base, below, format, level, options, on_progress)
         manifest, written = await _add_manifest(reference, layout, below, config, layer)
         remarks = await asyncio.to_thread(
