@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 from site_rig import P2PDIST, Agent, Site
 
+from p2pdist.model.device import BLOCK_BYTES, DeviceLayout
 from p2pdist.model.trace import TraceBuilder, decode_trace, encode_trace
-from p2pdist.model.tree import content_hash
+from p2pdist.model.tree import content_hash, walking_order
 from p2pdist.mount import kernel
+from p2pdist.mount.lazy.view import cells_of
 from p2pdist.mount.supervisor import fanotify
 
 MIB = 1 << 20
 SLOW_BYTES_S = 3 * MIB
-MODULES = 60
+MODULES, FILE_BYTES = 60, 150_000
 FILES = sorted(f"lib/p{number % 7}/m{number}.py" for number in range(MODULES))
 READ = random.Random(11).sample(FILES[::2], 25)
 """What the program reads, in this order: no neighbours, which have bytes in one cell."""
@@ -50,7 +52,7 @@ def source(site: Site) -> Path:
     for name in FILES:
         path = top / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(drawn.randbytes(150_000))
+        path.write_bytes(drawn.randbytes(FILE_BYTES))
     (top / "weights.bin").write_bytes(drawn.randbytes(32 * MIB))
     lines = ["#!/bin/sh", *(f'cat "$P2PDIST_ROOT/{name}"' for name in READ), "# " + "padding" * 1000]
     (top / "start.sh").write_text("\n".join(lines))
@@ -114,6 +116,39 @@ def view(agent: Agent, tag: str = "v1") -> tuple[Path, Callable[[], dict[str, An
     return path, status
 
 
+class Written:
+    """Watches in which order the files that the program reads are written to a device. Asking where
+    it has holes is no read."""
+
+    def __init__(self, agent: Agent, source: Path) -> None:
+        (self._device,) = (agent.store / "mounts/records").glob("*/device")
+        files = [path for path in source.rglob("*") if path.is_file()]
+        files.sort(key=lambda path: walking_order(os.fsencode(path.relative_to(source))))
+        contents = {path: content_hash(path.read_bytes()) for path in files}
+        # Chunk lists say only where large contents are cut.
+        layout = DeviceLayout({content: path.stat().st_size for path, content in contents.items()}, {})
+        firsts, cells = layout.first_blocks(), cells_of(self._device.parent)
+        self._middles = {
+            name: next(cells.places(firsts[contents[source / name]] * BLOCK_BYTES + FILE_BYTES // 2, 1))[0]
+            for name in READ
+        }
+        self._seen: list[str] = []
+
+    def files(self) -> list[str]:
+        """Those that are written, in the order in which they were; those of one look are in the
+        order of READ."""
+        handle = os.open(self._device, os.O_RDONLY)
+        try:
+            for name, middle in self._middles.items():
+                with suppress(OSError):  # a hole up to the end
+                    if name not in self._seen and os.lseek(handle, middle, os.SEEK_DATA) == middle:
+                        self._seen.append(name)
+        finally:
+            os.close(handle)
+        assert self._seen == READ[: len(self._seen)], "they are written in another order"
+        return self._seen
+
+
 def umount(agent: Agent, path: Path) -> None:
     code, _, errors = agent.site.command("umount", str(path), "--socket", str(agent.socket))
     assert code == 0, errors
@@ -138,9 +173,11 @@ def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source
     assert first.stop() == 0  # else the next one has all of it from there at once
     # Views for no program have a trace of their own: with it, what is filled can be watched.
     asked(site, "import", "team/app:v1", str(exported))
-    site.origin.rate_bytes_s = SLOW_BYTES_S / 4
     path, status = view(second)
-    until(lambda: status()["prefetched_bytes"] >= 150_000 * len(READ), "nothing is prefetched")
+    written = Written(second, source)
+    until(lambda: written.files() == READ, "nothing is prefetched")
+    site.origin.rate_bytes_s = SLOW_BYTES_S / 8
+    until(lambda: status()["prefetched_bytes"] >= FILE_BYTES * len(READ), "not all is readable")
     before = status()
     assert before["unread_bytes"] == before["prefetched_bytes"] and not before["whole"]
     assert b"".join((path / name).read_bytes() for name in READ) == b"".join(
@@ -148,7 +185,7 @@ def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source
     )
     after = status()
     assert after["misses"] == before["misses"], "the program waits for nothing that the trace names"
-    assert after["prefetch_hits"] >= len(READ) and after["unread_bytes"] < 150_000
+    assert after["prefetch_hits"] >= len(READ) and after["unread_bytes"] < FILE_BYTES
     umount(second, path)
     assert second.stop() == 0
     site.origin.rate_bytes_s = SLOW_BYTES_S
@@ -171,12 +208,12 @@ def test_the_next_version_inherits(site: Site, source: Path) -> None:
     assert first.stop() == 0
     asked(site, "import", "team/app:v1", str(exported))
     changed, moved = READ[3], READ[5]
-    (source / changed).write_bytes(os.urandom(150_000))
+    (source / changed).write_bytes(os.urandom(FILE_BYTES))
     (source / moved).rename(source / "lib/moved.py")
     publish(site, source, "v2", "--order", str(exported))
-    site.origin.rate_bytes_s = SLOW_BYTES_S / 4
     path, status = view(second, "v2")
-    until(lambda: status()["prefetched_bytes"] >= 150_000 * len(READ), "nothing is prefetched")
+    until(lambda: status()["prefetched_bytes"] >= FILE_BYTES * len(READ), "nothing is prefetched")
+    site.origin.rate_bytes_s = SLOW_BYTES_S / 8
     before = status()
     for name in (*READ[:5], "lib/moved.py", *READ[6:]):
         assert (path / name).read_bytes() == (source / name).read_bytes()
