@@ -33,7 +33,7 @@ from p2pdist.agent.lazy.traces import Shown, Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
-from p2pdist.model.device import DeviceLayout
+from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
@@ -226,8 +226,8 @@ class LazyView:
         self._finish()
 
     async def _revive(self, directory: Path, error: OSError) -> None:
-        """Start another supervisor where the one before was killed with its guard. Meanwhile readers
-        get EIO, or wait where this agent still holds the group."""
+        """Start another supervisor where the one before was killed with its guard. Meanwhile
+        readers get EIO, or wait where this agent still holds the group."""
         logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
         try:
             await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, self._filler.device.held)
@@ -422,7 +422,7 @@ class LazyViews:
     def package_of(self, view: LazyView) -> LazyPackage:
         """What is to be mounted of an open view."""
         assert view.layout is not None
-        return LazyPackage(view.trees, view.layout, self.limit_s + GRACE_S)
+        return LazyPackage(view.trees, view.layout, self.limit_s + GRACE_S, Cells(headed=True))
 
     def mounted(self, path: str, view: LazyView, directory: Path) -> None:
         """A view was mounted at `path`: serve it."""

@@ -361,9 +361,8 @@ class Pulls:
             package = await self._packages.find(
                 parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
             )
-            pull.lazy = pull.request.lazy and self._lazy(str(package.reference)) is True
-            if pull.lazy:
-                pull.digest = package.digest
+            if pull.request.lazy and self._lazy(str(package.reference)):
+                pull.lazy, pull.digest = True, package.digest
                 return
             try:
                 await self._bring(pull, package)
@@ -510,7 +509,7 @@ class Pulls:
 
 
 def _checked_name(request: PullRequest, caller: Caller) -> str:
-    """What a request names, in the form that all requests for it share. Raises UsageError, Refused."""
+    """What a request names, as all requests for it do. Raises UsageError, Refused."""
     if (request.package is None) == (request.blob is None):
         raise UsageError("a pull names either a package or a blob")
     if request.package is not None and request.output is not None:

@@ -185,8 +185,8 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A file with `size` bytes of contents in `cells`, beside an image: `firsts` says at which block
-    of the contents each begins."""
+    """A file with `size` bytes of contents in `cells`, beside an image: `firsts` says at which
+    block of the contents each begins."""
 
     size: int
     firsts: Mapping[bytes, int]

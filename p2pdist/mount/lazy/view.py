@@ -2,9 +2,9 @@
 
 The images say all but the contents of files, which are in the device, a file with holes. Before the
 kernel reads it, the supervisor is asked (fanotify.py), and answers once an agent has filled what is
-read. Where nothing is there to be asked any more, the kernel reads what there is: holes are no cells
-(model/device.py), and give EIO. Files of a view lie in the directory of its record: the device, the images, the supervisor's
-socket and log, and a mark once the device lacks nothing.
+read. Where nothing is there to be asked any more, the kernel reads what there is: holes are no
+cells (model/device.py), and give EIO. Files of a view lie in the directory of its record: the
+device, the images, the supervisor's socket and log, and a mark once the device lacks nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LazyPackage:
     trees: Sequence[Sequence[Entry]]
     layout: DeviceLayout
     limit_s: float
-    cells: Cells = Cells(headed=True)
+    cells: Cells
 
 
 def mount_lazy(
