@@ -41,7 +41,7 @@ from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.lazy.view import LazyPackage, cells_of, is_filled, mark_filled, supervise
 from p2pdist.mount.supervisor import protocol
-from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
+from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.missing import Missing
 
@@ -247,6 +247,8 @@ class LazyView:
                     return
                 case Notice(kind=kind, number=number, offset=offset, count=count) if kind == FAULT:
                     self._spawn(self._fault(connection, number, offset, count))
+                case Notice(kind=kind, offset=offset, count=count) if kind == READ:
+                    self._noted(self._filler.device.cells.covering(offset, count))
                 case Notice(kind=kind, number=number) if kind == EXPIRED:
                     self._told_refused += 1
                     self._stalls.refuse()
