@@ -60,7 +60,7 @@ from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import Candidates, Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
-from p2pdist.model.messages import Reason
+from p2pdist.model.messages import DEMAND_PIECES_MAX, Reason
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
@@ -390,8 +390,8 @@ class _Stripe:
         return reads_origin and self.candidates.parent != ORIGIN
 
     def end_of(self, receiving: Receiving, reason: str, *, finishing: bool) -> End:
-        """What the end of its stream says of the source. `finishing`: another stream finishes a
-        piece of the stripe."""
+        """What the end of its stream says of the source. `finishing`: another stream brings pieces
+        of the stripe."""
         if reason not in ("done", "closed"):
             return "failed"
         if receiving.delivered:
@@ -512,8 +512,14 @@ class _Streams:
             if source is not None and source not in late and sources.usable(source, now=now):
                 alike = sum(demand.prefetch == prefetch for demand in opened)
                 many = not wanted or alike >= (PREFETCHES_MAX if prefetch else DEMANDS_MAX)
-                return None if many else _Demand(stripe.number, frozenset(wanted), source, now, prefetch)
+                first_ones = frozenset(sorted(wanted)[:DEMAND_PIECES_MAX])
+                return None if many else _Demand(stripe.number, first_ones, source, now, prefetch)
         return None
+
+    def finish(self, stripe: _Stripe) -> bool:
+        """Whether another stream than its own brings pieces of a stripe."""
+        demanded = any(demand.stripe == stripe.number for demand in self.demands.values())
+        return demanded or stripe.number in self.finishing.values()
 
     def ended(self, stream: int) -> _Stripe | None:
         """A stream has let go of the file. Returns the stripe that came by it until now."""
@@ -748,7 +754,7 @@ class Download:
         if stripe is None or not isinstance(stripe.state, Receiving):
             return
         receiving = stripe.state
-        finishing = stripe.number in self._streams.finishing.values()
+        finishing = self._streams.finish(stripe)
         match stripe.end_of(receiving, event.reason, finishing=finishing):
             case "has nothing else":
                 stripe.state = Waiting(now + max(REOPEN_S, stripe.pace_s))

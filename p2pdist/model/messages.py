@@ -423,7 +423,9 @@ class StreamRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/streams: send the pieces of one stripe that `have` (a bitmap over all
     pieces, see PieceSet) lacks, oldest first and each once, as they become available. The response
     is a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the
-    frame STREAM_END closes a stream in which everything asked for was sent."""
+    frame STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader
+    waits for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
+    first as well, and sends the host none of them in its other stream of the stripe."""
 
     blob: Digest
     stripe: int
@@ -431,6 +433,10 @@ class StreamRequest(msgspec.Struct, frozen=True):
     have: bytes
     host: str = ""
     priority: Priority = "start"
+    demand: bool = False
+
+
+DEMAND_PIECES_MAX = 64
 
 
 class BlobHolding(msgspec.Struct, frozen=True):

@@ -46,6 +46,7 @@ from p2pdist.agent.api.mirror import (
     mirror_routes,
     with_images,
 )
+from p2pdist.agent.pull.blob import demanded
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
@@ -63,6 +64,7 @@ from p2pdist.model.errors import (
 )
 from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import (
+    DEMAND_PIECES_MAX,
     NONCE_PATTERN,
     BlobHolding,
     Drained,
@@ -112,6 +114,11 @@ class AgentCollector(Collector):
         for source in ("origin", "upstream", "peer", "bittorrent"):
             received.add_metric([source], agent.resources.received_bytes[source])
         yield received
+        yield CounterMetricFamily(
+            "p2pdist_agent_received_twice_bytes",
+            "Bytes of pieces that had come already",
+            value=agent.resources.received_bytes["twice"],
+        )
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
         sent.add_metric(["trees"], agent.uplink.sent_bytes_total)
         sent.add_metric(["bittorrent"], agent.swarming.sent_bytes if agent.swarming is not None else 0)
@@ -430,9 +437,13 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     # A blob of one stripe is small, and others of its kind will follow over the same connection.
     reusable = request.keep_alive and stream.stripes == 1
     length = stream_length(blob.layout, have.missing()) if reusable else None
+    wanted = tuple(have.missing(stream.stripe, stream.stripes)) if stream.demand else ()
+    if len(wanted) > DEMAND_PIECES_MAX:
+        raise UsageError(f"{len(wanted)} pieces are demanded at once, over the limit of {DEMAND_PIECES_MAX}")
+    pull = agent.registry.fetching(stream.blob)
     flow = agent.registry.open_flow(stream, have, _address(request), partial(_cut, request))
     try:
-        with in_use(request), blob.held(), serving(agent, request, flow):
+        with in_use(request), blob.held(), serving(agent, request, flow), demanded(pull, wanted):
             file = await _opened(blob)
             waits = not blob.have.offers(have, stream.stripe, stream.stripes)
             disk = not blob.in_memory

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
 from p2pdist.agent.pull.origin import RangeSource
@@ -116,12 +117,31 @@ class Receipts:
         self.twice = 0
         """Bytes that came again, since two sources had the piece under way."""
 
-    def count(self, piece: int, *, from_origin: bool) -> None:
-        """A piece has come."""
-        if self._counted.add(piece):
+    def count(self, piece: int, *, from_origin: bool) -> bool:
+        """A piece has come; returns whether it is new."""
+        new = self._counted.add(piece)
+        if new:
             self.by_source["origin" if from_origin else "peer"] += self._layout.length(piece)
         else:
             self.twice += self._layout.length(piece)
+        return new
+
+
+@contextmanager
+def demanded(pull: BlobPull | None, pieces: Sequence[int]) -> Iterator[None]:
+    """While a child waits for pieces that a pull lacks, they come first here as well. So what many
+    hosts wait for at once is asked of the root of its stripe, and of the origin, once."""
+    task = asyncio.create_task(_brought(pull, pieces)) if pull is not None and pieces else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+
+
+async def _brought(pull: BlobPull, pieces: Sequence[int]) -> None:
+    with suppress(P2PDistError):  # the child's stream ends as well
+        await pull.demand(pieces)
 
 
 class Body:
@@ -437,7 +457,8 @@ class BlobPull:
             source.is_origin if source is not None else self._swarm is not None and self._swarm.read_here(piece)
         )
         length = self.blob.layout.length(piece)
-        self.receipts.count(piece, from_origin=from_origin)
+        if not self.receipts.count(piece, from_origin=from_origin):
+            self._context.count_received("twice", length)
         centre = "origin" if self.vouched is None else "upstream"
         self._context.count_received(centre if from_origin else "peer" if source is not None else "bittorrent", length)
         self._stored(number, piece)
