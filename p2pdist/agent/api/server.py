@@ -152,6 +152,14 @@ class AgentCollector(Collector):
             "Reads of lazy views that failed since their bytes did not come",
             value=lazy.stalls.refused,
         )
+        prefetched = CounterMetricFamily(
+            "p2pdist_agent_lazy_prefetched_bytes",
+            "Bytes filled by a trace before they were read, and those of them that were read since",
+            labels=["what"],
+        )
+        for what in ("filled", "read"):
+            prefetched.add_metric([what], lazy.traces.prefetched[what])
+        yield prefetched
 
     def _tracker(self) -> Iterator[Metric]:
         agent = self._agent

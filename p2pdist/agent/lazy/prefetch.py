@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -48,14 +48,15 @@ def batches(cells: Iterable[int]) -> Iterator[list[int]]:
 
 class Prefetch:
     """Fills one device ahead of its readers, and counts which of it they read. `waiting` says
-    whether a reader waits now. On the event loop."""
+    whether a reader waits now; `total` counts the bytes of all devices, "filled" ahead and "read"
+    since. On the event loop."""
 
-    def __init__(self, filler: Filler, waiting: Callable[[], bool]) -> None:
+    def __init__(self, filler: Filler, waiting: Callable[[], bool], total: Counter[str]) -> None:
         self.bytes = 0
         """What was filled before it was read."""
         self.hits = 0
         """Cells of it that were read since."""
-        self._filler, self._waiting = filler, waiting
+        self._filler, self._waiting, self._total = filler, waiting, total
         self._unread: set[int] = set()
         """Cells of it that were not read so far."""
 
@@ -69,6 +70,7 @@ class Prefetch:
         found = self._unread.intersection(cells)
         self._unread -= found
         self.hits += len(found)
+        self._total["read"] += len(found) * CELL_BYTES
 
     async def run(self, cells: Iterable[int], opened: asyncio.Event) -> None:
         """Fill these cells, in order; `opened` is set once the device can be written to."""
@@ -101,4 +103,5 @@ class Prefetch:
             logger.info("some of a trace is left to the pull: %s", error)
             return
         self.bytes += len(filled) * CELL_BYTES
+        self._total["filled"] += len(filled) * CELL_BYTES
         self._unread.update(filled)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -56,7 +57,7 @@ class Start:
     def __init__(self, traces: Traces, reference: str, entry: str) -> None:
         self.trace: asyncio.Future[Trace | None] = asyncio.get_running_loop().create_future()
         """Gets the trace that the start is prefetched by."""
-        self._traces, self._reference, self._entry = traces, reference, entry
+        self.traces, self._reference, self._entry = traces, reference, entry
         self._read_ms: dict[int, int] | None = None
         """By cell when it was read first, in order; None while nothing is recorded."""
         self._shown: Shown | None = None
@@ -66,7 +67,7 @@ class Start:
 
     async def find(self) -> None:
         """Ask for the trace."""
-        trace, wanted = await self._traces.find(self._reference, self._entry)
+        trace, wanted = await self.traces.find(self._reference, self._entry)
         if wanted:
             self._read_ms = {}
         self.trace.set_result(trace)
@@ -91,7 +92,7 @@ class Start:
         if self._ending is not None:
             self._ending.cancel()
         if read_ms and self._shown is not None:
-            self._traces.state(self._reference, self._entry, self._shown, read_ms, self._since_ms())
+            self.traces.state(self._reference, self._entry, self._shown, read_ms, self._since_ms())
 
     def _since_ms(self) -> int:
         return int(1000 * (asyncio.get_running_loop().time() - self._mounted_at))
@@ -101,6 +102,8 @@ class Traces:
     """The traces of an agent's starts, which `source` keeps."""
 
     def __init__(self, source: TraceSource) -> None:
+        self.prefetched: Counter[str] = Counter()
+        """Bytes that were "filled" ahead of readers, and "read" since, of all starts."""
         self._source = source
         self._tasks = Tasks(logger, "a trace was not given to the tracker")
 

@@ -21,6 +21,7 @@ import logging
 import os
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -107,7 +108,8 @@ class LazyView:
         self._filler = Filler(store, fetcher)
         self._start = start
         """None for a view that an earlier agent mounted."""
-        self._prefetch = Prefetch(self._filler, lambda: bool(self._awaited))
+        total = start.traces.prefetched if start is not None else Counter[str]()
+        self._prefetch = Prefetch(self._filler, lambda: bool(self._awaited), total)
         self._opened = asyncio.Event()
         """Set once the device can be written to."""
         self._planned = asyncio.Event()
@@ -378,7 +380,7 @@ class LazyViews:
         limit_s: float,
         policy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
-        self.limit_s, self._policy, self._traces = limit_s, policy, traces
+        self.limit_s, self._policy, self.traces = limit_s, policy, traces
         self.stalls = Stalls()
         """The waits in all views since the agent was started."""
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
@@ -401,7 +403,7 @@ class LazyViews:
             raise eager("the package has layers that are no trees")
         self._opening += 1
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
-        start = Start(self._traces, reference, entry)
+        start = Start(self.traces, reference, entry)
         view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls, start)
         try:
             view.begin()
@@ -467,7 +469,7 @@ class LazyViews:
         for view in self._views.values():
             await view.close()
         self._views.clear()
-        await self._traces.close()
+        await self.traces.close()
 
 
 def eager(reason: str) -> Conflict:
