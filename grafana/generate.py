@@ -295,9 +295,9 @@ HOST = [
         "Bps",
         [
             q(
-                "sum by (what) "
+                "sum by (state) "
                 '(rate(p2pdist_agent_lazy_prefetched_bytes_total{instance=~"$instance"}[$__rate_interval]))',
-                "{{what}}",
+                "{{state}}",
             )
         ],
         "What was filled ahead of programs, and how much of it they read since.",

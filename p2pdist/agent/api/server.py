@@ -155,10 +155,10 @@ class AgentCollector(Collector):
         prefetched = CounterMetricFamily(
             "p2pdist_agent_lazy_prefetched_bytes",
             "Bytes filled by a trace before they were read, and those of them that were read since",
-            labels=["what"],
+            labels=["state"],
         )
-        for what in ("filled", "read"):
-            prefetched.add_metric([what], lazy.traces.prefetched[what])
+        for state in ("filled", "read"):
+            prefetched.add_metric([state], lazy.traces.prefetched[state])
         yield prefetched
 
     def _tracker(self) -> Iterator[Metric]:
