@@ -230,12 +230,14 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class OpenDemand:
-    """Receive these pieces of a stripe from a source, before what streams bring meanwhile."""
+    """Receive these pieces of a stripe from a source, before what streams bring meanwhile. With
+    `prefetch` no reader waits for them yet."""
 
     stream: int
     source: Source
     stripe: int
     pieces: tuple[int, ...]
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,7 +497,8 @@ class _Streams:
             if mine and (demand := self._demand_of(stripe, mine, sources, prefetch, now=now)) is not None:
                 stream = self._number()
                 self.demands[stream] = demand
-                opened.append(OpenDemand(stream, demand.source, stripe.number, tuple(sorted(demand.pieces))))
+                chosen = tuple(sorted(demand.pieces))
+                opened.append(OpenDemand(stream, demand.source, stripe.number, chosen, prefetch))
         return opened
 
     def _demand_of(

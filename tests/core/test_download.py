@@ -615,20 +615,20 @@ def test_what_is_prefetched_takes_no_stream_from_readers() -> None:
     pull = Pull(count=16)
     pull.plan(0, A, B)
     for number in range(PREFETCHES_MAX):
-        assert pull(Wanted((number,), prefetch=True)) == [OpenDemand(2 + number, A, 0, (number,))]
+        assert pull(Wanted((number,), prefetch=True)) == [OpenDemand(2 + number, A, 0, (number,), True)]
     assert pull(Wanted((8,), prefetch=True)) == []
     assert pull(Wanted((0,))) == [], "it comes"
     for number in range(DEMANDS_MAX):
         assert pull(Wanted((8 + number,))) == [OpenDemand(2 + PREFETCHES_MAX + number, A, 0, (8 + number,))]
     assert pull(Wanted((15,))) == []
     assert pull(StreamEnded(2, "done")) == []
-    assert pull(Wanted((0, 14), prefetch=True)) == [OpenDemand(2 + PREFETCHES_MAX + DEMANDS_MAX, A, 0, (0, 14))]
+    assert pull(Wanted((0, 14), prefetch=True)) == [OpenDemand(2 + PREFETCHES_MAX + DEMANDS_MAX, A, 0, (0, 14), True)]
 
 
 def test_what_is_prefetched_may_take_long_until_a_reader_waits_for_it() -> None:
     pull = Pull(count=4)
     pull.plan(0, A, B)
-    assert pull(Wanted((2,), prefetch=True)) == [OpenDemand(2, A, 0, (2,))]
+    assert pull(Wanted((2,), prefetch=True)) == [OpenDemand(2, A, 0, (2,), True)]
     assert pull(Wanted((2,), prefetch=True), WANTED_S) == []
     assert pull(Wanted((2,))) == [OpenDemand(3, B, 0, (2,))]
 

@@ -451,7 +451,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     pull = agent.registry.fetching(stream.blob)
     flow = agent.registry.open_flow(stream, have, _address(request), partial(_cut, request))
     try:
-        with in_use(request), blob.held(), serving(agent, request, flow), demanded(pull, wanted):
+        demand = demanded(pull, wanted, prefetch=stream.prefetch)
+        with in_use(request), blob.held(), serving(agent, request, flow), demand:
             file = await _opened(blob)
             waits = not blob.have.offers(have, stream.stripe, stream.stripes)
             disk = not blob.in_memory

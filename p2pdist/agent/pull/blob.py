@@ -128,10 +128,11 @@ class Receipts:
 
 
 @contextmanager
-def demanded(pull: BlobPull | None, pieces: Sequence[int]) -> Iterator[None]:
-    """While a child waits for pieces that a pull lacks, they come first here as well. So what many
+def demanded(pull: BlobPull | None, pieces: Sequence[int], *, prefetch: bool) -> Iterator[None]:
+    """While a child waits for pieces that a pull lacks, they come first here as well, with
+    `prefetch` behind those that are demanded without. So what many
     hosts wait for at once is asked of the root of its stripe, and of the origin, once."""
-    task = asyncio.create_task(_brought(pull, pieces)) if pull is not None and pieces else None
+    task = asyncio.create_task(_brought(pull, pieces, prefetch)) if pull is not None and pieces else None
     try:
         yield
     finally:
@@ -139,9 +140,9 @@ def demanded(pull: BlobPull | None, pieces: Sequence[int]) -> Iterator[None]:
             task.cancel()
 
 
-async def _brought(pull: BlobPull, pieces: Sequence[int]) -> None:
+async def _brought(pull: BlobPull, pieces: Sequence[int], prefetch: bool) -> None:
     with suppress(P2PDistError):  # the child's stream ends as well
-        await pull.demand(pieces)
+        await pull.demand(pieces, prefetch=prefetch)
 
 
 class Body:
@@ -336,9 +337,9 @@ class BlobPull:
                 case OpenStream(stream, source, stripe):
                     self._writers.changed(1)
                     self._streams.open(stream, source, stripe)
-                case OpenDemand(stream, source, stripe, pieces):
+                case OpenDemand(stream, source, stripe, pieces, prefetch):
                     self._writers.changed(1)
-                    self._streams.open(stream, source, stripe, pieces)
+                    self._streams.open(stream, source, stripe, pieces, prefetch=prefetch)
                 case CloseStream(stream, after_piece):
                     self._streams.close(stream, after_piece=after_piece)
                 case Complain(stripe, source, reason, piece):
