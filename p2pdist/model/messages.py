@@ -420,11 +420,11 @@ class Reachability(msgspec.Struct, frozen=True):
 
 
 class StreamRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/streams: send the pieces of one stripe that `have` (a bitmap over all pieces,
-    see PieceSet) lacks, oldest first and each once, as they become available. The response is a
-    sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the frame
-    STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader waits
-    for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
+    """Body of POST /v1/streams: send the pieces of one stripe that `have` (a bitmap over all
+    pieces, see PieceSet) lacks, oldest first and each once, as they become available. The response
+    is a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the
+    frame STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader
+    waits for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
     first as well, and sends the host none of them in its other stream of the stripe. With
     `prefetch` a reader is going to wait: they come behind what readers wait for."""
 
