@@ -1,13 +1,15 @@
-"""From `p2pdist run` to the program's first line over a link, lazy and eager, on a cold host.
+"""From `p2pdist run` to the program's first line over a link, on a cold host: eager, lazy, and lazy
+with the trace of a start on another host.
 
     sudo python -m bench.lazy --rate-mbit 400 --repeat 3
 
 The package is a directory of installed wheels, this project's environment unless `--source` names
 another, and the program imports some of it. Origin, tracker and a seed are in one network
 namespace, the host that runs the program in another, behind a link of the given rate (tbf). Every
-run has an agent with an empty store and begins with an empty page cache. Beside the time stand the
-bytes that came over the link before the first line. Everything lies below TMPDIR and is removed
-afterwards.
+run has an agent with an empty store and begins with an empty page cache. Traces are kept by the
+package's name, so each lazy start has a name of its own, and those with a trace share one. Beside
+the time stand the bytes that came over the link before the first line. Everything lies below TMPDIR
+and is removed afterwards.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def daemon(space: str, log: Path, *words: str, socket: Path | None = None) -> It
         process.wait()
 
 
-def first_line(place: Path, number: int, *options: str) -> tuple[float, int]:
+def first_line(place: Path, number: int, *options: str, package: str = "app") -> tuple[float, int]:
     """Seconds from the command to the first line on a cold host, and bytes that came meanwhile."""
     socket, store = place / f"cold{number}.sock", place / f"cold{number}"
     words = ("agent", "--tracker", f"http://{NEAR_ADDRESS}:7070", "--listen", f"{FAR_ADDRESS}:7071")
@@ -96,7 +98,7 @@ def first_line(place: Path, number: int, *options: str) -> tuple[float, int]:
     with daemon(FAR, place / "cold.log", *words, socket=socket):
         Path("/proc/sys/vm/drop_caches").write_text("3")
         before, started = received_bytes(), time.monotonic()
-        run = [*P2PDIST, "run", *options, "--socket", str(socket), "app:v1"]
+        run = [*P2PDIST, "run", *options, "--socket", str(socket), f"{package}:v1"]
         with subprocess.Popen(within(FAR, run), stdout=subprocess.PIPE, text=True) as program:
             assert program.stdout is not None
             line = program.stdout.readline()
@@ -125,20 +127,28 @@ def main() -> None:
         packing = [*P2PDIST, "pack", str(args.source), "-t", "app:v1", "--format", "tree", "--entrypoint", entrypoint]
         subprocess.run([*packing, *layout], check=True, stdout=subprocess.DEVNULL)
         origin = f"file://{place / 'origin'}"
-        subprocess.run([*P2PDIST, "push", "app:v1", "--origin", origin, *layout], check=True)
+        names = ["app", "traced", *(f"app{number}" for number in range(args.repeat))]
+        for name in names:  # the same package each
+            if name != "app":
+                subprocess.run([*P2PDIST, "tag", "app:v1", f"{name}:v1", *layout], check=True)
+            subprocess.run([*P2PDIST, "push", f"{name}:v1", "--origin", origin, *layout], check=True)
         seed = ("agent", "--tracker", f"http://{NEAR_ADDRESS}:7070", "--listen", f"{NEAR_ADDRESS}:7071")
         seed += ("--store", str(place / "seed"), "--socket", str(place / "seed.sock"), "--name", "seed")
         tracker = ("tracker", "--listen", f"{NEAR_ADDRESS}:7070", "--origin", origin)
-        found: dict[str, list[tuple[float, int]]] = {"eager": [], "lazy": []}
+        found: dict[str, list[tuple[float, int]]] = {"eager": [], "lazy": [], "lazy, second host with trace": []}
         with (
             link(args.rate_mbit),
             daemon(NEAR, place / "tracker.log", *tracker, "--state", str(place / "state")),
             daemon(NEAR, place / "seed.log", *seed, socket=place / "seed.sock"),
         ):
             subprocess.run([*P2PDIST, "pull", "app:v1", "--socket", str(place / "seed.sock")], check=True)
-            for number in range(args.repeat):  # by turns: a machine that changes its speed is fair to both
-                found["eager"].append(first_line(place, 2 * number))
-                found["lazy"].append(first_line(place, 2 * number + 1, "--lazy"))
+            first_line(place, 0, "--lazy", package="traced")
+            for number in range(args.repeat):  # by turns: a machine that changes its speed is fair to all
+                found["eager"].append(first_line(place, 3 * number + 1))
+                found["lazy"].append(first_line(place, 3 * number + 2, "--lazy", package=f"app{number}"))
+                found["lazy, second host with trace"].append(
+                    first_line(place, 3 * number + 3, "--lazy", package="traced")
+                )
         rows = [
             (
                 name,

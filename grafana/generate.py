@@ -299,6 +299,18 @@ HOST = [
         [q('sum(p2pdist_agent_lazy_awaited_bytes{instance=~"$instance"})', "bytes")],
     ),
     Panel(
+        "Filled by traces",
+        "Bps",
+        [
+            q(
+                "sum by (state) "
+                '(rate(p2pdist_agent_lazy_prefetched_bytes_total{instance=~"$instance"}[$__rate_interval]))',
+                "{{state}}",
+            )
+        ],
+        "What was filled ahead of programs, and how much of it they read since.",
+    ),
+    Panel(
         "Pulls done",
         "ops",
         [q('sum(rate(p2pdist_agent_pull_seconds_count{instance=~"$instance"}[$__rate_interval]))', "a second")],

@@ -45,6 +45,8 @@ def unknown(words: list[str]) -> list[str]:
     command = main.get_command(click.Context(main), verb)
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         command, rest = command.commands.get(rest[0]), rest[1:]
+    if rest and rest[0] in getattr(command, "subcommands", {}):
+        command, rest = command.subcommands[rest[0]], rest[1:]
     if command is None:
         return [" ".join(words)]
     known = {flag for option in command.params if isinstance(option, click.Option) for flag in option.opts} | {"--help"}

@@ -67,6 +67,7 @@ from tracker.kept_lists import KeptLists
 from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
 from tracker.reach import Reach
+from tracker.traces import Traces
 from tracker.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:  # a tracker without access control need not load what it is made of
@@ -218,6 +219,8 @@ class Service:
         self.blamed_hosts = 0
         """How often a host was blamed for wrong hashes of a vouched list; a metric."""
         self._lists = KeptLists(content.documents)
+        self.traces = Traces()
+        """Of the starts of packages; the owner may give others, which outlive the process."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property

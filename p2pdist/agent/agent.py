@@ -24,6 +24,7 @@ from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.images.images import Images
 from p2pdist.agent.images.inventory import ImageInventory
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
+from p2pdist.agent.lazy.traces import Traces
 from p2pdist.agent.lazy.views import LIMIT_S, LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
@@ -41,6 +42,7 @@ from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import ToHost, TrackerSession
+from p2pdist.agent.tracker.traces import TrackerTraces
 from p2pdist.agent.tracker.trackers import HostSide, Trackers
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
@@ -182,10 +184,9 @@ class Agent:
         self.preseeds = Preseeds(
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )
-        limit_s = settings.lazy_wait_s
-        self.lazy = LazyViews(
-            store, self.packages, self.pulls, self.registry, limit_s=limit_s, policy=self.policies.lazy
-        )
+        traces = Traces(TrackerTraces(session, self.host))
+        limit_s, policy = settings.lazy_wait_s, self.policies.lazy
+        self.lazy = LazyViews(store, self.packages, self.pulls, self.registry, traces, limit_s=limit_s, policy=policy)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls, ImageInventory(store, this_platform()))
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)

@@ -122,7 +122,7 @@ class PackageMounts:
         the member `eager`, where that is not possible."""
         if request.how:
             raise eager(f"it is to be shown as {request.how}")
-        opened = await self._lazy.open(request.package)
+        opened = await self._lazy.open(request.package, request.command if request.until_exit else None)
         if opened is None:
             return None
         view, package = opened

@@ -224,16 +224,27 @@ class TrackerClient:
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON that the tracker answers to a request with the JSON `body`."""
+        return await self._first(method, path, body, msgspec.json.decode)
+
+    async def read(self, path: str) -> bytes:
+        """What the tracker answers to a GET, whatever it is."""
+        return bytes(await self._first("GET", path, None, bytes))
+
+    async def _first(
+        self, method: str, path: str, body: dict[str, Any] | None, decode: Callable[[bytearray], Any]
+    ) -> Any:
         failure: Unavailable | None = None
         for url in self._urls:
             try:
-                return await self._ask(method, url, path, body)
+                return await self._ask(method, url, path, body, decode)
             except Unavailable as error:
                 failure = error
         assert failure is not None
         raise failure
 
-    async def _ask(self, method: str, url: str, path: str, body: dict[str, Any] | None) -> Any:
+    async def _ask(
+        self, method: str, url: str, path: str, body: dict[str, Any] | None, decode: Callable[[bytearray], Any]
+    ) -> Any:
         import aiohttp
 
         from p2pdist.model.url import redacted
@@ -256,7 +267,7 @@ class TrackerClient:
         try:
             if answer.status >= 400:
                 raise with_hint(from_problem(msgspec.json.decode(data, type=dict[str, Any])), url)
-            return msgspec.json.decode(data) if answer.status != 204 else None
+            return decode(data) if answer.status != 204 else None
         except UNDECODABLE as error:
             raise Unavailable(f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})") from error
 

@@ -23,7 +23,7 @@ VERBS = {
     "tracker": "Run a tracker, which decides which agent sends what to which.",
     "agent": "Run the agent of this host, which moves and keeps the bytes.",
     "pack": "Pack a directory as a package into the local layout.",
-    "trace": "Record which files a run of a program uses.",
+    "trace": "Show what starts of a package read, or record which files a run uses.",
     "import": "Make a package of a tar or of a container image.",
     "export": "Write a package as one file, a tar or a directory.",
     "push": "Send a packed package to an origin.",
@@ -223,6 +223,8 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
             help="A TOML file with values for options.",
         )
     )
+    for name, child in getattr(command, "subcommands", {}).items():
+        _prepare(child, (*path, name))
 
 
 def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None:

@@ -104,6 +104,9 @@ WANTED_S = 2.0
 DEMANDS_MAX = 4
 """Streams at once that bring wanted pieces of one stripe."""
 
+PREFETCHES_MAX = 2
+"""Streams beside these that bring pieces of one stripe for which a reader is going to wait."""
+
 ORIGIN_CORRUPT_MAX = 3
 """The pull is given up after so many wrong pieces from the origin."""
 
@@ -126,10 +129,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A reader waits for these pieces. It is said again until they are stored, or nobody waits for
-    them."""
+    """A reader waits for these pieces, or with `prefetch` is going to. It is said again until they
+    are stored, or no reader waits for them."""
 
     pieces: tuple[int, ...]
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +234,14 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class OpenDemand:
-    """Receive these pieces of a stripe from a source, before what streams bring meanwhile."""
+    """Receive these pieces of a stripe from a source, before what streams bring meanwhile. With
+    `prefetch` no reader waits for them yet."""
 
     stream: int
     source: Source
     stripe: int
     pieces: tuple[int, ...]
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,6 +476,7 @@ class _Demand:
     pieces: frozenset[int]
     source: Source
     opened_at: float
+    prefetch: bool
 
 
 @dataclass(slots=True)
@@ -508,30 +515,36 @@ class _Streams:
             self.stripes.pop(stream, None)
             yield CloseStream(stream, after_piece)
 
-    def demand(self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, *, now: float) -> list[OpenDemand]:
+    def demand(
+        self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, *, prefetch: bool, now: float
+    ) -> list[OpenDemand]:
         """Open streams for wanted pieces: one for each stripe of which no stream brings them."""
         opened = []
         for stripe in stripes:
             mine = {piece for piece in pieces if piece % len(stripes) == stripe.number}
-            if mine and (demand := self._demand_of(stripe, mine, sources, now=now)) is not None:
+            if mine and (demand := self._demand_of(stripe, mine, sources, prefetch, now=now)) is not None:
                 stream = self._number()
                 self.demands[stream] = demand
-                opened.append(OpenDemand(stream, demand.source, stripe.number, tuple(sorted(demand.pieces))))
+                chosen = tuple(sorted(demand.pieces))
+                opened.append(OpenDemand(stream, demand.source, stripe.number, chosen, prefetch))
         return opened
 
-    def _demand_of(self, stripe: _Stripe, wanted: set[int], sources: Sources, *, now: float) -> _Demand | None:
+    def _demand_of(
+        self, stripe: _Stripe, wanted: set[int], sources: Sources, prefetch: bool, *, now: float
+    ) -> _Demand | None:
         """From where a stripe comes, else from another choice of the tracker. What is late counts
-        as not coming."""
+        as not coming, unless no reader waits for it yet."""
         opened = [demand for demand in self.demands.values() if demand.stripe == stripe.number]
-        late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S}
+        late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S and not prefetch}
         wanted = wanted.difference(*(demand.pieces for demand in opened if demand.source not in late))
         state, candidates = stripe.state, stripe.candidates
         first = state.source if isinstance(state, Receiving) else None
         for source in (first, candidates.parent, *candidates.alternates):
             if source is not None and source not in late and sources.usable(source, now=now):
-                many = not wanted or len(opened) >= DEMANDS_MAX
+                alike = sum(demand.prefetch == prefetch for demand in opened)
+                many = not wanted or alike >= (PREFETCHES_MAX if prefetch else DEMANDS_MAX)
                 first_ones = frozenset(sorted(wanted)[:DEMAND_PIECES_MAX])
-                return None if many else _Demand(stripe.number, first_ones, source, now)
+                return None if many else _Demand(stripe.number, first_ones, source, now, prefetch)
         return None
 
     def finish(self, stripe: _Stripe) -> bool:
@@ -622,9 +635,9 @@ class Download:
                 self._stored(number, piece, now, out)
             case Planned(plan):
                 self._planned(plan, now, out)
-            case Wanted(pieces) if not self._paused:  # else a swarm writes, and brings them
+            case Wanted(pieces, prefetch) if not self._paused:  # else a swarm writes, and brings them
                 missing = {piece for piece in pieces if piece not in self.have}
-                out += self._streams.demand(self._stripes, missing, self.sources, now=now)
+                out += self._streams.demand(self._stripes, missing, self.sources, prefetch=prefetch, now=now)
             case StreamEnded():
                 self._ended(event, now, out)
             case Quiet():

@@ -38,13 +38,15 @@ BLOCKS_MAX = 3 << 30
 
 @dataclass(frozen=True, slots=True)
 class DeviceChunk:
-    """A chunk of a content, `length` bytes at `offset` of it, and at `at` of all contents."""
+    """A chunk of a content, the one with this `number`, `length` bytes at `offset` of it, and at
+    `at` of all contents."""
 
     at: int
     content: bytes
     offset: int
     chunk: bytes
     length: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class DeviceLayout:
             raise TooLarge(f"contents of {self.size} bytes do not fit into the device of one view")
         self._cut: dict[bytes, tuple[list[int], list[bytes]]] = {}
         """Offsets and names of the chunks of contents that were asked for."""
+        self._begins: dict[bytes, int] | None = None
+        """`first_blocks`, once one content was asked for."""
 
     @property
     def size(self) -> int:
@@ -134,7 +138,23 @@ class DeviceLayout:
                 if at + offset >= end:
                     break
                 if at + offset + length > begin:
-                    yield DeviceChunk(at + offset, content, offset, names[index], length)
+                    yield DeviceChunk(at + offset, content, offset, names[index], length, index)
+
+    def content_chunks(self, content: bytes, first: int, count: int) -> Iterator[DeviceChunk]:
+        """Of the chunks of a content those with the numbers from `first` on, up to `count`; none of
+        a content that is not here."""
+        if not self._sizes.get(content):
+            return
+        at = self._begin(content) * BLOCK_BYTES
+        offsets, names = self._cuts(content)
+        for number in range(first, min(first + count, len(names))):
+            offset = offsets[number]
+            yield DeviceChunk(at + offset, content, offset, names[number], offsets[number + 1] - offset, number)
+
+    def _begin(self, content: bytes) -> int:
+        if self._begins is None:
+            self._begins = self.first_blocks()
+        return self._begins[content]
 
     def _cuts(self, content: bytes) -> tuple[list[int], list[bytes]]:
         """Where the chunks of a content begin, its end behind them, and their names."""

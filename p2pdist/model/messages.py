@@ -476,7 +476,8 @@ class StreamRequest(msgspec.Struct, frozen=True):
     is a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the
     frame STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader
     waits for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
-    first as well, and sends the host none of them in its other stream of the stripe."""
+    first as well, and sends the host none of them in its other stream of the stripe. With
+    `prefetch` a reader is going to wait: they come behind what readers wait for."""
 
     blob: Digest
     stripe: int
@@ -485,6 +486,7 @@ class StreamRequest(msgspec.Struct, frozen=True):
     host: str = ""
     priority: Priority = "start"
     demand: bool = False
+    prefetch: bool = False
 
 
 DEMAND_PIECES_MAX = 64
@@ -570,7 +572,9 @@ class MountRequest(msgspec.Struct, frozen=True):
     belongs to the calling process: the agent unmounts it when that process, and the programs that
     were started from the view, have ended. Otherwise it stays until it is unmounted. `lazy`: the
     package is not pulled first, contents come while they are read; where that is not possible the
-    answer is a problem whose member `eager` says why."""
+    answer is a problem whose member `eager` says why. `command` follows the package's entry point
+    in the command line of the program that an `until_exit` view is for: it says which trace the
+    view is filled by."""
 
     package: str
     path: str = ""
@@ -578,12 +582,16 @@ class MountRequest(msgspec.Struct, frozen=True):
     how: str = ""
     until_exit: bool = False
     lazy: bool = False
+    command: tuple[str, ...] = ()
 
 
 class LazyStatus(msgspec.Struct, frozen=True):
     """A lazy view: `whole` once nothing is missing. Bytes of contents in all, filled, and awaited
     by the `readers` that wait now; how many reads have waited (`stalls`), for how long at most half
-    and 99 % of the last ones did, and how many got an error because nothing came (`refused`)."""
+    and 99 % of the last ones did, and how many got an error because nothing came (`refused`);
+    how many reads found something missing (`misses`). `prefetched_bytes` were filled by a trace
+    before they were read: `prefetch_hits` cells of them were read since, `unread_bytes` were
+    not."""
 
     whole: bool = False
     bytes_total: int = 0
@@ -594,6 +602,10 @@ class LazyStatus(msgspec.Struct, frozen=True):
     stall_p50_s: float = 0.0
     stall_p99_s: float = 0.0
     refused: int = 0
+    misses: int = 0
+    prefetched_bytes: int = 0
+    prefetch_hits: int = 0
+    unread_bytes: int = 0
 
 
 class MountStatus(msgspec.Struct, frozen=True):

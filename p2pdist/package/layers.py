@@ -59,7 +59,7 @@ class Layer:
 class PackOptions:
     """What holds for all layers of a package. `mtime` and `world_readable` as pack takes them;
     `reproducible` replaces compiled Python; `follow_links` packs files in the place of links that
-    lead out of the package."""
+    lead out of the package; `order` are paths of the package whose contents lie first in packs."""
 
     base: Reference | None = None
     settings: Settings = field(default_factory=Settings)
@@ -69,6 +69,7 @@ class PackOptions:
     reproducible: bool = False
     world_readable: bool = False
     follow_links: bool = False
+    order: tuple[bytes, ...] = ()
 
 
 def project_layers(file: ProjectFile, form: Format, patterns: Sequence[str] = ()) -> list[Layer]:
@@ -167,6 +168,7 @@ async def pack_layers(
                     modes=layer.modes,
                     timeless=layer.split and not staged,
                     world_readable=options.world_readable,
+                    order=options.order,
                     provenance=Provenance(layer.source, layer.target, layer.warn, whole=whole),
                     on_progress=on_progress,
                 )

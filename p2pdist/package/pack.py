@@ -159,6 +159,7 @@ async def pack(
     modes: Mapping[bytes, int] | None = None,
     timeless: bool = False,
     world_readable: bool = False,
+    order: tuple[bytes, ...] = (),
     provenance: Provenance | None = None,
     on_progress: OnProgress | None = None,
 ) -> Packed:
@@ -171,7 +172,8 @@ async def pack(
     directories above them; a directory stands for itself, not for its entries. `modes` replace the
     modes of entries, by path below the source; `world_readable` is chmod a+rX. `xattrs` carries
     extended attributes `user.*`, in trees only; `timeless` gives the directories of a tree the time
-    0. `provenance` is by default the source itself.
+    0; `order` are paths below the source whose contents lie first in the packs of a tree.
+    `provenance` is by default the source itself.
 
     The package names the base's layers and parts; only its piece lists and catalogs are copied. No
     garbage collection runs in the layout meanwhile. Raises NotFound, UsageError, DiskFull, Conflict
@@ -185,15 +187,7 @@ async def pack(
     async with layout.packing():
         below = await _read_base(base, layout, origin)
         config = (settings or Settings()).over(below.config if below else Config())
-        options = Options(
-            xattrs=xattrs,
-            ignore=ignore,
-            only=only,
-            mtime=mtime,
-            modes=modes or {},
-            timeless=timeless,
-            world_readable=world_readable,
-        )
+        options = Options(xattrs, ignore, only, mtime, modes or {}, timeless, world_readable, order)
         layer = await _add_layer(source, reference, layout, base, below, format, level, options, on_progress)
         manifest, written = await _add_manifest(reference, layout, below, config, layer)
         remarks = await asyncio.to_thread(

@@ -3,9 +3,11 @@
 import pytest
 
 from p2pdist.core.download import (
+    DEMANDS_MAX,
     DENIALS_MAX,
     DENIED_S,
     ORIGIN_CORRUPT_MAX,
+    PREFETCHES_MAX,
     REOPEN_S,
     STALL_FIRST_S,
     WANTED_S,
@@ -620,6 +622,29 @@ def test_a_wanted_piece_that_does_not_come_is_requested_from_the_next_source() -
     assert pull(Wanted((2,))) == [OpenDemand(2, A, 0, (2,))]
     assert pull(Wanted((2,)), WANTED_S / 2) == []
     assert pull(Wanted((2,)), WANTED_S / 2) == [OpenDemand(3, B, 0, (2,))]
+
+
+def test_what_is_prefetched_takes_no_stream_from_readers() -> None:
+    """Each has streams of its own; pieces that one of them brings, another does not."""
+    pull = Pull(count=16)
+    pull.plan(0, A, B)
+    for number in range(PREFETCHES_MAX):
+        assert pull(Wanted((number,), prefetch=True)) == [OpenDemand(2 + number, A, 0, (number,), True)]
+    assert pull(Wanted((8,), prefetch=True)) == []
+    assert pull(Wanted((0,))) == [], "it comes"
+    for number in range(DEMANDS_MAX):
+        assert pull(Wanted((8 + number,))) == [OpenDemand(2 + PREFETCHES_MAX + number, A, 0, (8 + number,))]
+    assert pull(Wanted((15,))) == []
+    assert pull(StreamEnded(2, "done")) == []
+    assert pull(Wanted((0, 14), prefetch=True)) == [OpenDemand(2 + PREFETCHES_MAX + DEMANDS_MAX, A, 0, (0, 14), True)]
+
+
+def test_what_is_prefetched_may_take_long_until_a_reader_waits_for_it() -> None:
+    pull = Pull(count=4)
+    pull.plan(0, A, B)
+    assert pull(Wanted((2,), prefetch=True)) == [OpenDemand(2, A, 0, (2,), True)]
+    assert pull(Wanted((2,), prefetch=True), WANTED_S) == []
+    assert pull(Wanted((2,))) == [OpenDemand(3, B, 0, (2,))]
 
 
 def test_streams_for_wanted_pieces_end_with_the_download_and_give_way_to_a_swarm() -> None:

@@ -46,6 +46,7 @@ from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.preseed import PreseedRequest, decode_request
+from p2pdist.model.trace import Span, Trace, Traced, decode_trace, encode_trace
 from p2pdist.model.units import parse_duration, parse_rate, parse_size
 from p2pdist.mount import executable, squashfs
 from p2pdist.mount.erofs.patch import patch_image
@@ -368,6 +369,12 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("page", KnownPage.decode, (Corrupt,), (PAGE,)),
         Decoder("tree", decode_root_and_page, (Corrupt,), (PAGE,)),
         Decoder("chunk list", tree.ChunkList.decode, (Corrupt,), (CHUNKS.encode(),)),
+        Decoder(
+            "trace",
+            decode_trace,
+            (Corrupt,),
+            (encode_trace(Trace((Traced(b"x" * 32, b"a"),), (Span(0, 1, 2, 3),), 4)),),
+        ),
         Decoder("catalog", decode_catalog, (Corrupt,), (_catalog(),)),
         Decoder("chunk of a pack", lambda data: decode_chunk(data, len(chunk)), (Corrupt,), (encoded, encoded[:40])),
         Decoder("bencode", bencode.decode, (Corrupt,), (b"d1:ai5e1:bl1:x2:yyee", b"l" * 20 + b"e" * 20)),

@@ -13,7 +13,7 @@ from p2pdist.transfer.guard import OwnNames, identity_of
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.cluster.siblings import Siblings
-from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions, trackers
+from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions, traces, trackers
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE, SIBLINGS
 from tracker.http.metrics import registry
 from tracker.preseed_service import PreseedService
@@ -74,6 +74,7 @@ ROUTES = (
     *sessions.ROUTES,
     *content.ROUTES,
     *images.ROUTES,
+    *traces.ROUTES,
     *bittorrent.ROUTES,
     *scheduler.ROUTES,
     *trackers.ROUTES,

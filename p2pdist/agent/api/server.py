@@ -154,6 +154,14 @@ class AgentCollector(Collector):
             "Reads of lazy views that failed since their bytes did not come",
             value=lazy.stalls.refused,
         )
+        prefetched = CounterMetricFamily(
+            "p2pdist_agent_lazy_prefetched_bytes",
+            "Bytes filled by a trace before they were read, and those of them that were read since",
+            labels=["state"],
+        )
+        for state in ("filled", "read"):
+            prefetched.add_metric([state], lazy.traces.prefetched[state])
+        yield prefetched
 
     def _tracker(self) -> Iterator[Metric]:
         agent = self._agent
@@ -460,7 +468,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     pull = agent.registry.fetching(stream.blob)
     flow = agent.registry.open_flow(stream, have, _address(request), partial(_cut, request))
     try:
-        with in_use(request), blob.held(), serving(agent, request, flow), demanded(pull, wanted):
+        demand = demanded(pull, wanted, prefetch=stream.prefetch)
+        with in_use(request), blob.held(), serving(agent, request, flow), demand:
             file = await _opened(blob)
             waits = not blob.have.offers(have, stream.stripe, stream.stripes)
             disk = not blob.in_memory

@@ -13,8 +13,8 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -227,9 +227,7 @@ class Filler:
         missing = [chunk for chunk in self._chunks(cells) if not self.has(chunk)]
         for chunk in await asyncio.to_thread(self._copy, missing):
             self._wrote(chunk)
-        whole = [cell for cell in cells if all(map(self.has, self._chunks((cell,))))]
-        await asyncio.to_thread(self.device.finish, whole)
-        self._finished.update(whole)
+        await self._finish(cells)
         return [cell for cell in cells if cell not in self._finished]
 
     def _copy(self, chunks: Sequence[DeviceChunk]) -> list[DeviceChunk]:
@@ -240,6 +238,61 @@ class Filler:
                 self.device.write(data, chunk.at)
                 written.append(chunk)
         return written
+
+    async def bring(self, cells: Sequence[int]) -> Mapping[Digest, Blob]:
+        """Have the pieces come that hold these cells, behind those for which readers wait; returns
+        the blobs that they are of, by pack. Raises P2PDistError."""
+        parts: dict[Digest, list[Stored]] = {}
+        for chunk in self._chunks(cells):
+            located = self.whereabouts.packs.get(chunk.chunk)
+            if located is not None and located[0] in self.whereabouts.sources and not self.has(chunk):
+                parts.setdefault(located[0], []).append(located[1])
+        return dict(zip(parts, await asyncio.gather(*(self._bring(*needed) for needed in parts.items())), strict=True))
+
+    async def _bring(self, pack: Digest, parts: Sequence[Stored]) -> Blob:
+        descriptor, selection = self.whereabouts.sources[pack]
+        blob, pull = await self._fetcher.fetch(descriptor, "preseed", selection)
+        pieces: dict[int, None] = {}
+        for stored in parts:
+            start = _start(stored, selection)
+            if not blob.holds(start, stored.stored):
+                pieces.update(dict.fromkeys(blob.layout.covering(start, start + stored.stored)))
+        if pull is not None and pieces:
+            with blob.held():
+                await pull.demand(tuple(pieces), prefetch=True)
+        return blob
+
+    async def fill_in_order(self, cells: Sequence[int], blobs: Mapping[Digest, Blob]) -> list[int]:
+        """Fill cells, one after the other, whose bytes are in objects or in these blobs of packs;
+        returns those that were filled. Raises OSError, NotFound for a blob that was evicted, and
+        Corrupt."""
+        missing = [chunk for chunk in self._chunks(cells) if not self.has(chunk)]
+        with ExitStack() as holds:
+            for blob in blobs.values():
+                holds.enter_context(blob.held())
+            written = await asyncio.to_thread(self._write, missing, blobs)
+        for chunk in written:
+            self._wrote(chunk)
+        return await self._finish([cell for cell in cells if cell not in self._finished])
+
+    def _write(self, chunks: Sequence[DeviceChunk], blobs: Mapping[Digest, Blob]) -> list[DeviceChunk]:
+        written, here = [], self.whereabouts
+        for chunk in chunks:
+            data, located = self._from_objects(chunk), here.packs.get(chunk.chunk)
+            if data is None and located is not None and located[0] in blobs and located[0] in here.sources:
+                pack, stored = located
+                data = _read(blobs[pack], _start(stored, here.sources[pack][1]), pack, stored)
+            if data is not None:
+                self.device.write(data, chunk.at)
+                written.append(chunk)
+        return written
+
+    async def _finish(self, cells: Sequence[int]) -> list[int]:
+        """Let the kernel read those of the cells of which everything is written; returns them."""
+        whole = [cell for cell in cells if all(map(self.has, self._chunks((cell,))))]
+        await asyncio.to_thread(self.device.finish, whole)
+        self._finished.update(whole)
+        return whole
 
     def _from_objects(self, chunk: DeviceChunk) -> bytes | None:
         """The chunk from an object, None where none has it. One that is wrong is dropped."""
@@ -270,7 +323,7 @@ class Filler:
         for _ in range(WRONG_MAX):
             blob, pull = await self._fetcher.fetch(descriptor, "preseed", selection)
             with blob.held():
-                start = stored.offset if selection is None else selection.position(stored.offset, stored.stored)
+                start = _start(stored, selection)
                 if pull is not None and not blob.holds(start, stored.stored):
                     await pull.demand(blob.layout.covering(start, start + stored.stored))
                 data = await asyncio.to_thread(_read, blob, start, pack, stored)
@@ -279,6 +332,11 @@ class Filler:
             if pull is not None:  # it does not know that pieces are gone: the next one will
                 pull.reject(Unavailable(f"pieces of {descriptor.digest} were wrong on the disk"))
         raise Corrupt(f"the pack {pack} is wrong on the disk again and again", remedy="See dmesg for the disk")
+
+
+def _start(stored: Stored, selection: Selection | None) -> int:
+    """Where a chunk of a pack begins in the blob that is fetched of the pack."""
+    return stored.offset if selection is None else selection.position(stored.offset, stored.stored)
 
 
 def _read(blob: Blob, start: int, pack: Digest, stored: Stored) -> bytes | None:

@@ -7,6 +7,9 @@ rest of the device is filled from objects; then nothing supervises the view any 
 the store is kept for it. A view outlives its agent: the next one connects to its supervisor and
 computes the same layout from the package again.
 
+Where the tracker has a trace of the start, the device is filled in its order from the beginning
+(prefetch.py, traces.py).
+
 A reader waits for `limit_s` at most, then it gets EIO, and the log says why.
 """
 
@@ -18,13 +21,16 @@ import logging
 import os
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
+from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.stalls import Stalls
+from p2pdist.agent.lazy.traces import Shown, Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
@@ -32,10 +38,11 @@ from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
+from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.lazy.view import LazyPackage, cells_of, is_filled, mark_filled, supervise
 from p2pdist.mount.supervisor import protocol
-from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
+from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.missing import Missing
 
@@ -82,7 +89,14 @@ class LazyView:
     """One lazy view: what it has of its package, and who waits for what. On the event loop."""
 
     def __init__(
-        self, store: BlobStore, pulls: Pulls, fetcher: Fetcher, reference: str, limit_s: float, stalls: Stalls
+        self,
+        store: BlobStore,
+        pulls: Pulls,
+        fetcher: Fetcher,
+        reference: str,
+        limit_s: float,
+        stalls: Stalls,
+        start: Start | None = None,
     ) -> None:
         self.trees: list[Sequence[Entry]] = []
         self.layout: DeviceLayout | None = None
@@ -92,12 +106,19 @@ class LazyView:
         """Gets the package once it is known that something is missing; None: nothing is."""
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._filler = Filler(store, fetcher)
+        self._start = start
+        """None for a view that an earlier agent mounted."""
+        total = start.traces.prefetched if start is not None else Counter[str]()
+        self._prefetch = Prefetch(self._filler, lambda: bool(self._awaited), total)
+        self._opened = asyncio.Event()
+        """Set once the device can be written to."""
         self._planned = asyncio.Event()
         self._pulled = asyncio.Event()
         self._awaited: dict[int, int] = {}
         """Bytes that each waiting reader waits for, by its number."""
-        self._stalls, self._told_refused = Stalls(stalls), 0
-        """The waits here, and how many refusals the supervisor has told of."""
+        self._stalls, self._told_refused, self._misses = Stalls(stalls), 0, 0
+        """The waits here, how many refusals the supervisor has told of, and reads of what was
+        missing."""
         self._holds = ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
@@ -107,6 +128,9 @@ class LazyView:
     def begin(self) -> None:
         """Begin to pull the package, in the background and until it is here."""
         self._spawn(self._pull())
+        if self._start is not None:
+            self._spawn(self._start.find())
+            self._spawn(self._fill_ahead(self._start))
 
     async def _pull(self) -> None:
         pause_s = PULL_AGAIN_S
@@ -170,6 +194,8 @@ class LazyView:
     def serve(self, directory: Path) -> None:
         """Serve readers of the view whose files are in `directory`, and fill it."""
         self._filler.device.cells = cells_of(directory)
+        if self._start is not None and self.layout is not None:
+            self._start.mounted(Shown(self.trees, self.layout, self._filler.device.cells))
         self._spawn(self._serve(directory))
 
     async def _serve(self, directory: Path) -> None:
@@ -190,6 +216,7 @@ class LazyView:
             self._stalls.refuse(max(0, greeting.refused - self._told_refused))
             self._told_refused = greeting.refused
             self._filler.device.take(greeting.filler, greeting.group)
+            self._opened.set()
             with greeting.connection as connection:
                 connection.setblocking(False)
                 filling = asyncio.create_task(self._fill(directory, connection))
@@ -222,6 +249,8 @@ class LazyView:
                     return
                 case Notice(kind=kind, number=number, offset=offset, count=count) if kind == FAULT:
                     self._spawn(self._fault(connection, number, offset, count))
+                case Notice(kind=kind, offset=offset, count=count) if kind == READ:
+                    self._noted(self._filler.device.cells.covering(offset, count))
                 case Notice(kind=kind, number=number) if kind == EXPIRED:
                     self._told_refused += 1
                     self._stalls.refuse()
@@ -236,8 +265,7 @@ class LazyView:
             async with asyncio.timeout(self._limit_s):
                 await self._planned.wait()
                 assert self.layout is not None
-                cells = self._filler.device.cells.covering(offset, count)
-                missing = [cell for cell in cells if not self._filler.has_cell(cell)]
+                missing = self._noted(self._filler.device.cells.covering(offset, count))
                 await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
@@ -259,7 +287,25 @@ class LazyView:
         with suppress(OSError):  # the supervisor has ended: its guard asks again
             connection.send(ORDER.pack(ANSWER, number, refused))
 
+    def _noted(self, cells: range) -> list[int]:
+        """Those of the cells that a reader reads which are missing."""
+        self._prefetch.read(cells)
+        if self._start is not None:
+            self._start.read(cells)
+        missing = [cell for cell in cells if not self._filler.has_cell(cell)]
+        self._misses += bool(missing)
+        return missing
+
     # -- the rest
+
+    async def _fill_ahead(self, start: Start) -> None:
+        """Fill what the trace of the start names, in its order."""
+        trace = await start.trace
+        await self._planned.wait()
+        if trace is not None and self.layout is not None:
+            mine = await asyncio.to_thread(inherit, trace, self.trees)
+            cells = cells_of_trace(mine, self.layout, self._filler.device.cells)
+            await self._prefetch.run(cells, self._opened)
 
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""
@@ -292,6 +338,10 @@ class LazyView:
             round(self._stalls.quantile(0.5), 4),
             round(self._stalls.quantile(0.99), 4),
             self._stalls.refused,
+            self._misses,
+            self._prefetch.bytes,
+            self._prefetch.hits,
+            self._prefetch.unread_bytes,
         )
 
     async def close(self) -> None:
@@ -304,6 +354,8 @@ class LazyView:
         self._finish()
 
     def _finish(self) -> None:
+        if self._start is not None:
+            self._start.end()
         self._holds.close()
         self._filler.close()
 
@@ -314,8 +366,8 @@ class LazyView:
 
 
 class LazyViews:
-    """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `policy` says what
-    that of a package says of showing it lazily."""
+    """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `traces` say what
+    starts read, and `policy` what that of a package says of showing it lazily."""
 
     def __init__(
         self,
@@ -323,21 +375,23 @@ class LazyViews:
         packages: Packages,
         pulls: Pulls,
         fetcher: Fetcher,
+        traces: Traces,
         *,
         limit_s: float,
         policy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
-        self.limit_s, self._policy = limit_s, policy
+        self.limit_s, self._policy, self.traces = limit_s, policy, traces
         self.stalls = Stalls()
         """The waits in all views since the agent was started."""
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
 
-    async def open(self, reference: str) -> tuple[LazyView, Package] | None:
+    async def open(self, reference: str, command: Sequence[str] | None = None) -> tuple[LazyView, Package] | None:
         """A view of a package, which is known and not mounted yet; None when all of the package is
-        here, and there is nothing to wait for. Raises Conflict (`eager`) where it cannot be lazy,
-        and what pulling raises."""
+        here, and there is nothing to wait for. `command` is what follows the package's entry point
+        in the command line of the program that the view is for, None without a program. Raises
+        Conflict (`eager`) where it cannot be lazy, and what pulling raises."""
         if os.geteuid() != 0:
             raise eager("the agent is not root")
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
@@ -348,7 +402,9 @@ class LazyViews:
         if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
             raise eager("the package has layers that are no trees")
         self._opening += 1
-        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls)
+        entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
+        start = Start(self.traces, reference, entry)
+        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls, start)
         try:
             view.begin()
             package = await asyncio.shield(view.known)
@@ -413,6 +469,7 @@ class LazyViews:
         for view in self._views.values():
             await view.close()
         self._views.clear()
+        await self.traces.close()
 
 
 def eager(reason: str) -> Conflict:

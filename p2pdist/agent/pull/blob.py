@@ -133,10 +133,11 @@ class Receipts:
 
 
 @contextmanager
-def demanded(pull: BlobPull | None, pieces: Sequence[int]) -> Iterator[None]:
-    """While a child waits for pieces that a pull lacks, they come first here as well. So what many
+def demanded(pull: BlobPull | None, pieces: Sequence[int], *, prefetch: bool) -> Iterator[None]:
+    """While a child waits for pieces that a pull lacks, they come first here as well, with
+    `prefetch` behind those that are demanded without. So what many
     hosts wait for at once is asked of the root of its stripe, and of the origin, once."""
-    task = asyncio.create_task(_brought(pull, pieces)) if pull is not None and pieces else None
+    task = asyncio.create_task(_brought(pull, pieces, prefetch)) if pull is not None and pieces else None
     try:
         yield
     finally:
@@ -144,9 +145,9 @@ def demanded(pull: BlobPull | None, pieces: Sequence[int]) -> Iterator[None]:
             task.cancel()
 
 
-async def _brought(pull: BlobPull, pieces: Sequence[int]) -> None:
+async def _brought(pull: BlobPull, pieces: Sequence[int], prefetch: bool) -> None:
     with suppress(P2PDistError):  # the child's stream ends as well
-        await pull.demand(pieces)
+        await pull.demand(pieces, prefetch=prefetch)
 
 
 class Body:
@@ -321,12 +322,13 @@ class BlobPull:
         """A reading of the blob that begins now."""
         return Body(self)
 
-    async def demand(self, pieces: Sequence[int]) -> None:
-        """Have pieces come before all others, and wait for them; raises the pull's failure."""
+    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False) -> None:
+        """Have pieces come before all others, but with `prefetch` behind those that are demanded
+        without, and wait for them; raises the pull's failure."""
         while missing := tuple(piece for piece in pieces if piece not in self._download.have):
             if self.done.done():
                 return self.done.result()
-            self._mail.context.run(self._submit, Wanted(missing))
+            self._mail.context.run(self._submit, Wanted(missing, prefetch))
             waits = [asyncio.ensure_future(self.piece(piece)) for piece in missing]
             try:
                 await asyncio.wait_for(asyncio.gather(*waits), DEMAND_S)
@@ -341,9 +343,9 @@ class BlobPull:
                 case OpenStream(stream, source, stripe):
                     self._writers.changed(1)
                     self._streams.open(stream, source, stripe)
-                case OpenDemand(stream, source, stripe, pieces):
+                case OpenDemand(stream, source, stripe, pieces, prefetch):
                     self._writers.changed(1)
-                    self._streams.open(stream, source, stripe, pieces)
+                    self._streams.open(stream, source, stripe, pieces, prefetch=prefetch)
                 case CloseStream(stream, after_piece):
                     self._streams.close(stream, after_piece=after_piece)
                 case Complain(stripe, source, reason, piece):

@@ -141,9 +141,11 @@ class PullStreams:
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
 
-    def open(self, number: int, source: Source, stripe: int, pieces: tuple[int, ...] = ()) -> None:
-        """Receive a stripe from a source, or of it only the `pieces` for which a reader waits;
-        StreamClosed follows in any case."""
+    def open(
+        self, number: int, source: Source, stripe: int, pieces: tuple[int, ...] = (), *, prefetch: bool = False
+    ) -> None:
+        """Receive a stripe from a source, or of it only the `pieces` for which a reader waits, or
+        with `prefetch` is going to; StreamClosed follows in any case."""
         self._sources[number] = (source, stripe)
         self._demanded[number] = pieces
         stream: IncomingStream | OriginReader
@@ -172,8 +174,9 @@ class PullStreams:
         else:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()
             priority: Priority = "start" if pieces else self.priority
+            host, demand = self._context.host, bool(pieces)
             request = StreamRequest(
-                self._blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, priority, bool(pieces)
+                self._blob.digest, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch
             )
             stream = IncomingStream(
                 source,

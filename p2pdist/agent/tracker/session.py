@@ -436,29 +436,32 @@ class TrackerSession:
         return (await self.exchange(path, query, {}))[1]
 
     async def exchange(
-        self, path: str, query: dict[str, str], headers: dict[str, str]
+        self, path: str, query: dict[str, str], headers: dict[str, str], body: bytes | None = None
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """Status, 200 or 304, body and header of a GET; raises what a problem document says."""
+        """Status, 200 or 304, body and header of the answer to a GET, or to a POST of a body;
+        raises what a problem document says."""
         if self._http is None or not self._url:
             raise Unavailable("this agent knows no tracker", remedy="Give it --tracker")
         headers, timeout = headers | passed_on(), aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, connect=3.0)
         try:
-            async with self._http.get(
+            async with self._http.request(
+                "GET" if body is None else "POST",
                 self._url + path,
+                data=body,
                 params=query,
                 headers=headers,
                 timeout=timeout,
                 ssl=self._context,
                 server_hostname=self._tracker_name,
             ) as answer:
-                body = await _limited(answer)
+                answered = await _limited(answer)
             self.attention.heard()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = in_words(error, self._url).replace(self._url, self.url)
             raise Unavailable(f"the tracker {self.url} does not answer: {reason}") from error
         if answer.status not in (200, 304):
-            raise _problem(body, f"the tracker {self.url} answered {answer.status}")
-        return answer.status, body, answer.headers
+            raise _problem(answered, f"the tracker {self.url} answered {answer.status}")
+        return answer.status, answered, answer.headers
 
 
 class _Connection:

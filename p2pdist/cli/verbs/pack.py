@@ -91,6 +91,7 @@ class _Options:
     reproducible: bool
     world_readable: bool
     follow_links: bool
+    order: Path | None
 
 
 @click.command("pack")
@@ -119,6 +120,12 @@ class _Options:
     type=click.Path(path_type=Path),
     metavar="TRACE",
     help="Keep only what a run used, as p2pdist trace recorded it; may be repeated.",
+)
+@click.option(
+    "--order",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRACE",
+    help="Lay new contents out as p2pdist trace export says that a start reads them (trees only).",
 )
 @click.option(
     "--reproducible", is_flag=True, help="Make equal packages of equal checkouts, whenever and wherever they were made."
@@ -188,6 +195,7 @@ def _reference(given: _Options, project: Project | None) -> Reference:
 
 
 def _pack_options(given: _Options, project: Project | None) -> PackOptions:
+    from p2pdist.cli.verbs.trace import read_trace_file
     from p2pdist.package.image.reproducible import clamp_time
     from p2pdist.package.image.squashfs import LEVEL
     from p2pdist.package.layers import PackOptions
@@ -205,6 +213,7 @@ def _pack_options(given: _Options, project: Project | None) -> PackOptions:
         reproducible=given.reproducible,
         world_readable=given.world_readable,
         follow_links=given.follow_links,
+        order=read_trace_file(given.order).paths if given.order is not None else (),
     )
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.mount.program import Program
 
+WORDS_SENT = 8
+"""Of the command line the agent hears so many words: they name the program."""
+
 _OTHER_MOUNTS = (
     "Run it among the host's mounts, let these be shared (mount --make-rshared, Shared=true in job_container.conf), or use "
     "--how unpack where this process sees the agent's store"
@@ -58,7 +61,8 @@ def command(
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
-    request = MountRequest(reference, "", writable, how or "", until_exit=True)
+    words = arguments[:WORDS_SENT]
+    request = MountRequest(reference, "", writable, how or "", until_exit=True, command=words)
     shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
     if not isinstance(shown, PullStatus):
         return _Run(reference, arguments, writable, how, client).run_in(shown)

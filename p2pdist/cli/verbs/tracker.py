@@ -413,6 +413,8 @@ async def _serve(
     from tracker.state.database import is_postgresql
     from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase
+    from tracker.state.traces import TraceRecords
+    from tracker.traces import Traces
     from tracker.upstreams.settings import UpstreamsFile
     from tracker.upstreams.upstreams import Upstreams
 
@@ -424,6 +426,7 @@ async def _serve(
     upstreams = Upstreams(settings, documents)
     service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
+    service.traces = Traces(TraceRecords(state) if state else None)
     await preseeds.load()
     siblings = await _join_cluster(part, state, service, access)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings)
@@ -449,6 +452,7 @@ async def _serve(
         await upstreams.close()
         if origin is not None:
             await origin.close()
+        service.traces.close()
         if documents is not None:
             documents.close()
         if access is not None:

@@ -22,7 +22,7 @@ from p2pdist.package.tree.cache import CacheFile, Damaged, FilesCache, Head, Out
 from p2pdist.package.tree.entries import Assembler
 from p2pdist.package.tree.packfile import PackWriter
 from p2pdist.package.tree.pool import PackPool, blob_sizes, read_pack_pool
-from p2pdist.package.tree.reader import ContentReader
+from p2pdist.package.tree.reader import ContentReader, FileToRead
 from p2pdist.package.tree.usage import Usage
 from p2pdist.package.tree.writer import Built, remember, stoppable, store_tree
 
@@ -46,6 +46,9 @@ class Options:
     """Give directories the time 0."""
     world_readable: bool = False
     """chmod a+rX."""
+    order: tuple[bytes, ...] = ()
+    """Paths whose contents go into packs before all others, in this order, as far as no pack has
+    them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ async def pack_tree(
         raise UsageError(f"{options.mtime} is not a modification time", remedy="Give seconds since 1970")
     scan = await asyncio.to_thread(scan_tree, source, ignore=options.ignore, only=options.only)
     chosen = (options.xattrs, options.mtime, options.only is not None, options.timeless, options.world_readable)
-    key = (scan.source, *chosen, base.name if base else None)
+    key = (scan.source, *chosen, base.name if base else None, *([options.order] if options.order else []))
     work = _Work(scan, name, layout, base, options, on_bytes, CacheFile(layout.directory, key))
     try:
         return await _with_cache(work)
@@ -163,12 +166,23 @@ def _assemble(built: Built, work: _Work, pool: PackPool, files_cache: FilesCache
     reader = ContentReader(
         usage.chunk_index.lookup(len(builder.unread)), built.new, lambda count: work.on_bytes(count, total), stopped
     )
-    builder.fill(reader.read(builder.unread))
+    sequence = _sequence(builder.unread, [work.scan.path(path) for path in options.order])
+    results = reader.read(builder.unread[number] for number in sequence)
+    builder.fill([read for _, read in sorted(zip(sequence, results, strict=True), key=lambda pair: pair[0])])
     check_names(work.scan, ignore=options.ignore, only=options.only)
     built.new.close()
     usage.update(builder, reader.chunk_lists)
     built.builder, built.usage = builder, usage
     built.pages, built.sections = builder.pages(usage.cached, pool.pages.__contains__)
+
+
+def _sequence(files: list[FileToRead], first: list[bytes]) -> list[int]:
+    """The numbers of the files in the order in which they are read, and so lie in packs: those with
+    the paths `first`, then the others as they are."""
+    if not first:
+        return list(range(len(files)))
+    places = {path: place for place, path in reversed(list(enumerate(first)))}
+    return sorted(range(len(files)), key=lambda number: places.get(files[number].path, len(first)))
 
 
 def _present(layout: LocalRepository, outcome: Outcome) -> bool:

@@ -1,0 +1,107 @@
+"""Fills the device of a lazy view in the order of a trace, before the program reads.
+
+Pieces come in batches, AHEAD of them at a time, as `Wanted` with `prefetch`: before what the pull
+brings in the background, and behind what readers wait for. While a reader waits, the next batch is
+put off for PAUSE_S at most. Cells are filled in the order of the trace. What does not come is left
+to the pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from p2pdist.agent.lazy.filler import Filler
+from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import P2PDistError
+from p2pdist.model.trace import Trace
+from p2pdist.store.blobs.blob import Blob
+
+BATCH_CELLS = 32
+AHEAD = 2
+PAUSE_S, PAUSE_STEP_S = 0.1, 0.01
+
+logger = logging.getLogger(__name__)
+
+
+def cells_of_trace(trace: Trace, layout: DeviceLayout, cells: Cells) -> Iterator[int]:
+    """The cells that hold chunks of a trace, in its order, each once."""
+    seen: set[int] = set()
+    for span in trace.spans:
+        for chunk in layout.content_chunks(trace.contents[span.content].content, span.first, span.count):
+            for cell in cells.holding(chunk.at, chunk.length):
+                if cell not in seen:
+                    seen.add(cell)
+                    yield cell
+
+
+def batches(cells: Iterable[int]) -> Iterator[list[int]]:
+    """The cells, in order, some at a time."""
+    rest = iter(cells)
+    while batch := list(islice(rest, BATCH_CELLS)):
+        yield batch
+
+
+class Prefetch:
+    """Fills one device ahead of its readers, and counts which of it they read. `waiting` says
+    whether a reader waits now; `total` counts the bytes of all devices, "filled" ahead and "read"
+    since. On the event loop."""
+
+    def __init__(self, filler: Filler, waiting: Callable[[], bool], total: Counter[str]) -> None:
+        self.bytes = 0
+        """What was filled before it was read."""
+        self.hits = 0
+        """Cells of it that were read since."""
+        self._filler, self._waiting, self._total = filler, waiting, total
+        self._unread: set[int] = set()
+        """Cells of it that were not read so far."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """What was filled and not read so far."""
+        return len(self._unread) * CELL_BYTES
+
+    def read(self, cells: Iterable[int]) -> None:
+        """A reader reads these."""
+        found = self._unread.intersection(cells)
+        self._unread -= found
+        self.hits += len(found)
+        self._total["read"] += len(found) * CELL_BYTES
+
+    async def run(self, cells: Iterable[int], opened: asyncio.Event) -> None:
+        """Fill these cells, in order; `opened` is set once the device can be written to."""
+        ahead: deque[tuple[list[int], asyncio.Task[Mapping[Digest, Blob]]]] = deque()
+        try:
+            for batch in batches(cell for cell in cells if not self._filler.has_cell(cell)):
+                await self._pause()
+                ahead.append((batch, asyncio.create_task(self._filler.bring(batch))))
+                if len(ahead) == AHEAD:
+                    await self._fill(*ahead.popleft(), opened)
+            while ahead:
+                await self._fill(*ahead.popleft(), opened)
+        finally:
+            for _, task in ahead:
+                task.cancel()
+
+    async def _pause(self) -> None:
+        deadline = asyncio.get_running_loop().time() + PAUSE_S
+        while self._waiting() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 # seldom, and not for long
+            await asyncio.sleep(PAUSE_STEP_S)
+
+    async def _fill(
+        self, batch: Sequence[int], coming: asyncio.Task[Mapping[Digest, Blob]], opened: asyncio.Event
+    ) -> None:
+        try:
+            blobs = await coming
+            await opened.wait()
+            filled = await self._filler.fill_in_order(batch, blobs)
+        except (P2PDistError, OSError) as error:
+            logger.info("some of a trace is left to the pull: %s", error)
+            return
+        self.bytes += len(filled) * CELL_BYTES
+        self._total["filled"] += len(filled) * CELL_BYTES
+        self._unread.update(filled)

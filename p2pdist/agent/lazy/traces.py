@@ -1,0 +1,153 @@
+"""Traces of the starts at this host: which trace a start is prefetched by, and what it reads.
+
+A start asks the tracker for the trace of its package and entry point, and hears whether it is to be
+recorded. It is recorded from when the view is mounted until the view lacks nothing, is taken away,
+or RECORD_S have passed; then the tracker gets the recording. A tracker that does not answer costs a
+start nothing: it goes on without a trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2pdist.agent.tasks import Tasks
+from p2pdist.model.device import Cells, DeviceLayout
+from p2pdist.model.errors import P2PDistError
+from p2pdist.model.trace import Trace, TraceBuilder, read_chunks
+from p2pdist.model.tree import Entry, File
+
+RECORD_S = 600.0
+CELLS_MAX = 1 << 17
+"""Cells that are recorded of one start."""
+
+FIND_S = 5.0
+"""A tracker has so long to say what the trace is."""
+
+logger = logging.getLogger(__name__)
+
+
+class TraceSource(Protocol):
+    """Where traces are kept."""
+
+    async def find(self, reference: str, entry: str) -> tuple[Trace | None, bool]:
+        """The trace of a package and entry point, if there is one, and whether this start is to be
+        recorded. Raises P2PDistError."""
+
+    async def state(self, reference: str, entry: str, trace: Trace) -> None:
+        """Give what a start read. Raises P2PDistError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a view shows: trees, bottom to top, and where their contents lie in cells."""
+
+    trees: Sequence[Sequence[Entry]]
+    layout: DeviceLayout
+    cells: Cells
+
+
+class Start:
+    """One start of a package, from its view's opening on. On the event loop."""
+
+    def __init__(self, traces: Traces, reference: str, entry: str) -> None:
+        self.trace: asyncio.Future[Trace | None] = asyncio.get_running_loop().create_future()
+        """Gets the trace that the start is prefetched by."""
+        self.traces, self._reference, self._entry = traces, reference, entry
+        self._read_ms: dict[int, int] | None = None
+        """By cell when it was read first, in order; None while nothing is recorded."""
+        self._shown: Shown | None = None
+        """None until the view is mounted."""
+        self._mounted_at = 0.0
+        self._ending: asyncio.TimerHandle | None = None
+
+    async def find(self) -> None:
+        """Ask for the trace."""
+        trace, wanted = await self.traces.find(self._reference, self._entry)
+        if wanted:
+            self._read_ms = {}
+        self.trace.set_result(trace)
+
+    def mounted(self, shown: Shown) -> None:
+        """The view is mounted: the recording begins."""
+        loop = asyncio.get_running_loop()
+        self._mounted_at, self._shown = loop.time(), shown
+        self._ending = loop.call_later(RECORD_S, self.end)
+
+    def read(self, cells: Iterable[int]) -> None:
+        """A reader reads these cells, filled or not."""
+        if self._read_ms is not None and self._shown is not None:
+            at_ms = self._since_ms()
+            for cell in cells:
+                if len(self._read_ms) < CELLS_MAX:
+                    self._read_ms.setdefault(cell, at_ms)
+
+    def end(self) -> None:
+        """Nothing more is recorded; the tracker gets what was. Idempotent."""
+        read_ms, self._read_ms = self._read_ms, None
+        if self._ending is not None:
+            self._ending.cancel()
+        if read_ms and self._shown is not None:
+            self.traces.state(self._reference, self._entry, self._shown, read_ms, self._since_ms())
+
+    def _since_ms(self) -> int:
+        return int(1000 * (asyncio.get_running_loop().time() - self._mounted_at))
+
+
+class Traces:
+    """The traces of an agent's starts, which `source` keeps."""
+
+    def __init__(self, source: TraceSource) -> None:
+        self.prefetched: Counter[str] = Counter()
+        """Bytes that were "filled" ahead of readers, and "read" since, of all starts."""
+        self._source = source
+        self._tasks = Tasks(logger, "a trace was not given to the tracker")
+
+    async def find(self, reference: str, entry: str) -> tuple[Trace | None, bool]:
+        """The trace of an entry point, None where none is known in time; and whether the start is
+        to be recorded."""
+        try:
+            return await asyncio.wait_for(self._source.find(reference, entry), FIND_S)
+        except (P2PDistError, TimeoutError) as error:
+            logger.info("%s starts without a trace: %s", reference, str(error) or "the tracker does not answer")
+            return None, False
+
+    def state(self, reference: str, entry: str, shown: Shown, read_ms: Mapping[int, int], lasted_ms: int) -> None:
+        """Give the tracker what a start read, while the agent goes on."""
+        self._tasks.spawn(self._state(reference, entry, shown, read_ms, lasted_ms))
+
+    async def close(self) -> None:
+        """The agent stops."""
+        await self._tasks.stop()
+
+    async def _state(
+        self, reference: str, entry: str, shown: Shown, read_ms: Mapping[int, int], lasted_ms: int
+    ) -> None:
+        trace = await asyncio.to_thread(recorded, shown, read_ms, lasted_ms)
+        try:
+            await self._source.state(reference, entry, trace)
+        except P2PDistError as error:
+            logger.info("the tracker does not get the trace of %s: %s", reference, error)
+        else:
+            logger.info("the tracker has a trace of %s %s: %d chunks", reference, entry, trace.chunks)
+
+
+def recorded(shown: Shown, read_ms: Mapping[int, int], lasted_ms: int) -> Trace:
+    """The trace of a start that read cells at these times, with the paths at which its contents
+    are; those of upper layers count. In a thread."""
+    builder = TraceBuilder()
+    for chunk, at_ms in read_chunks(shown.layout, shown.cells, read_ms):
+        builder.add(chunk.content, chunk.number, at_ms)
+    contents = builder.contents
+    paths: dict[bytes, bytes] = {}
+    for entries in shown.trees:
+        fresh: dict[bytes, bytes] = {}
+        for entry in entries:
+            if type(entry) is File and entry.content in contents:
+                fresh.setdefault(entry.content, entry.path)
+        paths |= fresh
+    return builder.trace(paths, lasted_ms)

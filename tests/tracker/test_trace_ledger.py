@@ -1,0 +1,133 @@
+"""Which recordings of starts a tracker keeps, whom it invites to record, and what its database
+has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracker.core.traces.ledger import (
+    INVITED_MAX,
+    INVITED_S,
+    KEPT_S,
+    RECORDINGS_MAX,
+    Key,
+    Recording,
+    TraceLedger,
+)
+from tracker.state.traces import TraceRecords
+
+APP, OTHER = Key("team/app", "train"), Key("team/other", "")
+
+
+def recording(host: str, at_s: float = 0.0, data: bytes = b"data") -> Recording:
+    return Recording(host, at_s, data)
+
+
+def test_a_host_has_one_recording_and_the_newest_hosts_count() -> None:
+    ledger = TraceLedger()
+    assert ledger.recordings(APP, now=0.0) == ()
+    for number in range(RECORDINGS_MAX):
+        assert ledger.state(APP, recording(f"h{number}", number, b"%d" % number)) == []
+    assert ledger.recordings(APP, now=9.0) == tuple(b"%d" % number for number in reversed(range(RECORDINGS_MAX)))
+    assert ledger.state(APP, recording("h0", 10.0, b"again")) == []
+    assert ledger.recordings(APP, now=10.0)[0] == b"again" and len(ledger.recordings(APP, now=10.0)) == RECORDINGS_MAX
+    assert ledger.state(APP, recording("new", 11.0)) == [(APP, "h1")]
+    assert ledger.state(APP, recording("new", 3.0, b"late")) == []
+    assert ledger.recordings(APP, now=11.0)[0] == b"data"
+    assert ledger.recordings(OTHER, now=11.0) == ()
+
+
+def test_what_is_old_is_forgotten() -> None:
+    ledger = TraceLedger()
+    ledger.state(APP, recording("h0", 0.0))
+    ledger.state(APP, recording("h1", 10.0))
+    ledger.state(OTHER, recording("h0", 0.0))
+    assert len(ledger.recordings(APP, now=KEPT_S)) == 1
+    assert sorted(ledger.forget(now=KEPT_S), key=str) == [(APP, "h0"), (OTHER, "h0")]
+    assert [(kept.key, kept.recordings) for kept in ledger.summaries()] == [(APP, 1)]
+    assert ledger.bytes == 4
+
+
+def test_over_the_limits_what_was_not_used_goes() -> None:
+    ledger = TraceLedger(bytes_max=10)
+    ledger.state(APP, recording("h0", data=bytes(5)))
+    ledger.state(OTHER, recording("h0", data=bytes(5)))
+    ledger.recordings(APP, now=0.0)
+    assert ledger.state(Key("third", ""), recording("h1", data=bytes(2))) == [(OTHER, "h0")]
+    ledger = TraceLedger(keys_max=2)
+    for name in ("a", "b", "c"):
+        ledger.state(Key(name, ""), recording("h"))
+    assert [kept.key.name for kept in ledger.summaries()] == ["b", "c"]
+
+
+def test_a_trace_is_kept_until_another_recording_comes() -> None:
+    ledger = TraceLedger()
+    ledger.state(APP, recording("h0"))
+    of = ledger.recordings(APP, now=1.0)
+    assert ledger.trace(APP) is None
+    ledger.note_trace(APP, of, b"trace", now=1.0)
+    assert ledger.trace(APP) == b"trace"
+    ledger.state(APP, recording("h1", 1.0, b"other"))
+    assert ledger.trace(APP) is None
+    ledger.note_trace(APP, of, b"trace", now=1.0)  # it was made of what has changed meanwhile
+    assert ledger.trace(APP) is None
+
+
+def test_few_of_many_hosts_are_to_record() -> None:
+    ledger = TraceLedger()
+    assert sum(ledger.invite(APP, now=number / 1000) for number in range(2600)) == INVITED_MAX
+    assert ledger.invite(OTHER, now=3.0)
+    assert not ledger.invite(APP, now=INVITED_S - 1)
+    assert ledger.invite(APP, now=INVITED_S + 1)
+    ledger.forget(now=3 * INVITED_S)
+    assert ledger.summaries() == []
+
+
+STATED = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.sampled_from(["h0", "h1", "h2"]),
+        st.integers(0, 50),
+        st.binary(min_size=1, max_size=9),
+    ),
+    max_size=40,
+)
+
+
+@given(STATED)
+def test_two_keepers_that_hear_the_same_keep_the_same(stated: list[tuple[str, str, int, bytes]]) -> None:
+    """What the first forgets the second forgets, too, and limits hold at every moment."""
+    ledger, rows = TraceLedger(bytes_max=40, keys_max=2), dict[tuple[Key, str], Recording]()
+    for name, host, at_s, data in stated:
+        key = Key(name, "")
+        given_ = recording(host, at_s, data)
+        before = rows.get((key, host))
+        if before is None or before.stated_at <= at_s:
+            rows[key, host] = given_
+        for gone in ledger.state(key, given_):
+            del rows[gone]
+        kept = ledger.summaries()
+        assert sum(summary.bytes for summary in kept) == ledger.bytes
+        assert sum(summary.recordings for summary in kept) == len(rows)
+        assert len(kept) <= 2 and (ledger.bytes <= 40 or len(kept) == 1)
+    again = TraceLedger(bytes_max=40, keys_max=2)
+    assert again.restore((key, each) for (key, _), each in rows.items()) == []
+    assert again.summaries() == ledger.summaries()
+
+
+def test_the_database_outlives_its_tracker(tmp_path: Path) -> None:
+    records = TraceRecords(str(tmp_path))
+    first, second = ("app", "train", "h0", 1.0, b"\x00one"), ("app", "train", "h1", 2.0, b"two")
+    records.write(first)
+    records.write(second)
+    records.write(("app", "train", "h1", 3.0, b"three"), [("app", "train", "h0")])
+    records.close()
+    again = TraceRecords(str(tmp_path))
+    assert again.read() == [("app", "train", "h1", 3.0, b"three")]
+    assert again.read(3.5) == []
+    again.remove([("app", "train", "h1")])
+    assert again.read() == []
+    again.close()

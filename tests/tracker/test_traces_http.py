@@ -1,0 +1,179 @@
+"""Traces over HTTP: what hosts state makes what the next ones get, also after a restart, and only
+for identities that may read the package."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from access_rig import AccessSite, access_site, ask
+from aiohttp import web
+
+from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, UsageError, from_problem
+from p2pdist.model.trace import WANTED_HEADER, Trace, TraceBuilder, decode_trace, encode_trace
+from p2pdist.model.tree import content_hash
+from tracker.content import Content
+from tracker.core.fleet import Fleet
+from tracker.http.app import make_app
+from tracker.http.traces import TraceList, TraceRequest
+from tracker.service import Service
+from tracker.state.traces import TraceRecords
+from tracker.traces import Traces
+
+A, B, C = (content_hash(name) for name in (b"a", b"b", b"c"))
+
+
+def trace(*contents: bytes) -> Trace:
+    builder = TraceBuilder()
+    for at_ms, content in enumerate(contents):
+        builder.add(content, 0, 1000 * at_ms)
+    return builder.trace({content: b"path/" + content.hex().encode() for content in contents}, 60_000)
+
+
+def body(given: Trace, entry: str = "train", host: str = "h0", reference: str = "team-a/x:v1") -> Any:
+    return TraceRequest(reference, entry, encode_trace(given), host)
+
+
+class Site:
+    """A tracker without access control."""
+
+    def __init__(self, http: aiohttp.ClientSession, state: Path | None) -> None:
+        self._http, self._state = http, state
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        service = Service(Fleet(started_at=asyncio.get_running_loop().time()), Content(None))
+        service.traces = Traces(TraceRecords(str(self._state)) if self._state is not None else None)
+        self._stack.callback(service.traces.close)
+        runner = web.AppRunner(make_app(service), access_log=None)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def ask(self, method: str, path: str, given: Any = None) -> bytes:
+        data = msgspec.json.encode(given) if given is not None else None
+        async with self._http.request(method, self.url + path, data=data) as answer:
+            content = await answer.read()
+            if answer.status >= 400:
+                raise from_problem(msgspec.json.decode(content))
+            return content
+
+    async def found(self, entry: str = "train", reference: str = "team-a/x:v2") -> bytes:
+        return await self.ask("GET", f"/v1/traces?reference={reference}&entry={entry}")
+
+    async def wanted(self, entry: str = "train", starts: str = "1") -> bool:
+        """Whether a host that starts is asked to record that."""
+        query = {"reference": "team-a/x:v2", "entry": entry, "starts": starts}
+        async with self._http.get(f"{self.url}/v1/traces", params=query) as answer:
+            assert answer.status == 200
+            return WANTED_HEADER in answer.headers
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with aiohttp.ClientSession() as http:
+        found = Site(http, tmp_path / "state")
+        await found.start()
+        yield found
+        await found.stop()
+
+
+def contents(answer: bytes) -> list[bytes]:
+    found = decode_trace(answer)
+    return [found.contents[span.content].content for span in found.spans]
+
+
+async def test_a_trace_is_of_all_versions_and_outlives_the_tracker(site: Site) -> None:
+    assert await site.found() == b""
+    await site.ask("POST", "/v1/traces", body(trace(A, B)))
+    assert contents(await site.found()) == [A, B]
+    assert await site.found("serve") == b"" == await site.found(reference="team-a/z:v1")
+    await site.ask("POST", "/v1/traces", body(trace(A, C), host="h1"))
+    await site.ask("POST", "/v1/traces", body(trace(A, C), host="h2"))
+    answers = await asyncio.gather(*(site.found() for _ in range(50)))
+    assert set(answers) == {answers[0]}
+    assert contents(answers[0]) == [A, C]
+    await site.stop()
+    await site.start()
+    assert contents(await site.found()) == [A, C]
+    await site.ask("POST", "/v1/traces", body(trace(B), "serve"))
+    listed = msgspec.json.decode(await site.ask("GET", "/v1/traces/entries"), type=TraceList).traces
+    assert [(row.package, row.entry, row.recordings) for row in listed] == [
+        ("team-a/x", "serve", 1),
+        ("team-a/x", "train", 3),
+    ]
+    nothing = await site.ask("GET", "/v1/traces/entries?reference=team-a/z:v1")
+    assert msgspec.json.decode(nothing, type=TraceList).traces == []
+
+
+async def test_hosts_that_start_are_asked_to_record(site: Site) -> None:
+    assert not await site.wanted(starts="")
+    starts = [await site.wanted() for _ in range(20)]
+    assert starts[0] and 0 < sum(starts) < 20
+    assert await site.wanted("serve")
+
+
+async def test_what_is_no_trace_is_refused(site: Site) -> None:
+    sound = msgspec.to_builtins(body(trace(A)))
+    for change, kind in (
+        ({"trace": "AAAA"}, Corrupt),
+        ({"trace": "=="}, UsageError),
+        ({"trace": "A" * (900 << 10)}, UsageError),
+        ({"trace": "A" * (2 << 20)}, TooLarge),
+        ({"entry": "a b"}, UsageError),
+        ({"host": ""}, UsageError),
+        ({"host": "h\n"}, UsageError),
+        ({"host": "h" * 400}, UsageError),
+        ({"reference": "::"}, UsageError),
+        ({"reference": None}, UsageError),
+    ):
+        with pytest.raises(kind):
+            await site.ask("POST", "/v1/traces", sound | change)
+    with pytest.raises(UsageError):
+        await site.ask("POST", "/v1/traces", body(Trace()))
+    with pytest.raises(UsageError):
+        await site.ask("GET", "/v1/traces?reference=team-a/x:v1&entry=%2F")
+    assert await site.found() == b""
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[AccessSite]:
+    async with access_site(tmp_path) as found:
+        yield found
+
+
+async def test_a_trace_is_for_those_that_may_read_the_package(guarded: AccessSite) -> None:
+    everything, agent = await guarded.join("h1"), await guarded.join("h2", "a")
+    path, theirs = "/v1/traces?entry=train&reference=", "team-b/y:v1"
+    await ask(everything.http, "POST", "/v1/traces", body(trace(A), reference=theirs, host="another"))
+    assert contents(await ask(everything.http, "GET", path + theirs)) == [A]
+    for name in (theirs, "team-b/none:v1"):
+        with pytest.raises(NotFound):
+            await ask(agent.http, "GET", path + name)
+        with pytest.raises(NotFound):
+            await ask(agent.http, "POST", "/v1/traces", body(trace(A), reference=name))
+        with pytest.raises(NotFound):
+            await ask(agent.http, "GET", f"/v1/traces/entries?reference={name}")
+    assert msgspec.json.decode(await ask(agent.http, "GET", "/v1/traces/entries"), type=TraceList).traces == []
+    for _ in range(3):  # whatever name they say: a host counts once
+        for host in ("x", "y"):
+            await ask(agent.http, "POST", "/v1/traces", body(trace(B), host=host))
+    await ask(everything.http, "POST", "/v1/traces", body(trace(A)))
+    (mine,) = msgspec.json.decode(await ask(agent.http, "GET", "/v1/traces/entries"), type=TraceList).traces
+    assert (mine.package, mine.recordings) == ("team-a/x", 2)
+    scheduler = await guarded.stranger(guarded.token("slurm"))
+    await ask(scheduler, "POST", "/v1/traces", body(trace(C)))
+    reader = await guarded.stranger(guarded.token("reader"))
+    await ask(reader, "GET", path + "team-a/x:v1")
+    with pytest.raises(Refused):
+        await ask(reader, "POST", "/v1/traces", body(trace(C)))

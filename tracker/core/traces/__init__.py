@@ -1,0 +1,1 @@
+"""Traces: what hosts recorded of the starts of packages."""

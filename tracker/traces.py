@@ -1,0 +1,124 @@
+"""Traces of packages for their hosts: recordings are checked as they come, kept
+(tracker/core/traces, tracker/state/traces.py), and merged when a trace is asked for.
+
+Thousands of agents ask for the same trace at the same moment, so it is made once, in a thread.
+What is not in the database, because it does not answer, is kept in memory all the same: a trace is
+a convenience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.model.trace import Trace, decode_trace, encode_trace, merge
+from tracker.core.traces.ledger import Key, Recording, Summary, TraceLedger
+from tracker.reads import JoinedReads
+from tracker.state.traces import Row, TraceRecords
+
+REFRESH_S = 30.0
+"""So often the database is asked what other trackers have heard."""
+
+FORGET_S = 3600.0
+OVERLAP_S = 60.0
+"""The clocks of trackers with one database differ by less."""
+
+HOST_CHARACTERS_MAX = 320
+
+logger = logging.getLogger(__name__)
+
+
+class Traces:
+    """The traces of one tracker. `records` outlive the process; None: nothing does."""
+
+    def __init__(self, records: TraceRecords | None = None) -> None:
+        self._records, self._ledger = records, TraceLedger()
+        self._reads = JoinedReads("the tracker")
+        self._refreshed_at: float | None = None
+        """When the database was read last, of the monotonic clock; None: never."""
+        self._newest = 0.0
+        """When the newest recording that was read from it was stated."""
+        self._forgot_at = 0.0
+
+    async def state(self, key: Key, host: str, data: bytes) -> Trace:
+        """Keep what a host recorded of a start, and return it decoded. Raises Corrupt for what is
+        no trace, UsageError for one that says nothing."""
+        if not host or len(host) > HOST_CHARACTERS_MAX or not host.isprintable():
+            raise UsageError(f"{host[:100]!r} is no name of a host")
+        trace = await asyncio.to_thread(decode_trace, data)
+        if not trace.spans:
+            raise UsageError("the trace is empty")
+        await self._refresh()
+        recording = Recording(host, time.time(), data)
+        forgotten = self._ledger.state(key, recording) + self._forget(recording.stated_at)
+        if self._records is not None:
+            row = (key.name, key.entry, host, recording.stated_at, data)
+            await self._write(self._records, row, [(gone.name, gone.entry, name) for gone, name in forgotten])
+        return trace
+
+    async def find(self, key: Key) -> bytes:
+        """The encoded trace of a key, empty when there is none."""
+        await self._refresh()
+        trace = self._ledger.trace(key)
+        if trace is not None:
+            return trace
+        recordings = self._ledger.recordings(key, now=time.time())
+        return await self._reads.read(f"{key}", lambda: self._merge(key, recordings)) if recordings else b""
+
+    def invite(self, key: Key) -> bool:
+        """Whether a host that starts the package now is to record it."""
+        return self._ledger.invite(key, now=time.time())
+
+    async def summaries(self) -> list[Summary]:
+        """What is kept."""
+        await self._refresh()
+        return self._ledger.summaries()
+
+    def close(self) -> None:
+        """Disconnect from the database."""
+        if self._records is not None:
+            self._records.close()
+
+    async def _merge(self, key: Key, recordings: tuple[bytes, ...]) -> bytes:
+        trace = await asyncio.to_thread(_merged, recordings)
+        self._ledger.note_trace(key, recordings, trace, now=time.time())
+        return trace
+
+    def _forget(self, now: float) -> list[tuple[Key, str]]:
+        if now - self._forgot_at < FORGET_S:
+            return []
+        self._forgot_at = now
+        return self._ledger.forget(now=now)
+
+    async def _refresh(self) -> None:
+        """Hear what the database has that this tracker has not heard."""
+        records, now = self._records, time.monotonic()
+        if records is None or (self._refreshed_at is not None and not records.shared):
+            return
+        if self._refreshed_at is None or now - self._refreshed_at >= REFRESH_S:
+            await self._reads.read("refresh", lambda: self._read(records))
+
+    async def _read(self, records: TraceRecords) -> None:
+        self._refreshed_at = time.monotonic()
+        try:
+            rows = await asyncio.to_thread(records.read, self._newest - OVERLAP_S)
+            self._newest = max([self._newest, *(row[3] for row in rows)])
+            forgotten = self._ledger.restore((Key(row[0], row[1]), Recording(*row[2:])) for row in rows)
+            await asyncio.to_thread(records.remove, [(key.name, key.entry, host) for key, host in forgotten])
+        except Unavailable as error:
+            logger.warning("traces that were kept are not known: %s", error)
+
+    @staticmethod
+    async def _write(records: TraceRecords, row: Row, forgotten: Sequence[tuple[str, str, str]]) -> None:
+        try:
+            await asyncio.to_thread(records.write, row, forgotten)
+        except Unavailable as error:
+            logger.warning("a trace of %s is not written down: %s", row[0], error)
+
+
+def _merged(recordings: Sequence[bytes]) -> bytes:
+    """The encoded trace of encoded recordings, which were checked when they came. In a thread."""
+    return encode_trace(merge([decode_trace(data) for data in recordings]))
