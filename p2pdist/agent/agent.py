@@ -110,6 +110,8 @@ class AgentSettings:
     """Seconds in which everything that is stored is read once; 0 for never."""
     lazy_wait_s: float = LIMIT_S
     """How long a read of a lazy view waits for its bytes."""
+    lazy_ways: tuple[str, ...] = ()
+    """The ways to fill lazy views that are tried; none for all."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
     upstreams: tuple[UpstreamSettings, ...] = ()
@@ -167,7 +169,15 @@ class Agent:
         self.preseeds = Preseeds(
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )
-        self.lazy = LazyViews(store, self.packages, self.pulls, self.registry, limit_s=settings.lazy_wait_s)
+        self.lazy = LazyViews(
+            store,
+            self.packages,
+            self.pulls,
+            self.registry,
+            self.mounts.work,
+            limit_s=settings.lazy_wait_s,
+            ways=settings.lazy_ways,
+        )
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)

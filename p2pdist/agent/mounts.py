@@ -136,7 +136,7 @@ class PackageMounts:
             return None
         view, package = opened
         try:
-            show = partial(mount_lazy, self._lazy.package_of(view))
+            show = partial(mount_lazy, self._lazy.package_of(view), way=await self._lazy.way())
             shown = await self._mounts.mount(
                 str(package.reference),
                 package.digest,

@@ -33,7 +33,9 @@ from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
 from p2pdist.model.tree import Entry, File
-from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled, supervise
+from p2pdist.mount.lazy.trial import Choice, choose
+from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled
+from p2pdist.mount.lazy.ways import Way, needs_held, supervise
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
 from p2pdist.store.store import BlobStore
@@ -177,8 +179,8 @@ class LazyView:
             try:
                 greeting = await asyncio.to_thread(protocol.connect, directory)
             except OSError as error:
-                if self.whole:
-                    break
+                if self.whole or not directory.exists():
+                    break  # nothing is missing, or the last program that read it has ended
                 tries += 1
                 if tries > TRIES and not await self._revived(directory, error):
                     self.lost()
@@ -202,7 +204,7 @@ class LazyView:
         fails, or this agent has not been connected to it."""
         logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
         held = self._filler.device.held
-        if not held:
+        if not held and needs_held(directory):
             return False
         try:
             await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, held)
@@ -325,10 +327,24 @@ class LazyView:
 
 
 class LazyViews:
-    """The lazy views of an agent, by path. A reader waits for `limit_s` at most."""
+    """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `work` has the
+    records of mounts, `ways` are the names of the ways to fill that may be tried, none for all."""
 
-    def __init__(self, store: BlobStore, packages: Packages, pulls: Pulls, fetcher: Fetcher, *, limit_s: float) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        packages: Packages,
+        pulls: Pulls,
+        fetcher: Fetcher,
+        work: Path,
+        *,
+        limit_s: float,
+        ways: Sequence[str] = (),
+    ) -> None:
         self.limit_s = limit_s
+        self._work, self._ways = work, ways
+        self._choice: asyncio.Task[Choice] | None = None
+        """What works on this host, tried when the first view is asked for."""
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
@@ -341,6 +357,7 @@ class LazyViews:
             raise eager("the agent is not root")
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
+        await self.way()
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
             raise eager("the package has layers that are no trees")
@@ -363,6 +380,15 @@ class LazyViews:
         finally:
             self._opening -= 1
         return view, package
+
+    async def way(self) -> Way:
+        """The way to fill that works on this host. Raises Conflict (`eager`) where none does."""
+        if self._choice is None:
+            self._choice = asyncio.create_task(asyncio.to_thread(choose, self._work, self._ways))
+        choice = await asyncio.shield(self._choice)
+        if choice.way is None:
+            raise eager(f"no way to fill a view works here ({'; '.join(choice.reasons)})")
+        return choice.way
 
     def package_of(self, view: LazyView) -> LazyPackage:
         """What is to be mounted of an open view."""

@@ -192,6 +192,13 @@ def tls_options(command: Function) -> Function:
     help="How long a read of a lazy view waits for its bytes; then it fails with EIO.",
 )
 @click.option(
+    "--lazy-way",
+    "lazy_ways",
+    multiple=True,
+    type=click.Choice(["fanotify", "fuse"]),
+    help="Fill lazy views in this way only; may be given again [default: the first that works here].",
+)
+@click.option(
     "--drain-seconds",
     default=5.0,
     show_default=True,
@@ -225,6 +232,7 @@ def command(
     discover: bool | None,
     scrub_days: float,
     lazy_wait: float,
+    lazy_ways: tuple[str, ...],
     drain_seconds: float,
     name: str,
     hostnames: tuple[str, ...],
@@ -257,6 +265,7 @@ def command(
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
         lazy_wait_s=lazy_wait,
+        lazy_ways=lazy_ways,
         drain_s=drain_seconds,
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
         hostnames=hostnames,

@@ -1,27 +1,23 @@
 """Lazy views: EROFS images of a package's trees over one sparse device, merged by an overlay.
 
-The images say all but the contents of files, which are in the device, a file with holes. Before the
-kernel reads it, the supervisor is asked (fanotify.py), and answers once an agent has filled what is
-read. Files of a view lie in the directory of its record: the device, the images, the supervisor's
-socket and log, and a mark once the device lacks nothing.
+The images say all but the contents of files, which are in the device, a file with holes. What is
+read of it waits until an agent has filled it; ways.py says what keeps readers waiting. Files of a
+view lie in the directory of its record: the device, the images, the supervisor's socket and log,
+and a mark once the device lacks nothing.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.model.device import DeviceLayout
-from p2pdist.model.errors import Unavailable
 from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
+from p2pdist.mount.lazy.ways import FANOTIFY, Way, supervise
 from p2pdist.mount.overlay import merge
 from p2pdist.mount.records import LAZY, Process, Record, new_id, records, take_down
-from p2pdist.mount.supervisor.process import LOG, READY_S
 from p2pdist.mount.supervisor.protocol import DEVICE, MARK, dismiss
 from p2pdist.mount.views import MountedView, begin, check_target, failed
 
@@ -44,13 +40,14 @@ def mount_lazy(
     target: Path,
     *,
     work: Path,
+    way: Way = FANOTIFY,
     writable: bool = False,
     label: str = "",
     at: int | None = None,
     owner: Process | None = None,
 ) -> MountedView:
-    """Mount trees at `target` while none of their contents need be here; arguments are those of
-    `mount_view`. From then on an agent must be connected to the supervisor (`view_directory`).
+    """Mount trees at `target` while none of their contents need be here, which come in one `way`;
+    other arguments are those of `mount_view`. From then on an agent must be connected to the supervisor (`view_directory`).
     Raises Unavailable where this host has no such views, Conflict for a target in use, and
     P2PDistError; then nothing is left behind."""
     target, work = check_target(target, at), work.resolve()
@@ -59,9 +56,9 @@ def mount_lazy(
         try:
             record = begin(record, work)
             directory = record.directory(work)
-            _supervise(package, directory)
+            _supervise(package, directory, way)
             place = target if at is None else Path(f"/proc/self/fd/{at}")
-            _mount(package, directory, place, source=record.source, writable=writable)
+            _mount(package, directory, place, way, source=record.source, writable=writable)
         except BaseException:
             dismiss(record.directory(work))
             take_down(record, work, lazily=True)
@@ -70,7 +67,7 @@ def mount_lazy(
         raise failed(target, error) from error
     count = f"{len(package.trees)} layers" if len(package.trees) > 1 else "1 layer"
     state = "writable" if writable else "read-only"
-    return MountedView(target, LAZY, f"lazy: fanotify, {count}, {state}; contents come when they are read")
+    return MountedView(target, LAZY, f"lazy: {way.name}, {count}, {state}; contents come when they are read")
 
 
 def view_directory(target: Path | str, work: Path) -> Path | None:
@@ -90,47 +87,20 @@ def mark_filled(directory: Path) -> None:
     (directory / MARK).touch()
 
 
-def _supervise(package: LazyPackage, directory: Path) -> None:
+def _supervise(package: LazyPackage, directory: Path, way: Way) -> None:
     """Make the device and have it supervised. Raises Unavailable, OSError."""
     with (directory / DEVICE).open("xb") as device:
         device.truncate(package.layout.size)
-    supervise(directory, package.limit_s)
+    supervise(directory, package.limit_s, way=way)
 
 
-def supervise(directory: Path, limit_s: float, held: Sequence[int] = ()) -> None:
-    """Start a supervisor; `held` are the descriptors, filler and group, of one that was killed.
-    Raises Unavailable, OSError."""
-    words = [sys.executable, "-P", "-m", "p2pdist.mount.supervisor.process", str(directory), str(limit_s)]
-    words += map(str, held)
-    with (directory / LOG).open("ab") as log:
-        ended = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=held,
-            start_new_session=True,
-            timeout=READY_S,
-            check=False,
-        )
-    if ended.returncode:
-        reason = (directory / LOG).read_text(errors="replace").strip().splitlines()
-        raise Unavailable(
-            f"this host has no lazy views: {reason[-1] if reason else 'the supervisor ended'}",
-            remedy="They need root, Linux 6.14 and a store on ext4, Btrfs or XFS; mount without --lazy",
-        )
-
-
-def _mount(package: LazyPackage, directory: Path, place: Path, *, source: str, writable: bool) -> None:
+def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, source: str, writable: bool) -> None:
     device = Device(package.layout.blocks, package.layout.first_blocks())
     (directory / str(_EMPTY)).mkdir()
-    opened = os.open(directory / DEVICE, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with way.device(directory) as path:
         for number, entries in enumerate(package.trees, _EMPTY + 1):
             image = directory / f"{number}.erofs"
             write_image(entries, image, device)
             (directory / str(number)).mkdir()
-            mount_image(image, directory / str(number), Path(f"/proc/self/fd/{opened}"))
-    finally:
-        os.close(opened)
+            mount_image(image, directory / str(number), path, looped=way.looped)
     merge(directory, len(package.trees) + 1, place, source=source, uppers=directory if writable else None)

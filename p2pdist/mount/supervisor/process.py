@@ -305,7 +305,7 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def _leave_service() -> None:
+def leave_service() -> None:
     """Leave the control group of the service that started this. Raises OSError where a service
     manager would end this process with the service."""
     for procs in _CGROUPS:
@@ -326,7 +326,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
     try:
-        _leave_service()
+        leave_service()
         supervisor = _Supervisor(directory, limit_s, held)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
