@@ -1,20 +1,22 @@
-"""The process that serves the device of one lazy view as the one file of a FUSE file system.
+"""The process that serves what one lazy view reads as files of FUSE: its device, and the images of
+its SquashFS layers.
 
-Theory. A loop device with direct I/O lies over that file, and EROFS images have it as their device.
-So the kernel does everything but give the bytes: names, attributes, page cache, mmap, programs.
-Each read that reaches this process waits until an agent has said that the bytes are in the device
-(the protocol of the supervisor), and is answered from the device; what was filled once is given
-without a question. A read waits for a limit at most, then it gets EIO.
+Theory. A loop device with direct I/O lies over each file; EROFS images have that of the device as
+theirs, and SquashFS images are mounted from it. So the kernel does everything but give the bytes: names, attributes, page cache, mmap, programs.
+Each read that reaches this process waits until an agent has said that the bytes are there (the
+protocol of the supervisor, which counts all files as one, each behind that before), and is answered
+from the file on the disk: what the agent fills is `device`, and `image-1` and so on are further
+links to blobs of the store. What was filled once is given without a question. A read waits for a
+limit at most, then it gets EIO.
 
 Two processes: the server, and its guard, which forks it. Where the server is killed, the kernel
 ends the reads that it had with an error, never with zeros, and so each read until the guard has
-forked another server, which mounts another FUSE file and has the loop device read from that. Where
-both are killed, the agent starts another pair. Nobody holds the loop device open but what is
-mounted on it: it goes with the last user of the view, the FUSE file with it, and both processes
-end.
+forked another server, which mounts FUSE anew and has the loop devices read from that. Where both
+are killed, the agent starts another pair. Loop devices are held open by what is mounted on them
+alone: they go with the last user of the view, FUSE with them, and both processes end.
 
-Once nothing is missing the loop device reads from the device itself, and both processes end too:
-the view is then as fast as one on a disk.
+Once nothing is missing the loop devices read from the files on the disk, and both processes end
+too: the view is then as fast as one that was complete from the start.
 
 The binding is mfusepy, over libfuse 3 of the host: of the bindings that are maintained it is the
 one that needs no compiler. Neither it nor the others can pass complete files through
@@ -35,7 +37,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +48,7 @@ from p2pdist.mount import kernel
 from p2pdist.mount.supervisor.process import AGENTS_MAX, leave_service
 from p2pdist.mount.supervisor.protocol import (
     ANSWER,
+    BLOCK_BYTES,
     DEVICE,
     DROP,
     EXPIRED,
@@ -55,13 +58,13 @@ from p2pdist.mount.supervisor.protocol import (
     ORDER,
     SOCKET,
     WHOLE,
+    begins,
 )
 
-POINT, FILE, LOOP = "fuse", "data", "loop"
-"""Files of a view that is filled so: the mount point of its FUSE file system, the file in that, and
-the name of the loop device over it."""
+POINT, IMAGE, LOOP = "fuse", "image-", ".loop"
+"""Names in the directory of a view that is filled so: the mount point of its FUSE file system; an
+image, with its number behind; behind the name of a file, what says which loop device is over it."""
 
-BLOCK_BYTES = 4096
 READERS_MAX = 4096
 """Reads that wait at once; one more gets EIO."""
 
@@ -72,7 +75,7 @@ BACKGROUND_MAX = 1024
 """Reads that the kernel passes on at a time (its own limit is 12, and reads behind those wait)."""
 
 ATTRIBUTES_S = 10**8
-"""How long the kernel may go by what it knows of the file: for ever, also after the server."""
+"""How long the kernel may go by what it knows of a file: for ever, also after the server."""
 
 FILES_MAX = 4096
 BEGIN_S = 5.0
@@ -93,9 +96,19 @@ class _Reader:
     answered: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file on the disk: its name, a descriptor of it, where it begins in the counting of the
+    protocol, and its bytes."""
+
+    name: str
+    descriptor: int
+    begin: int
+    size: int
+
+
 class Filled:
-    """Which blocks of the device are filled, in memory that survives the server. `mark` is for one
-    thread."""
+    """Which blocks are filled, in memory that survives the server. `mark` is for one thread."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -121,9 +134,8 @@ class _Shared:
     directory: Path
     limit_s: float
     binding: ModuleType
-    device: int
-    """The device, for reading and writing."""
-    size: int
+    files: dict[str, _File]
+    """By name."""
     listener: socket.socket
     filled: Filled
     counters: mmap.mmap
@@ -131,53 +143,64 @@ class _Shared:
 
     @property
     def refused(self) -> int:
+        """How many that are."""
         return int.from_bytes(self.counters[:8], "little")
 
-    @refused.setter
-    def refused(self, count: int) -> None:
-        self.counters[:8] = count.to_bytes(8, "little")
+    def count_refused(self) -> None:
+        """One more."""
+        self.counters[:8] = (self.refused + 1).to_bytes(8, "little")
 
 
 class _Files:
-    """The file system, as mfusepy asks for it: a directory with one file."""
+    """The file system, as mfusepy asks for it: a directory with the files of a view."""
 
     use_ns = True
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: _Server, files: Mapping[str, _File]) -> None:
         self._server = server
+        self._files = {f"/{name}": file for name, file in files.items()}
 
     def init_with_config(self, connection: Any, _config: Any) -> None:
+        """The kernel begins."""
         if connection is not None:
             connection.max_background = BACKGROUND_MAX
             connection.congestion_threshold = BACKGROUND_MAX
         self._server.began.set()
 
     def getattr(self, path: str, _handle: Any = None) -> dict[str, int]:
+        """What stat(2) says."""
         if path == "/":
             return {"st_mode": stat.S_IFDIR | 0o500, "st_nlink": 2}
-        if path == f"/{FILE}":
-            return {"st_mode": stat.S_IFREG | 0o400, "st_nlink": 1, "st_size": self._server.size}
-        raise OSError(errno.ENOENT, path)
+        return {"st_mode": stat.S_IFREG | 0o400, "st_nlink": 1, "st_size": self._file(path).size}
 
     def readdir(self, _path: str, _handle: Any) -> list[str]:
-        return [".", "..", FILE]
+        """The names."""
+        return [".", "..", *(path[1:] for path in self._files)]
 
-    def open(self, _path: str, flags: int) -> int:
+    def open(self, path: str, flags: int) -> int:
+        """Reading is allowed."""
+        self._file(path)
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise OSError(errno.EROFS, "it is read-only")
         return 0
 
-    def read(self, _path: str, size: int, offset: int, _handle: Any) -> bytes:
-        return self._server.read(offset, size)
+    def read(self, path: str, size: int, offset: int, _handle: Any) -> bytes:
+        """What a file has there, once it is filled."""
+        return self._server.read(self._file(path), offset, size)
+
+    def _file(self, path: str) -> _File:
+        if path not in self._files:
+            raise OSError(errno.ENOENT, path)
+        return self._files[path]
 
 
 class _Server:
-    """Serves reads, in threads of libfuse, and agents, in the main thread."""
+    """Serves reads, in threads of libfuse, and agents, in the main thread. Its numbers of bytes are
+    those of the protocol."""
 
     def __init__(self, shared: _Shared) -> None:
         self.began = threading.Event()
         """Set once the kernel speaks with the file system."""
-        self.size = shared.size
         self._shared = shared
         self._point = shared.directory / POINT
         self._lock = threading.Lock()
@@ -197,8 +220,8 @@ class _Server:
         threading.Thread(target=self._serve, daemon=True).start()
         if not self.began.wait(BEGIN_S):
             raise OSError(errno.EIO, "no FUSE file system can be mounted", str(self._point))
-        if loop := self._loop():
-            kernel.change_backing(loop, self._name(), self._point / FILE)
+        for file in self._shared.files.values():
+            self._change(file, self._point / file.name)
         with suppress(OSError):
             os.write(ready, b"+")
         while self._step():
@@ -211,34 +234,32 @@ class _Server:
             options["max_threads"] = THREADS_MAX
         try:
             # In a thread other than the main one, so that it leaves signals alone.
-            self._shared.binding.FUSE(_Files(self), os.fspath(self._point), foreground=True, **options)
+            self._shared.binding.FUSE(_Files(self, self._shared.files), os.fspath(self._point), foreground=True, **options)
         except RuntimeError as error:
             self._say(f"the FUSE file system has ended: {error}")
         finally:
             os.close(self._ending)
 
-    def _loop(self) -> str:
-        """The loop device over the file; "" while there is none."""
+    def _change(self, file: _File, path: Path) -> None:
+        """Have the loop device over a file, where there is one, read from `path`. Raises
+        OSError."""
+        directory = self._shared.directory
         with suppress(FileNotFoundError):
-            return (self._shared.directory / LOOP).read_text()
-        return ""
-
-    def _name(self) -> bytes:
-        return os.fsencode(self._shared.directory.name)
+            kernel.change_backing((directory / f"{file.name}{LOOP}").read_text(), loop_name(directory, file.name), path)
 
     # -- readers, in threads of libfuse
 
-    def read(self, offset: int, size: int) -> bytes:
-        """What the device has, once it is filled. Never less: the kernel would give zeros for the
+    def read(self, file: _File, offset: int, size: int) -> bytes:
+        """What a file has, once it is filled. Never less: the kernel would give zeros for the
         rest. Raises OSError."""
-        count = min(size, self.size - offset)
+        count = min(size, file.size - offset)
         if count <= 0:
             return b""
-        if not self._whole and not self._shared.filled.has(offset, count):
-            self._wait(offset, count)
-        data = os.pread(self._shared.device, count, offset)
+        if not self._whole and not self._shared.filled.has(file.begin + offset, count):
+            self._wait(file.begin + offset, count)
+        data = os.pread(file.descriptor, count, offset)
         if len(data) != count:
-            raise OSError(errno.EIO, "the device has become shorter")
+            raise OSError(errno.EIO, "the file has become shorter")
         return data
 
     def _wait(self, offset: int, count: int) -> None:
@@ -259,7 +280,7 @@ class _Server:
         with self._lock:
             if self._readers.pop(reader.number, None) is None:
                 return  # it has come just now
-            self._shared.refused += 1
+            self._shared.count_refused()
             why = "the agent has not brought them" if self._agents else "no agent runs"
             self._say(f"a reader of {reader.count} bytes at {reader.offset} gets EIO: {why}")
             self._tell(EXPIRED, reader)
@@ -287,11 +308,11 @@ class _Server:
         except OSError:
             return  # it has gone again
         connection.setblocking(False)
-        greeting = NOTICE.pack(GREETING, 0, 0, self._shared.refused)
+        greeting, device = NOTICE.pack(GREETING, 0, 0, self._shared.refused), self._shared.files[DEVICE].descriptor
         with self._lock:
             self._agents.append(connection)
             try:
-                socket.send_fds(connection, [greeting], [self._shared.device, self._shared.device])
+                socket.send_fds(connection, [greeting], [device, device])
             except OSError:
                 self._lose(connection)
             else:
@@ -349,8 +370,8 @@ class _Server:
             reader.answered.set()
 
     def _pass_on(self) -> bool:
-        """Nothing is missing any more: have the loop device read from the device itself. False
-        where it cannot: reads go on through this process."""
+        """Nothing is missing any more: have the loop devices read from the files on the disk. False
+        where they cannot: reads go on through this process."""
         with self._lock:
             self._whole = True
             for reader in self._readers.values():
@@ -358,9 +379,10 @@ class _Server:
                 reader.answered.set()
             self._readers.clear()
         try:
-            kernel.change_backing(self._loop(), self._name(), Path(f"/proc/self/fd/{self._shared.device}"))
+            for file in self._shared.files.values():
+                self._change(file, Path(f"/proc/self/fd/{file.descriptor}"))
         except OSError as error:
-            self._say(f"reads go through FUSE from now on as well: {error}")
+            self._say(f"reads go on through FUSE: {error}")
             return False
         with suppress(OSError):
             kernel.unmount(self._point, lazily=True)
@@ -368,6 +390,11 @@ class _Server:
 
     def _say(self, text: str) -> None:
         say(self._shared.directory, text)
+
+
+def loop_name(directory: Path, file: str) -> bytes:
+    """The name under which there is a loop device over a file of a view."""
+    return os.fsencode(f"{directory.name}:{file}")
 
 
 def say(directory: Path, text: str) -> None:
@@ -395,9 +422,7 @@ def _prepare(directory: Path, limit_s: float, held: Sequence[int]) -> _Shared:
     """Raises OSError where FUSE does not work here."""
     module = binding()
     os.close(os.open(_FUSE, os.O_RDWR | os.O_CLOEXEC))
-    device = os.dup(held[0]) if held else os.open(directory / DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    os.set_inheritable(device, False)
-    size = os.fstat(device).st_size
+    files = _open_files(directory, held)
     (directory / SOCKET).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     listener.setblocking(False)
@@ -405,7 +430,23 @@ def _prepare(directory: Path, limit_s: float, held: Sequence[int]) -> _Shared:
     listener.bind(SOCKET)
     listener.listen(8)
     os.chdir("/")
-    return _Shared(directory, limit_s, module, device, size, listener, Filled(size), mmap.mmap(-1, 8))
+    end = max(file.begin + file.size for file in files.values())
+    return _Shared(directory, limit_s, module, files, listener, Filled(end), mmap.mmap(-1, 8))
+
+
+def _open_files(directory: Path, held: Sequence[int]) -> dict[str, _File]:
+    device = os.dup(held[0]) if held else os.open(directory / DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    os.set_inheritable(device, False)
+    opened = {DEVICE: device}
+    for number in itertools.count(1):
+        name = f"{IMAGE}{number}"
+        try:
+            opened[name] = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            break
+    sizes = [os.fstat(descriptor).st_size for descriptor in opened.values()]
+    places = zip(opened.items(), begins(sizes), sizes, strict=True)
+    return {name: _File(name, descriptor, begin, size) for (name, descriptor), begin, size in places}
 
 
 def _guard(shared: _Shared, ready: int) -> NoReturn:

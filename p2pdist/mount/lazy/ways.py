@@ -18,7 +18,7 @@ from pathlib import Path
 
 from p2pdist.model.errors import Unavailable
 from p2pdist.mount import kernel
-from p2pdist.mount.lazy.fuse import FILE, LOOP, POINT
+from p2pdist.mount.lazy.fuse import LOOP, POINT, loop_name
 from p2pdist.mount.supervisor.process import LOG, READY_S
 from p2pdist.mount.supervisor.protocol import DEVICE
 
@@ -47,9 +47,17 @@ def _file(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _loop(directory: Path) -> Iterator[Path]:
-    with kernel.loop_device(directory / POINT / FILE, name=os.fsencode(directory.name), direct=True) as device:
-        (directory / LOOP).write_text(device)
+    with fuse_loop(directory, DEVICE) as device:
         yield Path(device)
+
+
+@contextmanager
+def fuse_loop(directory: Path, file: str) -> Iterator[str]:
+    """A loop device over a file of FUSE of the view with this directory, until the block ends and
+    nothing mounted uses it. Raises OSError."""
+    with kernel.loop_device(directory / POINT / file, name=loop_name(directory, file), direct=True) as device:
+        (directory / f"{file}{LOOP}").write_text(device)
+        yield device
 
 
 FANOTIFY = Way("fanotify", "p2pdist.mount.supervisor.process", _file, looped=False)
