@@ -19,7 +19,8 @@ RUN python -m venv --without-pip /opt/p2pdist \
         ${PIP_OPTIONS} '.[postgresql,fuse]'
 
 FROM ${BASE}
-# mksquashfs and unsquashfs; squashfuse with fusermount3 for packages that are shown in a user namespace, libfuse for lazy views; umount; who https:// trusts.
+# mksquashfs and unsquashfs; squashfuse with fusermount3 for packages that are shown in a user namespace; umount; who https:// trusts;
+# libfuse, which fuse3 brings, for lazy views.
 ARG PACKAGES="ca-certificates fuse3 mount squashfs-tools squashfuse"
 RUN if [ -n "${PACKAGES}" ]; then \
         apt-get update \

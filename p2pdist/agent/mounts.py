@@ -136,7 +136,12 @@ class PackageMounts:
             return None
         view, package = opened
         try:
-            show = partial(mount_lazy, self._lazy.package_of(view), way=await self._lazy.way())
+            show = partial(
+                mount_lazy,
+                await self._lazy.package_of(view),
+                way=await self._lazy.way(package.manifest),
+                served=partial(asyncio.get_running_loop().call_soon_threadsafe, view.serve),
+            )
             shown = await self._mounts.mount(
                 str(package.reference),
                 package.digest,

@@ -25,17 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
+from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
 from p2pdist.model.device import DeviceChunk, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
+from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.lazy.trial import Choice, choose
-from p2pdist.mount.lazy.view import LazyPackage, is_filled, mark_filled
-from p2pdist.mount.lazy.ways import Way, needs_held, supervise
+from p2pdist.mount.lazy.view import LazyPackage, device_bytes, is_filled, mark_filled
+from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, needs_held, supervise
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
 from p2pdist.store.store import BlobStore
@@ -63,29 +64,39 @@ AT_ONCE = 64
 logger = logging.getLogger(__name__)
 
 
-def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry]], DeviceLayout]:
-    """The trees of a package, bottom to top, and where their contents lie. Roots and catalogs are
-    in the store. Raises NotFound, Corrupt, TooLarge. In a thread."""
+def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry] | None], DeviceLayout]:
+    """The trees of a package, bottom to top, None for an image among them, and where their contents
+    lie. Roots and catalogs are in the store. Raises NotFound, Corrupt, TooLarge. In a thread."""
     catalogs = [part.digest for part in manifest.parts if part.media_type == CATALOG_TYPE]
-    trees: list[Sequence[Entry]] = []
+    layers: list[Sequence[Entry] | None] = []
     sizes: dict[bytes, int] = {}
     chunk_lists: dict[bytes, bytes] = {}
     for layer in manifest.layers:
+        if layer.media_type != TREE_TYPE:
+            layers.append(None)
+            continue
         read = store.trees.reader.read(layer.digest, catalogs)
-        trees.append(read.tree.entries)
+        layers.append(read.tree.entries)
         for entry in read.tree.entries:
             if type(entry) is File and entry.size:
                 sizes.setdefault(entry.content, entry.size)
         lists = read.chunk_lists()
         chunk_lists.update((content, lists[name]) for content, name in read.tree.chunk_lists.items())
-    return trees, DeviceLayout(sizes, chunk_lists)
+    return layers, DeviceLayout(sizes, chunk_lists)
+
+
+def images_of(manifest: Manifest) -> list[Descriptor]:
+    """The layers of a package that are images."""
+    return [layer for layer in manifest.layers if layer.media_type != TREE_TYPE]
 
 
 class LazyView:
     """One lazy view: what it has of its package, and who waits for what. On the event loop."""
 
     def __init__(self, store: BlobStore, pulls: Pulls, fetcher: Fetcher, reference: str, limit_s: float) -> None:
-        self.trees: list[Sequence[Entry]] = []
+        self.layers: list[Sequence[Entry] | None] = []
+        """Trees, None for an image among them."""
+        self.images = LazyImages(fetcher)
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here."""
         self.whole = False
@@ -103,7 +114,7 @@ class LazyView:
         self._stalls_total = self._refused = 0
         self._holds = ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended = False
+        self._ended = self._served = False
 
     # -- the package
 
@@ -134,6 +145,9 @@ class LazyView:
 
     def _plan(self, package: Package, incomplete: Sequence[Missing], sources: Sources) -> None:
         """What is missing is known: readers can be served from now on."""
+        blobs = [self._store.get(layer.digest) for layer in images_of(package.manifest)]
+        if not incomplete and all(blob is not None and blob.complete for blob in blobs):
+            return  # nothing is missing
         self._filler.whereabouts = Whereabouts.of(incomplete, sources)
         if not self.known.done():
             self.known.set_result(package)
@@ -160,7 +174,9 @@ class LazyView:
 
     async def read_layout(self, manifest: Manifest) -> None:
         """Compute where contents lie. Raises what `layout_of` raises."""
-        self.trees, self.layout = await asyncio.to_thread(layout_of, self._store, manifest)
+        self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest)
+        await self.images.begin(images_of(manifest), device_bytes(layout))
+        self.layout = layout
         parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
@@ -170,8 +186,10 @@ class LazyView:
     # -- readers
 
     def serve(self, directory: Path) -> None:
-        """Serve readers of the view whose files are in `directory`, and fill it."""
-        self._spawn(self._serve(directory))
+        """Serve readers of the view whose files are in `directory`, and fill it. Idempotent."""
+        if not self._served:
+            self._served = True
+            self._spawn(self._serve(directory))
 
     async def _serve(self, directory: Path) -> None:
         tries = 0
@@ -241,6 +259,7 @@ class LazyView:
                 assert self.layout is not None
                 chunks = [chunk for chunk in self.layout.chunks(offset, offset + count) if not self._filler.has(chunk)]
                 await asyncio.gather(*(keep_trying(self._filler, chunk, failed) for chunk in chunks))
+                await self.images.bring(offset, count, failed)
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
             logger.error(
@@ -294,11 +313,11 @@ class LazyView:
     def status(self) -> LazyStatus:
         """How far it is."""
         stalls = sorted(self._stalls)
-        total = self.layout.bytes_content if self.layout is not None else 0
+        total = self.images.bytes_total + (self.layout.bytes_content if self.layout is not None else 0)
         return LazyStatus(
             self.whole,
             total,
-            total if self.whole else self._filler.bytes_filled,
+            total if self.whole else self._filler.bytes_filled + self.images.bytes_here,
             sum(self._awaited.values()),
             len(self._awaited),
             self._stalls_total,
@@ -315,6 +334,7 @@ class LazyView:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._finish()
+        self.images.close()
 
     def _finish(self) -> None:
         self._holds.close()
@@ -343,8 +363,8 @@ class LazyViews:
     ) -> None:
         self.limit_s = limit_s
         self._work, self._ways = work, ways
-        self._choice: asyncio.Task[Choice] | None = None
-        """What works on this host, tried when the first view is asked for."""
+        self._choices: dict[tuple[str, ...], asyncio.Task[Choice]] = {}
+        """Which of some ways works on this host, tried when the first view asks for it."""
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
@@ -357,10 +377,8 @@ class LazyViews:
             raise eager("the agent is not root")
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
-        await self.way()
         found = await self._packages.find(parse_reference(reference), lambda _: None)
-        if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
-            raise eager("the package has layers that are no trees")
+        await self.way(found.manifest)
         self._opening += 1
         view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
         try:
@@ -381,19 +399,27 @@ class LazyViews:
             self._opening -= 1
         return view, package
 
-    async def way(self) -> Way:
-        """The way to fill that works on this host. Raises Conflict (`eager`) where none does."""
-        if self._choice is None:
-            self._choice = asyncio.create_task(asyncio.to_thread(choose, self._work, self._ways))
-        choice = await asyncio.shield(self._choice)
+    async def way(self, manifest: Manifest) -> Way:
+        """The way to fill a view of a package on this host. Raises Conflict (`eager`) where there
+        is none."""
+        names = [way.name for way in WAYS if not self._ways or way.name in self._ways]
+        if images_of(manifest):
+            names = [name for name in names if name == FUSE.name]
+        key = tuple(names)
+        if key not in self._choices:
+            self._choices[key] = asyncio.create_task(asyncio.to_thread(choose, self._work, key))
+        choice = await asyncio.shield(self._choices[key])
         if choice.way is None:
-            raise eager(f"no way to fill a view works here ({'; '.join(choice.reasons)})")
+            what = "images are filled through FUSE alone" if images_of(manifest) else "no way to fill it works here"
+            raise eager(f"{what} ({'; '.join(choice.reasons)})")
         return choice.way
 
-    def package_of(self, view: LazyView) -> LazyPackage:
+    async def package_of(self, view: LazyView) -> LazyPackage:
         """What is to be mounted of an open view."""
         assert view.layout is not None
-        return LazyPackage(view.trees, view.layout, self.limit_s + GRACE_S)
+        images = iter(await asyncio.to_thread(view.images.paths))
+        layers = [next(images) if entries is None else entries for entries in view.layers]
+        return LazyPackage(layers, view.layout, self.limit_s + GRACE_S)
 
     def mounted(self, path: str, view: LazyView, directory: Path, lost: Callable[[], None]) -> None:
         """A view was mounted at `path`: serve it. `lost` is called when it cannot be any more."""

@@ -43,12 +43,12 @@ class Choice:
         return f"{self.way.name if self.way else 'none'}{because}"
 
 
-def choose(work: Path, names: Sequence[str] = ()) -> Choice:
-    """Try the ways, of these `names` where there are any, with the records of mounts in `work`."""
+def choose(work: Path, names: Sequence[str]) -> Choice:
+    """Try the ways with these `names`, with the records of mounts in `work`."""
     reasons: list[str] = []
     chosen = None
     for way in WAYS:
-        if chosen is None and (not names or way.name in names):
+        if chosen is None and way.name in names:
             reason = attempt(way, work)
             chosen = None if reason else way
             if reason:

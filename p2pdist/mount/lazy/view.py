@@ -1,23 +1,28 @@
-"""Lazy views: EROFS images of a package's trees over one sparse device, merged by an overlay.
+"""Lazy views: EROFS images of a package's trees over one sparse device, and its SquashFS images,
+merged by an overlay.
 
-The images say all but the contents of files, which are in the device, a file with holes. What is
-read of it waits until an agent has filled it; ways.py says what keeps readers waiting. Files of a
-view lie in the directory of its record: the device, the images, the supervisor's socket and log,
-and a mark once the device lacks nothing.
+EROFS images say all but the contents of files, which are in the device, a file with holes. What is
+read of it waits until an agent has filled it; ways.py says what keeps readers waiting. With FUSE
+SquashFS images are read so as well. Files of a view lie in the directory of its record: the device,
+the images, the supervisor's socket and log, and a mark once nothing is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.device import DeviceLayout
+from p2pdist.model.device import BLOCK_BYTES, DeviceLayout
 from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
-from p2pdist.mount.lazy.ways import FANOTIFY, Way, supervise
+from p2pdist.mount.lazy.fuse import IMAGE
+from p2pdist.mount.lazy.ways import FANOTIFY, FUSE, Way, fuse_loop, supervise
 from p2pdist.mount.overlay import merge
 from p2pdist.mount.records import LAZY, Process, Record, new_id, records, take_down
+from p2pdist.mount.squashfs import mount_device
 from p2pdist.mount.supervisor.protocol import DEVICE, MARK, dismiss
 from p2pdist.mount.views import MountedView, begin, check_target, failed
 
@@ -27,10 +32,11 @@ _EMPTY = 0
 
 @dataclass(frozen=True, slots=True)
 class LazyPackage:
-    """The trees of a package, bottom to top, each by its entries in walking order, and where their
-    contents lie in the device. A reader waits for `limit_s` at most."""
+    """The layers of a package, bottom to top: a tree by its entries in walking order, a SquashFS
+    image by a path that leads to its file, complete or not, on the file system of the records; and
+    where contents of trees lie in the device. A reader waits for `limit_s` at most."""
 
-    trees: Sequence[Sequence[Entry]]
+    layers: Sequence[Sequence[Entry] | Path]
     layout: DeviceLayout
     limit_s: float
 
@@ -45,10 +51,12 @@ def mount_lazy(
     label: str = "",
     at: int | None = None,
     owner: Process | None = None,
+    served: Callable[[Path], None] = lambda directory: None,
 ) -> MountedView:
-    """Mount trees at `target` while none of their contents need be here, which come in one `way`;
-    other arguments are those of `mount_view`. From then on an agent must be connected to the supervisor (`view_directory`).
-    Raises Unavailable where this host has no such views, Conflict for a target in use, and
+    """Mount layers at `target` while none of their contents need be here, which come in one `way`;
+    other arguments are those of `mount_view`. From the moment when `served` is called with the
+    directory of the view an agent must be connected to the supervisor: mounting a SquashFS image
+    reads it already. Raises Unavailable where this host has no such views, Conflict for a target in use, and
     P2PDistError; then nothing is left behind."""
     target, work = check_target(target, at), work.resolve()
     record = Record(new_id(), str(target), LAZY, (), label=label, writable=writable, owner=str(owner or ""))
@@ -57,6 +65,7 @@ def mount_lazy(
             record = begin(record, work)
             directory = record.directory(work)
             _supervise(package, directory, way)
+            served(directory)
             place = target if at is None else Path(f"/proc/self/fd/{at}")
             _mount(package, directory, place, way, source=record.source, writable=writable)
         except BaseException:
@@ -65,7 +74,7 @@ def mount_lazy(
             raise
     except OSError as error:
         raise failed(target, error) from error
-    count = f"{len(package.trees)} layers" if len(package.trees) > 1 else "1 layer"
+    count = f"{len(package.layers)} layers" if len(package.layers) > 1 else "1 layer"
     state = "writable" if writable else "read-only"
     return MountedView(target, LAZY, f"lazy: {way.name}, {count}, {state}; contents come when they are read")
 
@@ -88,19 +97,35 @@ def mark_filled(directory: Path) -> None:
 
 
 def _supervise(package: LazyPackage, directory: Path, way: Way) -> None:
-    """Make the device and have it supervised. Raises Unavailable, OSError."""
+    """Make the files that are read and have them supervised. Raises Unavailable, OSError."""
     with (directory / DEVICE).open("xb") as device:
-        device.truncate(package.layout.size)
+        device.truncate(device_bytes(package.layout))
+    images = [layer for layer in package.layers if isinstance(layer, Path)]
+    assert not images or way is FUSE
+    for number, image in enumerate(images, 1):
+        os.link(image, directory / f"{IMAGE}{number}", follow_symlinks=True)
     supervise(directory, package.limit_s, way=way)
+
+
+def device_bytes(layout: DeviceLayout) -> int:
+    """How long the device of a view is: no loop device has less than a block."""
+    return max(layout.size, BLOCK_BYTES)
 
 
 def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, source: str, writable: bool) -> None:
     device = Device(package.layout.blocks, package.layout.first_blocks())
+    images = itertools.count(1)
     (directory / str(_EMPTY)).mkdir()
     with way.device(directory) as path:
-        for number, entries in enumerate(package.trees, _EMPTY + 1):
-            image = directory / f"{number}.erofs"
-            write_image(entries, image, device)
-            (directory / str(number)).mkdir()
-            mount_image(image, directory / str(number), path, looped=way.looped)
-    merge(directory, len(package.trees) + 1, place, source=source, uppers=directory if writable else None)
+        for number, layer in enumerate(package.layers, _EMPTY + 1):
+            point = directory / str(number)
+            point.mkdir()
+            if isinstance(layer, Path):
+                name = f"{IMAGE}{next(images)}"
+                with fuse_loop(directory, name) as loop:
+                    mount_device(loop, directory / name, point)
+            else:
+                image = directory / f"{number}.erofs"
+                write_image(layer, image, device)
+                mount_image(image, point, path, looped=way.looped)
+    merge(directory, len(package.layers) + 1, place, source=source, uppers=directory if writable else None)
