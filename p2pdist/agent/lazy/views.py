@@ -410,8 +410,8 @@ class LazyViews:
             self._choices[key] = asyncio.create_task(asyncio.to_thread(choose, self._work, key))
         choice = await asyncio.shield(self._choices[key])
         if choice.way is None:
-            what = "images are filled through FUSE alone" if images_of(manifest) else "no way to fill it works here"
-            raise eager(f"{what} ({'; '.join(choice.reasons)})")
+            what = "only FUSE fills images" if images_of(manifest) else "no way to fill it works here"
+            raise eager(f"{what} ({'; '.join(choice.reasons) or 'it is not among the --lazy-way of the agent'})")
         return choice.way
 
     async def package_of(self, view: LazyView) -> LazyPackage:

@@ -37,7 +37,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +63,7 @@ from p2pdist.mount.supervisor.protocol import (
 
 POINT, IMAGE, LOOP = "fuse", "image-", ".loop"
 """Names in the directory of a view that is filled so: the mount point of its FUSE file system; an
-image, with its number behind; behind the name of a file, what says which loop device is over it."""
+image, with its number behind; behind the name of a file, a link to the loop device over it."""
 
 READERS_MAX = 4096
 """Reads that wait at once; one more gets EIO."""
@@ -209,6 +209,8 @@ class _Server:
         self._agents: list[socket.socket] = []
         """Connections, the latest last: that one hears of readers, and all may give orders."""
         self._whole = False
+        self._loops: dict[str, str] = {}
+        """The loop devices, by the file that each is over."""
         self._ended, self._ending = os.pipe()
         """Readable once the file system has ended."""
 
@@ -220,8 +222,7 @@ class _Server:
         threading.Thread(target=self._serve, daemon=True).start()
         if not self.began.wait(BEGIN_S):
             raise OSError(errno.EIO, "no FUSE file system can be mounted", str(self._point))
-        for file in self._shared.files.values():
-            self._change(file, self._point / file.name)
+        self._change(lambda file: self._point / file.name)
         with suppress(OSError):
             os.write(ready, b"+")
         while self._step():
@@ -240,12 +241,19 @@ class _Server:
         finally:
             os.close(self._ending)
 
-    def _change(self, file: _File, path: Path) -> None:
-        """Have the loop device over a file, where there is one, read from `path`. Raises
-        OSError."""
-        directory = self._shared.directory
-        with suppress(FileNotFoundError):
-            kernel.change_backing((directory / f"{file.name}{LOOP}").read_text(), loop_name(directory, file.name), path)
+    def _find_loops(self) -> None:
+        """Remember which loop devices there are: the directory goes before the last program that
+        reads the view."""
+        for file in self._shared.files.values():
+            if file.name not in self._loops:
+                with suppress(FileNotFoundError):
+                    self._loops[file.name] = os.readlink(self._shared.directory / f"{file.name}{LOOP}")
+
+    def _change(self, path: Callable[[_File], Path]) -> None:
+        """Have each loop device read from the path of its file. Raises OSError."""
+        self._find_loops()
+        for name, loop in self._loops.items():
+            kernel.change_backing(loop, loop_name(self._shared.directory, name), path(self._shared.files[name]))
 
     # -- readers, in threads of libfuse
 
@@ -360,6 +368,7 @@ class _Server:
         return True
 
     def _answer(self, number: int, error: int) -> None:
+        self._find_loops()
         with self._lock:
             reader = self._readers.pop(number, None)
             if reader is None:
@@ -379,10 +388,12 @@ class _Server:
                 reader.answered.set()
             self._readers.clear()
         try:
-            for file in self._shared.files.values():
-                self._change(file, Path(f"/proc/self/fd/{file.descriptor}"))
+            self._change(lambda file: Path(f"/proc/self/fd/{file.descriptor}"))
         except OSError as error:
             self._say(f"reads go on through FUSE: {error}")
+            return False
+        if len(self._loops) < len(self._shared.files):
+            self._say("reads go on through FUSE: it is not known by which loop devices")
             return False
         with suppress(OSError):
             kernel.unmount(self._point, lazily=True)

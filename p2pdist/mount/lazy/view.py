@@ -51,7 +51,7 @@ def mount_lazy(
     label: str = "",
     at: int | None = None,
     owner: Process | None = None,
-    served: Callable[[Path], None] = lambda directory: None,
+    served: Callable[[Path], object] = lambda directory: None,
 ) -> MountedView:
     """Mount layers at `target` while none of their contents need be here, which come in one `way`;
     other arguments are those of `mount_view`. From the moment when `served` is called with the

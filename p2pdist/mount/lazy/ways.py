@@ -56,7 +56,7 @@ def fuse_loop(directory: Path, file: str) -> Iterator[str]:
     """A loop device over a file of FUSE of the view with this directory, until the block ends and
     nothing mounted uses it. Raises OSError."""
     with kernel.loop_device(directory / POINT / file, name=loop_name(directory, file), direct=True) as device:
-        (directory / f"{file}{LOOP}").write_text(device)
+        (directory / f"{file}{LOOP}").symlink_to(device)
         yield device
 
 
