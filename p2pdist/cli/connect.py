@@ -131,7 +131,7 @@ def pulled_name(reference: str, pulled: PullStatus) -> str:
 
 
 LAZY_HELP = (
-    "Show the package at once and fetch contents when they are read (trees; an agent that is root; Linux 6.14). Where "
+    "Show the package at once and fetch contents when they are read (an agent that is root). Where "
     "that is not possible the package is pulled first, and the reason printed."
 )
 
