@@ -17,19 +17,19 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2pdist.model.device import DeviceLayout
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount import kernel
-from p2pdist.mount.lazy.fuse import binding
+from p2pdist.mount.lazy.fuse import Filled, binding
 from p2pdist.mount.lazy.trial import attempt, choose
 from p2pdist.mount.lazy.view import LazyPackage, mount_lazy, view_directory
 from p2pdist.mount.lazy.ways import FANOTIFY, FUSE, WAYS, Way, supervise
 from p2pdist.mount.supervisor import fanotify
 from p2pdist.mount.supervisor.protocol import ANSWER, FAULT, NOTICE, ORDER, WHOLE, Notice, connect
 from p2pdist.mount.views import unmount_view
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts")
 
 MIB = 1 << 20
 LIMIT_S = 60.0
@@ -38,6 +38,8 @@ KILLS = 12 if os.environ.get("P2PDIST_EXAMPLES") != "many" else 200
 
 def _missing(way: Way) -> str:
     """Why a way cannot be tried here, "" where it can."""
+    if os.geteuid() != 0:
+        return "needs root: mounts"
     try:
         if way is FUSE:
             binding()
@@ -359,6 +361,30 @@ def test_the_trial_says_what_works_and_why_not(way: Way, work: Path, monkeypatch
         assert choice.way is None and "libfuse 3 is not installed" in choice.line
 
 
+@given(st.integers(1, 40_000), st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 20_000)), max_size=6), st.data())
+def test_filled_is_what_was_marked_in_whole_blocks(
+    size: int, marks: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Compared with a set of bytes. Of a block that is marked in part nothing is filled."""
+    filled, marked = Filled(size), set()
+    for offset, count in marks:
+        if offset < size:
+            count = min(count, size - offset)
+            filled.mark(offset, count)
+            marked.add((offset, offset + count))
+    blocks = {
+        block
+        for block in range(-(-size // 4096))
+        for begin, end in marked
+        if begin <= block * 4096 and min(size, block * 4096 + 4096) <= end
+    }
+    offset = data.draw(st.integers(0, size - 1))
+    count = data.draw(st.integers(1, size - offset))
+    wanted = range(offset // 4096, -(-(offset + count) // 4096))
+    assert filled.has(offset, count) == all(block in blocks for block in wanted)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: loop devices")
 def test_a_loop_device_of_another_name_is_left_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(name.encode() * 8192)

@@ -27,13 +27,15 @@ class LazyImages:
     async def begin(self, layers: Sequence[Descriptor], device_bytes: int) -> None:
         """Have the blobs of these `layers`, bottom to top, begun and held. They come behind a
         device of so many bytes. Raises what fetching raises."""
-        self._holds.close()
         places = begins([device_bytes, *(layer.size for layer in layers)])[1:]
-        self._blobs = []
-        for place, layer in zip(places, layers, strict=True):
-            blob, _ = await self._fetcher.fetch(layer, "preseed", None)
-            self._holds.enter_context(blob.held())
-            self._blobs.append((place, layer, blob))
+        blobs = []
+        with ExitStack() as holds:
+            for place, layer in zip(places, layers, strict=True):
+                blob, _ = await self._fetcher.fetch(layer, "preseed", None)
+                holds.enter_context(blob.held())
+                blobs.append((place, layer, blob))
+            self._holds.push(holds.pop_all())
+        self._blobs = blobs
 
     @property
     def bytes_total(self) -> int:
