@@ -40,6 +40,14 @@ class Image:
     """Whether it carries a table of extended attributes."""
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteImage:
+    """An image that an agent is fetching: the digest of its blob, and its bytes."""
+
+    digest: str
+    size: int
+
+
 def missing() -> str:
     """Why this user cannot mount without root here, or "" when it is worth trying."""
     directories = os.get_exec_path()

@@ -285,6 +285,14 @@ class LazyView:
 
     # -- the rest
 
+    def follow(self) -> None:
+        """Note when everything is here, of images that are mounted elsewhere."""
+        self._spawn(self._follow())
+
+    async def _follow(self) -> None:
+        await self._pulled.wait()
+        self.whole = True
+
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""
         await self._pulled.wait()
@@ -369,16 +377,18 @@ class LazyViews:
         self._views: dict[str, LazyView] = {}
         self._opening = 0
 
-    async def open(self, reference: str) -> tuple[LazyView, Package] | None:
+    async def open(self, reference: str, *, alone: bool) -> tuple[LazyView, Package] | None:
         """A view of a package, which is known and not mounted yet; None when all of the package is
-        here, and there is nothing to wait for. Raises Conflict (`eager`) where it cannot be lazy,
+        here, and there is nothing to wait for. `alone`: one program may see it without root, and
+        mounts images itself. Raises Conflict (`eager`) where it cannot be lazy,
         and what pulling raises."""
-        if os.geteuid() != 0:
-            raise eager("the agent is not root")
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         found = await self._packages.find(parse_reference(reference), lambda _: None)
-        await self.way(found.manifest)
+        if os.geteuid() == 0:
+            await self.way(found.manifest)
+        elif not alone or len(images_of(found.manifest)) < len(found.manifest.layers):
+            raise eager("the agent is not root")
         self._opening += 1
         view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
         try:
@@ -426,6 +436,12 @@ class LazyViews:
         self._views[path] = view
         view.lost = lost
         view.serve(directory)
+
+    def handed_out(self, path: str, view: LazyView) -> None:
+        """The images of a view are mounted by the program that asked for it, and known as `path`
+        here."""
+        self._views[path] = view
+        view.follow()
 
     def resume(self, path: str, reference: str, directory: Path, lost: Callable[[], None]) -> None:
         """Serve a view that an earlier agent mounted."""

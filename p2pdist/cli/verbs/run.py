@@ -61,7 +61,10 @@ def command(
     if lazy:
         shown = mount_lazily(client, MountRequest(reference, "", writable, how or "", until_exit=True))
         if shown is not None:
-            return _Run(reference, arguments, writable, how, client).run_in(shown)
+            try:
+                return _Run(reference, arguments, writable, how, client).run_in(shown)
+            except _NotHere as failure:
+                output.line(f"eager: {failure.error.what}")
     name = pulled_name(reference, follow_pull(client, reference, quiet=False))
     return _Run(name, arguments, writable, how, client).run()
 
@@ -126,14 +129,18 @@ class _Run:
                 os.close(held)
 
     def _run_inside(self, shown: MountStatus) -> int:
+        from p2pdist.mount.squashfs import RemoteImage
         from p2pdist.mount.userns import run_inside
 
         try:
+            sizes = shown.image_bytes
+            remote = [RemoteImage(*image) for image in zip(shown.images, sizes, strict=True)] if sizes else []
             return run_inside(
-                [Path(image) for image in shown.images],
+                remote or [Path(image) for image in shown.images],
                 lambda root: self._program(shown, root),
                 writable=self._writable,
                 announce=output.line,
+                agent=self._client.socket_path.absolute(),
             )
         except Unavailable as error:
             raise _NotHere(error) from error
