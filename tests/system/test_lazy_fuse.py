@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from site_rig import Agent, Site
+from ports import free_pair
+from site_rig import P2PDIST, Agent, Site, wait_for
 from test_lazy_views import (
     SLOW_BYTES_S,
     View,
@@ -19,6 +23,8 @@ from test_lazy_views import (
     until,
     wrong_files,
 )
+
+from unprivileged import NOBODY, as_nobody
 
 from p2pdist.mount.lazy.fuse import binding
 
@@ -128,3 +134,43 @@ def test_where_only_the_other_way_is_allowed_images_are_eager(site: Site, source
     code, status, said = site.command(*words)
     assert code == 0 and status["how"] == "squashfs" and "only FUSE fills images" in said
     assert site.command("umount", str(target), "--socket", str(agent.socket))[0] == 0
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that NOBODY can reach."""
+    path = Path(tempfile.mkdtemp(prefix="p2pdist-test-", dir="/tmp"))
+    path.chmod(0o755)
+    for name in ("agent", "run", "home"):
+        (path / name).mkdir()
+    os.chown(path / "home", NOBODY, NOBODY)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.skipif(shutil.which("squashfuse") is None, reason="needs squashfuse")
+def test_without_root_a_program_begins_before_its_images_are_here(
+    site: Site,
+    source: Path,  # noqa: F811
+    place: Path,
+) -> None:
+    push(site, "app:v1", str(source), "--format", "squashfs", "--entrypoint", '["${P2PDIST_ROOT}/greet.sh"]')
+    site.origin.rate_bytes_s = SLOW_BYTES_S
+    socket, port = place / "home/agent.sock", free_pair()
+    words = ("agent", "--listen", f"127.0.0.1:{port}", "--store", place / "home/store", "--socket", socket)
+    words += ("--tracker", site.tracker_url, "--name", "h0")
+    environment = {**os.environ, "TMPDIR": str(place / "home")}
+    with (place / "log").open("wb") as log:
+        agent = subprocess.Popen(
+            as_nobody(place / "agent", *P2PDIST, *words), stdout=log, stderr=log, env=environment, cwd="/"
+        )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/readyz", agent, place / "log")
+        run = as_nobody(place / "run", *P2PDIST, "run", "--lazy", "--socket", socket, "app:v1")
+        ran = subprocess.run(run, capture_output=True, text=True, env=environment, cwd="/", timeout=60)
+        assert (ran.returncode, ran.stdout) == (0, "first line\n"), ran.stderr
+        assert "contents come when they are read" in ran.stderr and "eager" not in ran.stderr
+        assert sum(site.origin.sent.values()) < 6 * MIB
+    finally:
+        agent.terminate()
+        agent.wait(30)
