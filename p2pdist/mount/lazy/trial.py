@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2pdist.model.device import DeviceLayout
-from p2pdist.model.errors import P2PDistError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy.view import LazyPackage, mount_lazy, view_directory
 from p2pdist.mount.lazy.ways import WAYS, Way
@@ -63,7 +63,7 @@ def attempt(way: Way, work: Path) -> str:
     if os.geteuid() != 0:
         return "it needs root"
     name = content_hash(_CONTENT)
-    entries = (File(_NAME, 0o644, 0, name, len(_CONTENT)),)
+    entries = (File(_NAME, 0o644, 0, len(_CONTENT), name),)
     package = LazyPackage((entries,), DeviceLayout({name: len(_CONTENT)}, {}), LIMIT_S)
     scratch = Path(tempfile.mkdtemp(prefix="trial-", dir=work.parent))
     target = scratch / "view"
@@ -72,7 +72,10 @@ def attempt(way: Way, work: Path) -> str:
         try:
             return _read(target, work)
         finally:
-            unmount_view(target, work=work, force=True)
+            with suppress(Conflict):
+                unmount_view(target, work=work)
+            with suppress(NotFound):
+                unmount_view(target, work=work, force=True)  # another program looks at it
     except P2PDistError as error:
         return error.what
     except OSError as error:

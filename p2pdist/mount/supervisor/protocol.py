@@ -93,10 +93,14 @@ def connect(directory: Path) -> Greeting:
 
 
 def dismiss(directory: Path, kind: int = DROP) -> None:
-    """Have the supervisor of a view that is gone, or WHOLE, end, if there is one."""
+    """Have the supervisor of a view that is gone, or WHOLE, end, if there is one. Returns when it
+    has, or has not within CONNECT_S."""
     with suppress(OSError):
         greeting = connect(directory)
         os.close(greeting.filler)
         os.close(greeting.group)
         with greeting.connection as connection:
             connection.send(ORDER.pack(kind, 0, 0))
+            # Closed at once, a connection with unread notices would be reset, and the order lost.
+            while connection.recv(NOTICE.size):
+                pass
