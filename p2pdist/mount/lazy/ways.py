@@ -65,10 +65,17 @@ FUSE = Way("fuse", "p2pdist.mount.lazy.fuse", _loop, looped=True)
 WAYS = (FANOTIFY, FUSE)
 """Best first."""
 
+WAY = "way"
+"""The file of a view that names its way; none for fanotify."""
+
 
 def way_of(directory: Path) -> Way:
     """The way in which the view with this directory is filled."""
-    return FUSE if (directory / POINT).is_dir() else FANOTIFY
+    try:
+        name = (directory / WAY).read_text()
+    except FileNotFoundError:
+        return FANOTIFY
+    return next((way for way in WAYS if way.name == name), FANOTIFY)
 
 
 def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), way: Way | None = None) -> None:
@@ -77,6 +84,7 @@ def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), way: Wa
     OSError."""
     if way is FUSE:
         (directory / POINT).mkdir()
+        (directory / WAY).write_text(way.name)
     words = [sys.executable, "-P", "-m", (way or way_of(directory)).module, str(directory), str(limit_s)]
     words += map(str, held)
     with (directory / LOG).open("ab") as log:

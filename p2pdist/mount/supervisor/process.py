@@ -140,6 +140,7 @@ class _Supervisor:
             ready = _ready((self._group, self._listener, self._guard_fd, *self._agents))
             if self._guard_fd in ready:
                 os.close(self._guard_fd)
+                self._guard_fd = -1  # the number is another descriptor's soon
                 os.waitpid(self._guard, 0)
                 self._hire()
             if any(agent in ready and self._obey(agent) for agent in list(self._agents)):
