@@ -137,12 +137,13 @@ class PackageMounts:
         view, package = opened
         if os.geteuid() != 0:
             return await self._hand_out_lazily(view, package, request, caller)
+        loop = asyncio.get_running_loop()
         try:
             show = partial(
                 mount_lazy,
                 await self._lazy.package_of(view),
                 way=await self._lazy.way(package.manifest),
-                served=partial(asyncio.get_running_loop().call_soon_threadsafe, view.serve),
+                served=lambda directory: loop.call_soon_threadsafe(view.serve, directory),
             )
             shown = await self._mounts.mount(
                 str(package.reference),

@@ -77,9 +77,7 @@ class View:
         self.files, self.work, self.path = contents(), work, target
         names = sorted(self.files)
         hashes = {name: content_hash(self.files[name]) for name in names}
-        entries = [
-            File(name.encode(), 0o755, 0, len(self.files[name]), hashes[name]) for name in names
-        ]
+        entries = [File(name.encode(), 0o755, 0, len(self.files[name]), hashes[name]) for name in names]
         layout = DeviceLayout({hashes[name]: len(self.files[name]) for name in names}, {})
         self.begins = {name: layout.first_blocks()[hashes[name]] * 4096 for name in names}
         image = bytearray(layout.size)
@@ -369,7 +367,9 @@ def test_the_trial_says_what_works_and_why_not(way: Way, work: Path, monkeypatch
         assert choice.way is None and "libfuse 3 is not installed" in choice.line
 
 
-@given(st.integers(1, 40_000), st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 20_000)), max_size=6), st.data())
+@given(
+    st.integers(1, 40_000), st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, 20_000)), max_size=6), st.data()
+)
 def test_filled_is_what_was_marked_in_whole_blocks(
     size: int, marks: list[tuple[int, int]], data: st.DataObject
 ) -> None:

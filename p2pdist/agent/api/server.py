@@ -94,7 +94,7 @@ from p2pdist.transfer.guard import OwnNames, guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
-from p2pdist.transfer.stream.ranges import serve_range
+from p2pdist.transfer.stream.ranges import Unsatisfiable, parse_range, serve_range
 from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 
 PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)

@@ -106,7 +106,8 @@ class _Run:
     def run_in(self, shown: MountStatus, reason: str = "") -> int:
         """The program's exit code, from a view that is unmounted afterwards."""
         try:
-            check_seen(shown, _OTHER_MOUNTS)
+            if not shown.image_bytes:  # else nothing is there yet that could be seen
+                check_seen(shown, _OTHER_MOUNTS)
             if shown.how == "images":
                 return self._run_inside(shown)
             note = f" ({reason})" if reason and shown.how == "unpack" else ""

@@ -2,7 +2,9 @@
 its SquashFS layers.
 
 Theory. A loop device with direct I/O lies over each file; EROFS images have that of the device as
-theirs, and SquashFS images are mounted from it. So the kernel does everything but give the bytes: names, attributes, page cache, mmap, programs.
+theirs, and SquashFS images are mounted from it. So the kernel does everything but give the bytes:
+names, attributes, page cache, mmap, programs.
+
 Each read that reaches this process waits until an agent has said that the bytes are there (the
 protocol of the supervisor, which counts all files as one, each behind that before), and is answered
 from the file on the disk: what the agent fills is `device`, and `image-1` and so on are further
@@ -83,6 +85,8 @@ PAUSE_S = 0.02
 """Between the end of one server and the next."""
 
 _FUSE = "/dev/fuse"
+_GONE = {errno.ENXIO, errno.ENODEV, errno.ENOENT}
+"""What is answered for a loop device that nothing has mounted any more."""
 
 
 @dataclass(slots=True)
@@ -235,7 +239,9 @@ class _Server:
             options["max_threads"] = THREADS_MAX
         try:
             # In a thread other than the main one, so that it leaves signals alone.
-            self._shared.binding.FUSE(_Files(self, self._shared.files), os.fspath(self._point), foreground=True, **options)
+            self._shared.binding.FUSE(
+                _Files(self, self._shared.files), os.fspath(self._point), foreground=True, **options
+            )
         except RuntimeError as error:
             self._say(f"the FUSE file system has ended: {error}")
         finally:
@@ -253,7 +259,11 @@ class _Server:
         """Have each loop device read from the path of its file. Raises OSError."""
         self._find_loops()
         for name, loop in self._loops.items():
-            kernel.change_backing(loop, loop_name(self._shared.directory, name), path(self._shared.files[name]))
+            try:
+                kernel.change_backing(loop, loop_name(self._shared.directory, name), path(self._shared.files[name]))
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
 
     # -- readers, in threads of libfuse
 

@@ -56,8 +56,8 @@ def mount_lazy(
     """Mount layers at `target` while none of their contents need be here, which come in one `way`;
     other arguments are those of `mount_view`. From the moment when `served` is called with the
     directory of the view an agent must be connected to the supervisor: mounting a SquashFS image
-    reads it already. Raises Unavailable where this host has no such views, Conflict for a target in use, and
-    P2PDistError; then nothing is left behind."""
+    reads it already. Raises Unavailable where this host has no such views, Conflict for a target in
+    use, and P2PDistError; then nothing is left behind."""
     target, work = check_target(target, at), work.resolve()
     record = Record(new_id(), str(target), LAZY, (), label=label, writable=writable, owner=str(owner or ""))
     try:
@@ -102,8 +102,12 @@ def _supervise(package: LazyPackage, directory: Path, way: Way) -> None:
         device.truncate(device_bytes(package.layout))
     images = [layer for layer in package.layers if isinstance(layer, Path)]
     assert not images or way is FUSE
-    for number, image in enumerate(images, 1):
-        os.link(image, directory / f"{IMAGE}{number}", follow_symlinks=True)
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for number, image in enumerate(images, 1):
+            os.link(image, f"{IMAGE}{number}", dst_dir_fd=place)  # with a descriptor it follows links
+    finally:
+        os.close(place)
     supervise(directory, package.limit_s, way=way)
 
 
