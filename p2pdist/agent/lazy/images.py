@@ -1,5 +1,8 @@
 """The SquashFS images of a package that is shown lazily: pieces of their blobs come while the
-kernel reads the images. The blob is what is read, so nothing is written but what the pull brings."""
+kernel reads the images.
+
+The blob is what is read, so nothing is written but what the pull brings.
+"""
 
 from __future__ import annotations
 
