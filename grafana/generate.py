@@ -258,6 +258,39 @@ HOST = [
         ],
     ),
     Panel(
+        "Reads of lazy views that waited",
+        "s",
+        [
+            q(
+                "histogram_quantile(0.5, sum by (le) "
+                '(rate(p2pdist_agent_lazy_stall_seconds_bucket{instance=~"$instance"}[$__rate_interval])))',
+                "median",
+            ),
+            q(
+                "histogram_quantile(0.99, sum by (le) "
+                '(rate(p2pdist_agent_lazy_stall_seconds_bucket{instance=~"$instance"}[$__rate_interval])))',
+                "99 of 100",
+            ),
+        ],
+        "How long a program stood still for bytes that had not come.",
+    ),
+    Panel(
+        "Lazy views",
+        "short",
+        [
+            q('sum by (state) (p2pdist_agent_lazy_views{instance=~"$instance"})', "{{state}}"),
+            q(
+                'sum(increase(p2pdist_agent_lazy_refused_total{instance=~"$instance"}[$__rate_interval]))',
+                "failed reads",
+            ),
+        ],
+    ),
+    Panel(
+        "Awaited in lazy views",
+        "bytes",
+        [q('sum(p2pdist_agent_lazy_awaited_bytes{instance=~"$instance"})', "bytes")],
+    ),
+    Panel(
         "Pulls done",
         "ops",
         [q('sum(rate(p2pdist_agent_pull_seconds_count{instance=~"$instance"}[$__rate_interval]))', "a second")],

@@ -163,21 +163,20 @@ class Agent:
         self.vouched_blobs = VouchedBlobs(store, self.registry, session.send)
         self.images = self._images(settings)
         self.pulls = Pulls(
-            store, self.packages, self.registry, images=self.images, unreachable=self.reachability.warning
+            store,
+            self.packages,
+            self.registry,
+            images=self.images,
+            unreachable=self.reachability.warning,
+            lazy=self.policies.lazy,
         )
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
         self.preseeds = Preseeds(
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )
-        self.lazy = LazyViews(
-            store,
-            self.packages,
-            self.pulls,
-            self.registry,
-            self.mounts.work,
-            limit_s=settings.lazy_wait_s,
-            ways=settings.lazy_ways,
-        )
+        limit_s, policy = settings.lazy_wait_s, self.policies.lazy
+        shown = (store, self.packages, self.pulls, self.registry, self.mounts.work)
+        self.lazy = LazyViews(*shown, limit_s=limit_s, policy=policy, ways=settings.lazy_ways)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls)
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)

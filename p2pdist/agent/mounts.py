@@ -88,8 +88,6 @@ class PackageMounts:
     ) -> None:
         self._store, self._pulls, self._mounts, self._roots = store, pulls, mounts, roots
         self._lazy = mounts.lazy = lazy
-        self._lost: set[asyncio.Task[MountStatus]] = set()
-        """Unmounts of lazy views whose contents cannot be brought any more."""
         mounts.hold_inherited(self._hold_again)
 
     def start(self) -> None:
@@ -99,17 +97,10 @@ class PackageMounts:
                 name = f"{status.reference.partition('@')[0].partition(':')[0]}@{status.digest}"
                 self._serve(status.path, partial(self._lazy.resume, status.path, name))
 
-    def _serve(self, path: str, serve: Callable[[Path, Callable[[], None]], None]) -> None:
+    def _serve(self, path: str, serve: Callable[[Path], None]) -> None:
         directory = view_directory(path, self._mounts.work)
         if directory is not None:  # else it was unmounted at once
-            serve(directory, partial(self._take_away, path))
-
-    def _take_away(self, path: str) -> None:
-        """Take a lazy view out of sight: reads of what is missing would give zeros."""
-        logger.error("the lazy view at %s is taken away: its supervisor is gone", path)
-        task = asyncio.create_task(self._mounts.unmount(path, force=True), name=f"lost view {path}")
-        self._lost.add(task)
-        task.add_done_callback(self._lost.discard)
+            serve(directory)
 
     async def mount(self, request: MountRequest, caller: Caller | None = None) -> MountStatus:
         """Pull a package and mount it for `caller`, or the agent itself. Raises what pulling and

@@ -21,6 +21,7 @@ from p2pdist.core.stream_slots import Displace, Peer, StreamSlots
 from p2pdist.core.uplink import (
     BlockSent,
     Closed,
+    Diverted,
     Dropped,
     End,
     Event,
@@ -163,8 +164,8 @@ class Uplink:
         self._slots, self._range_slots = StreamSlots(streams_max), StreamSlots(streams_max)
         self._flows: dict[int, Flow] = {}
         """Streams and readers of ranges, by number."""
-        self._blobs: dict[int, Digest] = {}
-        """The blob of each stream; readers of ranges are not in it."""
+        self._streams: dict[int, tuple[Digest, int, Peer]] = {}
+        """Blob, stripe and peer of each stream; readers of ranges are not in it."""
         self._numbers = itertools.count(1)
         self._moved: asyncio.Future[None] | None = None
         """What `reading` waits for: a child has received, or a read has ended."""
@@ -178,7 +179,7 @@ class Uplink:
     @property
     def streams(self) -> int:
         """The number of open streams."""
-        return len(self._blobs)
+        return len(self._streams)
 
     @property
     def open_count(self) -> int:
@@ -212,7 +213,7 @@ class Uplink:
 
     def dropped(self, blob: Digest) -> None:
         """Stop serving a blob: its streams end, and its children receive from other hosts."""
-        ended = [self._flows[number] for number, other in self._blobs.items() if other == blob]
+        ended = [self._flows[number] for number, (other, _, _) in self._streams.items() if other == blob]
         self._end(ended, f"{blob} is served here no more")
         self.submit(Dropped(blob))
 
@@ -236,13 +237,19 @@ class Uplink:
         *,
         peer: Peer = UNNAMED,
         cut: Callable[[], None] | None = None,
+        demand: bool = False,
     ) -> Flow:
         """Open a stream to a child; the caller closes it when the connection ends. `cut` breaks its
-        connection. Raises Unavailable when `peer` finds no slot (core/stream_slots.py)."""
+        connection. With `demand` other streams of the stripe to the same peer leave out what this
+        one brings. Raises Unavailable when `peer` finds no slot (core/stream_slots.py)."""
         self._make_room(self._slots, peer, "streams")
         number = next(self._numbers)
         flow = self._flows[number] = Flow(self, number, cut)
-        self._blobs[number] = blob
+        if demand and self._core.stripes(blob) > 1:  # else the length of a response may have been said
+            brought = tuple(have.missing(stripe, self._core.stripes(blob)))
+            for other in [other for other, key in self._streams.items() if key == (blob, stripe, peer)]:
+                self.submit(Diverted(other, brought))
+        self._streams[number] = blob, stripe, peer
         self._slots.opened(number, peer)
         self.submit(Opened(number, blob, stripe, have, priority))
         return flow
@@ -271,7 +278,7 @@ class Uplink:
 
     def close(self, number: int) -> None:
         """Close a flow."""
-        self._blobs.pop(number, None)
+        self._streams.pop(number, None)
         self._slots.closed(number)
         self._range_slots.closed(number)
         if self._flows.pop(number, None) is not None:

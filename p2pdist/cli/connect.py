@@ -79,9 +79,11 @@ def _own_socket(ctx: click.Context, param: click.Parameter, socket: Path) -> Pat
     return socket
 
 
-def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start") -> PullStatus:
+def follow_pull(
+    client: LocalClient, reference: str, *, quiet: bool, priority: Priority = "start", lazy: bool = False
+) -> PullStatus:
     """Pull a package and show the progress by source. A reference without a tag means `latest`.
-    Raises the failure that the agent reports."""
+    `lazy`: not where its policy has it shown lazily. Raises the failure that the agent reports."""
     name = canonical_reference(reference)
     noted = ""
 
@@ -102,7 +104,7 @@ def follow_pull(client: LocalClient, reference: str, *, quiet: bool, priority: P
                 if count:
                     progress(f"  from {source}", count, status.bytes_total - status.bytes_cached)
 
-        status = client.pull(PullRequest(package=name, priority=priority), show)
+        status = client.pull(PullRequest(package=name, priority=priority, lazy=lazy), show)
     if status.warning:
         output.line(f"{name}: {status.warning}. Run p2pdist doctor on the hosts that are named")
     return status
@@ -131,9 +133,29 @@ def pulled_name(reference: str, pulled: PullStatus) -> str:
 
 
 LAZY_HELP = (
-    "Show the package at once and fetch contents when they are read (an agent that is root). Where "
-    "that is not possible the package is pulled first, and the reason printed."
+    "Show the package at once and fetch contents when they are read (an agent that is root), or pull "
+    "it first. Where --lazy is not possible the package is pulled first, and the reason printed [default: as its policy "
+    "says, else --eager]."
 )
+
+
+def lazy_option(function: Function) -> Function:
+    """--lazy and --eager."""
+    return click.option("--lazy/--eager", default=None, help=LAZY_HELP)(function)
+
+
+def lazy_or_pulled(
+    client: LocalClient, request: MountRequest, *, lazy: bool | None, quiet: bool
+) -> MountStatus | PullStatus:
+    """Have the agent show a package lazily, where `lazy` or, without it, the policy of the package
+    says so and it is possible; else have it pulled. Raises what mounting and pulling raise."""
+    shown = mount_lazily(client, request) if lazy else None
+    if shown is not None:
+        return shown
+    pulled = follow_pull(client, request.package, quiet=quiet, lazy=lazy is None)
+    if not pulled.lazy:
+        return pulled
+    return mount_lazily(client, request) or follow_pull(client, request.package, quiet=quiet)
 
 
 def mount_lazily(client: LocalClient, request: MountRequest) -> MountStatus | None:

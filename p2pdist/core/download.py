@@ -60,7 +60,7 @@ from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import Candidates, Sources
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
-from p2pdist.model.messages import Reason
+from p2pdist.model.messages import DEMAND_PIECES_MAX, Reason
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
@@ -386,8 +386,8 @@ class _Stripe:
         return reads_origin and self.candidates.parent != ORIGIN
 
     def end_of(self, receiving: Receiving, reason: str, *, finishing: bool) -> End:
-        """What the end of its stream says of the source. `finishing`: another stream finishes a
-        piece of the stripe."""
+        """What the end of its stream says of the source. `finishing`: another stream brings pieces
+        of the stripe."""
         if reason not in ("done", "closed"):
             return "failed"
         if receiving.delivered:
@@ -445,27 +445,56 @@ class _Demand:
 
 
 @dataclass(slots=True)
-class _Demands:
-    """The streams that bring wanted pieces, by number."""
+class _Streams:
+    """The streams of a download, by number: one for each stripe that is Receiving, others that
+    finish a piece, and others that bring wanted pieces."""
 
-    open: dict[int, _Demand] = field(default_factory=dict)
+    writing: set[int] = field(default_factory=set)
+    """Those that were opened and have not ended."""
+    stripes: dict[int, _Stripe] = field(default_factory=dict)
+    """The stripes that are Receiving."""
+    finishing: dict[int, int] = field(default_factory=dict)
+    """Those that were closed after the piece under way and have not ended: numbers of stripes."""
+    demands: dict[int, _Demand] = field(default_factory=dict)
+    """Those that bring wanted pieces."""
+    _last: int = 0
 
-    def due(
-        self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, stream: int, *, now: float
-    ) -> Iterator[OpenDemand]:
-        """The streams to open for wanted pieces, from number `stream` on: one for each stripe of
-        which no stream brings them."""
+    def _number(self) -> int:
+        self._last += 1
+        self.writing.add(self._last)
+        return self._last
+
+    def open(self, stripe: _Stripe, source: Source, *, now: float) -> OpenStream:
+        """Have a waiting stripe come from a source."""
+        stream = self._number()
+        stripe.state, stripe.stored_at = Receiving(stream, source, now, now, moved_at=now), now
+        self.stripes[stream] = stripe
+        return OpenStream(stream, source, stripe.number)
+
+    def close(self, stripe: _Stripe, *, after_piece: bool) -> Iterator[CloseStream]:
+        """Have a stripe wait, if it is Receiving."""
+        if isinstance(stripe.state, Receiving):
+            stream, stripe.state = stripe.state.stream, Waiting()
+            if after_piece:
+                self.finishing[stream] = stripe.number
+            self.stripes.pop(stream, None)
+            yield CloseStream(stream, after_piece)
+
+    def demand(self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, *, now: float) -> list[OpenDemand]:
+        """Open streams for wanted pieces: one for each stripe of which no stream brings them."""
+        opened = []
         for stripe in stripes:
             mine = {piece for piece in pieces if piece % len(stripes) == stripe.number}
-            if mine and (demand := self._of(stripe, mine, sources, now=now)) is not None:
-                self.open[stream] = demand
-                yield OpenDemand(stream, demand.source, stripe.number, tuple(sorted(demand.pieces)))
-                stream += 1
+            if mine and (demand := self._demand_of(stripe, mine, sources, now=now)) is not None:
+                stream = self._number()
+                self.demands[stream] = demand
+                opened.append(OpenDemand(stream, demand.source, stripe.number, tuple(sorted(demand.pieces))))
+        return opened
 
-    def _of(self, stripe: _Stripe, wanted: set[int], sources: Sources, *, now: float) -> _Demand | None:
+    def _demand_of(self, stripe: _Stripe, wanted: set[int], sources: Sources, *, now: float) -> _Demand | None:
         """From where a stripe comes, else from another choice of the tracker. What is late counts
         as not coming."""
-        opened = [demand for demand in self.open.values() if demand.stripe == stripe.number]
+        opened = [demand for demand in self.demands.values() if demand.stripe == stripe.number]
         late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S}
         wanted = wanted.difference(*(demand.pieces for demand in opened if demand.source not in late))
         state, candidates = stripe.state, stripe.candidates
@@ -473,8 +502,21 @@ class _Demands:
         for source in (first, candidates.parent, *candidates.alternates):
             if source is not None and source not in late and sources.usable(source, now=now):
                 many = not wanted or len(opened) >= DEMANDS_MAX
-                return None if many else _Demand(stripe.number, frozenset(wanted), source, now)
+                first_ones = frozenset(sorted(wanted)[:DEMAND_PIECES_MAX])
+                return None if many else _Demand(stripe.number, first_ones, source, now)
         return None
+
+    def finish(self, stripe: _Stripe) -> bool:
+        """Whether another stream than its own brings pieces of a stripe."""
+        demanded = any(demand.stripe == stripe.number for demand in self.demands.values())
+        return demanded or stripe.number in self.finishing.values()
+
+    def ended(self, stream: int) -> _Stripe | None:
+        """A stream has let go of the file. Returns the stripe that came by it until now."""
+        self.writing.discard(stream)
+        self.demands.pop(stream, None)
+        self.finishing.pop(stream, None)
+        return self.stripes.pop(stream, None)
 
 
 @dataclass(slots=True)
@@ -515,15 +557,8 @@ class Download:
     """Completed or GaveUp was commanded."""
     counts: list[int] = field(default_factory=list)
     """Pieces stored per stripe."""
-    writing: set[int] = field(default_factory=set)
-    """Streams that were opened and have not ended."""
     _stripes: list[_Stripe] = field(default_factory=list)
-    _streams: dict[int, _Stripe] = field(default_factory=dict)
-    """The stripes that are Receiving, by stream."""
-    _finishing: dict[int, int] = field(default_factory=dict)
-    """Streams that were closed after the piece under way and have not ended, and their stripes."""
-    _demands: _Demands = field(default_factory=_Demands)
-    _next_stream: int = 1
+    _streams: _Streams = field(default_factory=_Streams)
     _progressed_at: float = 0.0
     """When a piece was stored last."""
     _tracker: bool = True
@@ -561,10 +596,7 @@ class Download:
                 self._planned(plan, now, out)
             case Wanted(pieces) if not self._paused:  # else a swarm writes, and brings them
                 missing = {piece for piece in pieces if piece not in self.have}
-                for opened in self._demands.due(self._stripes, missing, self.sources, self._next_stream, now=now):
-                    self._next_stream = opened.stream + 1
-                    self.writing.add(opened.stream)
-                    out.append(opened)
+                out += self._streams.demand(self._stripes, missing, self.sources, now=now)
             case StreamEnded():
                 self._ended(event, now, out)
             case Quiet():
@@ -582,7 +614,7 @@ class Download:
                     self._close_all(out, after_piece=True)
             case Tick():
                 self._tick(now, out)
-            case Awaiting(number) if waiting := self._streams.get(number):
+            case Awaiting(number) if waiting := self._streams.stripes.get(number):
                 waiting.await_hash()
             case Lost(pieces):
                 self._lose(pieces)
@@ -598,6 +630,11 @@ class Download:
         """The host that each stripe comes from: "" for the origin, None for no host."""
         states = [stripe.state for stripe in self._stripes]
         return tuple(state.source.host if isinstance(state, Receiving) else None for state in states)
+
+    @property
+    def writing(self) -> set[int]:
+        """The streams that were opened and have not ended."""
+        return self._streams.writing
 
     @property
     def fed(self) -> bool:
@@ -686,42 +723,28 @@ class Download:
         if source is None:
             stripe.state = Waiting(until)
             return
-        stream, self._next_stream = self._next_stream, self._next_stream + 1
-        stripe.state, stripe.stored_at = Receiving(stream, source, now, now, moved_at=now), now
-        self._streams[stream] = stripe
-        self.writing.add(stream)
-        out.append(OpenStream(stream, source, stripe.number))
+        out.append(self._streams.open(stripe, source, now=now))
 
     def _close(self, stripe: _Stripe, out: list[Command], *, after_piece: bool) -> None:
-        if not isinstance(stripe.state, Receiving):
-            return
-        stream, stripe.state = stripe.state.stream, Waiting()
-        out.append(CloseStream(stream, after_piece))
-        if after_piece:
-            self._finishing[stream] = stripe.number
-        del self._streams[stream]
+        out.extend(self._streams.close(stripe, after_piece=after_piece))
 
     def _close_all(self, out: list[Command], *, after_piece: bool = False) -> None:
-        out.extend(CloseStream(stream, after_piece) for stream in self._demands.open)
+        out.extend(CloseStream(stream, after_piece) for stream in self._streams.demands)
         for stripe in self._stripes:
             self._close(stripe, out, after_piece=after_piece)
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
-        self.writing.discard(event.stream)
-        self._demands.open.pop(event.stream, None)
-        stripe = self._streams.get(event.stream)
+        stripe = self._streams.ended(event.stream)
         # A superpeer that cannot read the origin of its own accord may still receive from other
         # hosts; with a lease other hosts wait for what it finds out.
         unasked = stripe is not None and stripe.reads_unasked
         if event.reason == "failed" and not (unasked and isinstance(event.error, Unavailable)):
             self._give_up(event.error or P2PDistError(f"{self.blob} could not be stored"), out)
             return
-        self._streams.pop(event.stream, None)
-        self._finishing.pop(event.stream, None)
         if stripe is None or not isinstance(stripe.state, Receiving):
             return
         receiving = stripe.state
-        finishing = stripe.number in self._finishing.values()
+        finishing = self._streams.finish(stripe)
         match stripe.end_of(receiving, event.reason, finishing=finishing):
             case "has nothing else":
                 stripe.state = Waiting(now + max(REOPEN_S, stripe.pace_s))
@@ -788,7 +811,7 @@ class Download:
 
     def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
         """Complain of a source that was silent for too long, and leave it if there is another."""
-        stripe = self._streams.get(event.stream)
+        stripe = self._streams.stripes.get(event.stream)
         source = stripe.silent(event, self.sources, now=now) if stripe is not None and self._tracker else None
         if stripe is None or source is None:
             return

@@ -147,6 +147,14 @@ class ChildStream(Flow):
             self.cursor -= 1
             self.skip.add(piece)
 
+    def leave_out(self, piece: int) -> None:
+        """Do not send a piece, unless that has begun."""
+        order = self.served.order[self.stripe]
+        passed = piece in self.served.verified and order.index(piece) < self.cursor
+        if piece not in self.skip and not passed:
+            self.skip.add(piece)
+            self.left -= 1
+
     def withdraw(self) -> None:
         """Do not begin with the piece that was to come next."""
         self.queue.waiting.remove(self)
@@ -239,6 +247,14 @@ class Ready:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Diverted:
+    """Another stream brings these pieces to the child of this one."""
+
+    stream: int
+    pieces: tuple[int, ...]
+
+
 class BlockSent(Struct, frozen=True, gc=False):
     """The kernel took the stream's block."""
 
@@ -257,7 +273,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Verified | BlockSent | Ready | Opened | Closed | Held | Limited | Lost | Dropped | Tick
+Event = Verified | BlockSent | Ready | Opened | Diverted | Closed | Held | Limited | Lost | Dropped | Tick
 
 
 # -- commands
@@ -326,6 +342,8 @@ class Uplink:
                 self._ready(number, length)
             case Opened():
                 self._open(event, out)
+            case Diverted(number, pieces):
+                self._divert(number, pieces, out)
             case Closed(number):
                 self._close(number, now)
             case Held(blob, layout, stripes, have):
@@ -343,6 +361,10 @@ class Uplink:
         if self._busy_since is not None or self._queue.starts_waiting or self._queue.preseeds_waiting:
             self._account(now)
         return out
+
+    def stripes(self, blob: Digest) -> int:
+        """How many stripes a held blob has."""
+        return len(self._blobs[blob].order)
 
     def stuck_s(self, now: float) -> dict[int, float]:
         """For how long the kernel has been taking the present block of each stream and range."""
@@ -447,6 +469,13 @@ class Uplink:
         self._flows[event.stream] = stream
         served.streams[event.stripe].append(stream)
         self._wait(stream, out)
+
+    def _divert(self, number: int, pieces: tuple[int, ...], out: list[Command]) -> None:
+        stream = self._flows.get(number)
+        if isinstance(stream, ChildStream):
+            for piece in pieces:
+                stream.leave_out(piece)
+            self._wait(stream, out)
 
     def _ready(self, number: int, length: int) -> None:
         flow = self._flows.get(number)

@@ -4,10 +4,17 @@ Each content begins at a block of the file, in the order in which the trees have
 read one after the other is near each other. A content is one chunk, or several as its chunk list
 says; a chunk is what is fetched, verified and written at once. Where a chunk lies follows from the
 trees alone: a new agent computes the same layout again.
+
+In the file the contents are cut into cells of CELL_BYTES. Where holes of the file could be read,
+each cell has a head: a block before its bytes that ends with the header of a stored DEFLATE block
+(RFC 1951, 3.2.4). The images say that the cell is compressed, so a kernel that finds no head, for
+nothing has filled the cell, fails to decompress it, and the reader gets an error and no zeros. The
+head is written after everything else of the cell.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,19 +24,66 @@ from p2pdist.model.errors import TooLarge
 from p2pdist.model.tree import ChunkList
 
 BLOCK_BYTES = 4096
-BLOCKS_MAX = 1 << 32
-"""What an EROFS image can address of a device."""
+CELL_BLOCKS = 15
+CELL_BYTES = CELL_BLOCKS * BLOCK_BYTES
+"""With its head a cell has as many bytes as the kernel reads at once, 16 pages; a stored DEFLATE
+block has at most 65,535."""
+
+HEAD = struct.pack("<BHH", 1, CELL_BYTES, CELL_BYTES ^ 0xFFFF)
+"""The last bytes of a head; zeros are before it."""
+
+BLOCKS_MAX = 3 << 30
+"""What an EROFS image can address of a device, heads included."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChunk:
-    """A chunk of a content, `length` bytes at `offset` of it, which lies at `at` in the device."""
+    """A chunk of a content, `length` bytes at `offset` of it, and at `at` of all contents."""
 
     at: int
     content: bytes
     offset: int
     chunk: bytes
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of a file, with heads or without. Contents are addressed as if there were none."""
+
+    headed: bool
+
+    @property
+    def file_bytes(self) -> int:
+        """What a cell takes in the file."""
+        return CELL_BYTES + self.headed * BLOCK_BYTES
+
+    def file_size(self, size: int) -> int:
+        """Bytes of the file with contents of `size` bytes."""
+        return -(-size // CELL_BYTES) * self.file_bytes
+
+    def covering(self, offset: int, count: int) -> range:
+        """The cells that have bytes in a range of the file."""
+        return range(offset // self.file_bytes, -(-(offset + count) // self.file_bytes))
+
+    def holding(self, at: int, length: int) -> range:
+        """The cells that have bytes of a range of the contents."""
+        return range(at // CELL_BYTES, -(-(at + length) // CELL_BYTES))
+
+    def places(self, at: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """Where in the file bytes of the contents lie that begin at `at`: offset, and begin and end
+        among these bytes."""
+        begin = 0
+        while begin < length:
+            cell, within = divmod(at + begin, CELL_BYTES)
+            end = min(length, begin + CELL_BYTES - within)
+            yield cell * self.file_bytes + self.headed * BLOCK_BYTES + within, begin, end
+            begin = end
+
+    def head(self, cell: int) -> tuple[int, bytes]:
+        """Offset and bytes of what says that a cell is filled; no bytes where nothing does."""
+        offset = cell * self.file_bytes + BLOCK_BYTES - len(HEAD)
+        return (offset, HEAD) if self.headed else (offset, b"")
 
 
 class DeviceLayout:
@@ -48,7 +102,7 @@ class DeviceLayout:
 
     @property
     def size(self) -> int:
-        """Bytes of the device."""
+        """Bytes of the contents, and of what is between them."""
         return self.blocks * BLOCK_BYTES
 
     @property
@@ -60,8 +114,12 @@ class DeviceLayout:
         """The block at which each content begins."""
         return dict(zip(self._contents, self._firsts, strict=True))
 
+    def cell_chunks(self, cell: int) -> Iterator[DeviceChunk]:
+        """The chunks that have bytes in a cell."""
+        return self.chunks(cell * CELL_BYTES, (cell + 1) * CELL_BYTES)
+
     def chunks(self, begin: int = 0, end: int | None = None) -> Iterator[DeviceChunk]:
-        """The chunks that have bytes in the range from `begin` to `end` of the device, in order;
+        """The chunks that have bytes in the range from `begin` to `end` of the contents, in order;
         without a range all of them. What is between contents belongs to none."""
         end = self.size if end is None else min(end, self.size)
         if begin >= end:

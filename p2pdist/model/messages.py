@@ -423,7 +423,9 @@ class StreamRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/streams: send the pieces of one stripe that `have` (a bitmap over all
     pieces, see PieceSet) lacks, oldest first and each once, as they become available. The response
     is a sequence of frames: piece number (u32 big-endian), length (u32 big-endian), bytes; the
-    frame STREAM_END closes a stream in which everything asked for was sent."""
+    frame STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader
+    waits for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
+    first as well, and sends the host none of them in its other stream of the stripe."""
 
     blob: Digest
     stripe: int
@@ -431,6 +433,10 @@ class StreamRequest(msgspec.Struct, frozen=True):
     have: bytes
     host: str = ""
     priority: Priority = "start"
+    demand: bool = False
+
+
+DEMAND_PIECES_MAX = 64
 
 
 class BlobHolding(msgspec.Struct, frozen=True):
@@ -465,20 +471,23 @@ STREAM_END = 0xFFFFFFFF
 
 
 class PullRequest(msgspec.Struct, frozen=True):
-    """Body of POST /v1/pulls; exactly one of package (a reference) and blob (a digest)."""
+    """Body of POST /v1/pulls; exactly one of package (a reference) and blob (a digest). `lazy`: a
+    package whose policy has it shown lazily is not pulled, and the status says so."""
 
     package: str | None = None
     blob: str | None = None
     output: str | None = None
     wait: bool = False
     priority: Priority = "start"
+    lazy: bool = False
 
 
 class PullStatus(msgspec.Struct, frozen=True):
     """Progress of a pull. Byte counts cover the layers, and each byte once: a byte that two sources
     sent counts for the first one (p2pdist_agent_received_bytes_total counts both); bytes_cached
     were in the store before. Of an image bytes_upstream takes the place of bytes_origin. `warning`
-    says why the pull reads the origin, now or later, although other hosts have the content."""
+    says why the pull reads the origin, now or later, although other hosts have the content.
+    `lazy`: nothing was pulled, since the package is to be shown lazily."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -495,6 +504,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     error: dict[str, Any] | None = None
     warning: str = ""
     bytes_upstream: int = 0
+    lazy: bool = False
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")

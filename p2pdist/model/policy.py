@@ -31,7 +31,8 @@ Rate = Annotated[float, Meta(gt=0, le=RATE_BYTES_S_MAX)]
 
 class PackagePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy of one package. `match` is the policy's pattern, "" for none: packages of one
-    policy share its rates. `ttl_s` is set when `cache` is "ttl", and only then."""
+    policy share its rates. `ttl_s` is set when `cache` is "ttl", and only then. `lazy`: whether the
+    package is shown before its contents are here; None where users say."""
 
     match: Annotated[str, Meta(max_length=PATTERN_CHARACTERS_MAX)] = ""
     priority: Priority | None = None
@@ -40,6 +41,7 @@ class PackagePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
     transport: Transport | None = None
     cache: Keeping = "lru"
     ttl_s: Annotated[float, Meta(gt=0, le=SECONDS_MAX)] | None = None
+    lazy: bool | None = None
 
 
 NO_POLICY = PackagePolicy()

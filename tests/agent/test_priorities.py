@@ -316,3 +316,29 @@ async def test_a_reader_who_goes_away_leaves_no_turn_behind(site: Site) -> None:
         await asyncio.wait_for(answer.content.readexactly(1), 10)
         assert len(host.agent.uplink._flows) == 1
     await until(lambda: not host.agent.uplink._flows)
+
+
+# -- pieces for which a reader waits
+
+
+async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_path(site: Site) -> None:
+    """Preseeds are stopped. What readers of several hosts wait for comes all the same, each piece
+    once over each connection; nothing else does, and no pull becomes a start."""
+    pieces, first_hosts = 32, 3
+    digest = await site.publish(pieces)
+    seed = await site.host("seed", preseed_bytes_s=1.0)
+    await seed.seed(digest)
+    inner = await site.host("inner", preseed_bytes_s=1.0)
+    _, between = await inner.pull(digest, seed.source, "preseed")
+    readers = [await site.host(f"reader{number}") for number in range(first_hosts)]
+    pulls = [(await reader.pull(digest, inner.source, "preseed"))[1] for reader in readers]
+    assert between.blob.layout.stripes > 1
+    await until(lambda: inner.agent.uplink.streams == first_hosts * between.blob.layout.stripes)
+    before = set(between.blob.have), seed.agent.uplink.sent_bytes_total
+    wanted = sorted(set(range(pieces)) - before[0])[-5:]
+    await asyncio.wait_for(asyncio.gather(*(pull.demand(wanted) for pull in pulls)), 20)
+    await asyncio.sleep(0.2)
+    assert set(between.blob.have) == before[0] | set(wanted)
+    assert seed.agent.uplink.sent_bytes_total - before[1] == len(wanted) * PIECE
+    assert {pull.priority for pull in (between, *pulls)} == {"preseed"}
+    assert sum(pull.receipts.twice for pull in (between, *pulls)) == 0

@@ -107,6 +107,6 @@ async def test_a_piece_that_two_sources_had_under_way_counts_once(
         if piece == 8:
             second.give(piece)
     await asyncio.wait_for(pull.done, 10)
-    assert pull.bytes_before == 0
-    assert pull.bytes_by_source == {"origin": 0, "peer": len(DATA)}
-    assert around.received == {"peer": len(DATA) + PIECE}, "it was received all the same"
+    assert pull.receipts.before == 0
+    assert pull.receipts.by_source == {"origin": 0, "peer": len(DATA)}
+    assert around.received == {"peer": len(DATA) + PIECE, "twice": PIECE}, "it was received all the same"

@@ -9,6 +9,7 @@ from p2pdist.core.uplink import (
     BlockSent,
     Closed,
     Command,
+    Diverted,
     Dropped,
     End,
     Event,
@@ -320,3 +321,21 @@ def test_a_child_that_came_late_is_not_waited_for_but_one_that_falls_behind_is()
     assert line.uplink.lead(BLOB, 0) == 2, "one is on its way"
     line(Opened(2, BLOB, 0, pieces()))
     assert line.uplink.lead(BLOB, 0) == 0, "the one that lags least counts"
+
+
+def test_what_another_stream_brings_is_left_out_and_waited_for_no_more() -> None:
+    line = Line(0, 2, stripes=2, in_flight=1)
+    assert line(Opened(1, BLOB, 0, pieces())) == [send(1, 0)]
+    assert line(Diverted(1, (0, 2, 4))) == []  # the first is on its way
+    assert line(BlockSent(1)) == []
+    assert line(Verified(BLOB, 4)) == []
+    assert line(Verified(BLOB, 6)) == [send(1, 6)]
+    assert line(BlockSent(1)) == [End(1)]
+
+
+def test_a_stream_all_of_which_another_one_brings_ends() -> None:
+    line = Line()
+    assert line(Opened(1, BLOB, 0, pieces(*range(7)))) == []
+    assert line(Diverted(1, (7,))) == [End(1)]
+    assert line(Diverted(1, (7,))) == line(Verified(BLOB, 7)) == []
+    assert line(Diverted(9, (7,))) == []  # it is gone

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.model.device import BLOCK_BYTES, DeviceLayout
+from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import CHUNK_LEAST, ChunkList, content_hash
 
 LENGTHS = st.one_of(
@@ -54,3 +57,30 @@ def test_all_chunks_lie_where_the_image_says(contents: list[list[int]]) -> None:
     assert [(chunk.at, chunk.content, chunk.chunk) for chunk in chunks] == [(at, *names) for at, _, *names in pieces]
     assert all(chunk.at == firsts[chunk.content] * BLOCK_BYTES + chunk.offset for chunk in chunks)
     assert layout.bytes_content == sum(map(sum, contents)) and layout.size % BLOCK_BYTES == 0
+
+
+@given(st.booleans(), st.integers(0, 5 * CELL_BYTES), st.integers(1, 4 * CELL_BYTES))
+def test_bytes_of_contents_lie_in_their_cells_and_never_in_a_head(headed: bool, at: int, length: int) -> None:
+    """Compared with a look at each block."""
+    cells, places = Cells(headed), []
+    for offset, begin, end in Cells(headed).places(at, length):
+        assert begin == (places[-1][2] if places else 0) and end > begin
+        places.append((offset, begin, end))
+        cell = (at + begin) // CELL_BYTES
+        head_at, head = cells.head(cell)
+        assert cells.covering(offset, end - begin) == range(cell, cell + 1)
+        assert offset >= head_at + len(head) or not headed
+        assert offset - cell * cells.file_bytes - headed * BLOCK_BYTES == (at + begin) % CELL_BYTES
+        assert (offset - at - begin) % BLOCK_BYTES == 0
+    assert places[-1][2] == length
+    assert [(at + begin) // CELL_BYTES for _, begin, _ in places] == list(cells.holding(at, length))
+    assert cells.file_size(at + length) >= places[-1][0] + places[-1][2] - places[-1][1]
+
+
+def test_a_head_is_that_of_a_stored_block_which_is_the_last_one() -> None:
+    """zlib takes the head and the bytes of a cell for what they are; zeros it does not."""
+    _, head = Cells(headed=True).head(0)
+    contents = bytes(range(256)) * (CELL_BYTES // 256)
+    assert zlib.decompress(head + contents, -15) == contents
+    with pytest.raises(zlib.error):
+        zlib.decompress(bytes(len(head)) + contents, -15)

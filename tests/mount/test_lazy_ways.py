@@ -25,7 +25,7 @@ from p2pdist.model.tree import File, content_hash
 from p2pdist.mount import kernel
 from p2pdist.mount.lazy.fuse import Filled, binding
 from p2pdist.mount.lazy.trial import attempt, choose
-from p2pdist.mount.lazy.view import LazyPackage, mount_lazy, view_directory
+from p2pdist.mount.lazy.view import LazyPackage, device_bytes, mount_lazy, view_directory
 from p2pdist.mount.lazy.ways import FANOTIFY, FUSE, WAYS, Way, supervise
 from p2pdist.mount.supervisor import fanotify
 from p2pdist.mount.supervisor.protocol import ANSWER, FAULT, NOTICE, ORDER, WHOLE, Notice, connect
@@ -79,11 +79,18 @@ class View:
         hashes = {name: content_hash(self.files[name]) for name in names}
         entries = [File(name.encode(), 0o755, 0, len(self.files[name]), hashes[name]) for name in names]
         layout = DeviceLayout({hashes[name]: len(self.files[name]) for name in names}, {})
-        self.begins = {name: layout.first_blocks()[hashes[name]] * 4096 for name in names}
-        image = bytearray(layout.size)
-        for name, begin in self.begins.items():
-            image[begin : begin + len(self.files[name])] = self.files[name]
-        self.device = bytes(image)
+        cells = way.cells
+        device = bytearray(device_bytes(layout, cells))
+        self.cell_bytes, self.cells_of = cells.file_bytes, {}
+        for name in names:
+            at, data = layout.first_blocks()[hashes[name]] * 4096, self.files[name]
+            for offset, begin, end in cells.places(at, len(data)):
+                device[offset : offset + end - begin] = data[begin:end]
+            self.cells_of[name] = cells.holding(at, len(data))
+        for cell in cells.holding(0, layout.size):
+            offset, head = cells.head(cell)
+            device[offset : offset + len(head)] = head
+        self.device = bytes(device)
         self.held: Callable[[int], bool] = lambda offset: False
         self.asked: list[tuple[int, int]] = []
         mount_lazy(LazyPackage((entries,), layout, limit_s), target, work=work, way=way)
@@ -130,16 +137,21 @@ class View:
                             self.asked.append((notice.offset, notice.count))
                     for notice in [notice for notice in waiting if not self.held(notice.offset)]:
                         waiting.remove(notice)
-                        begin, end = notice.offset // 4096 * 4096, -(-(notice.offset + notice.count) // 4096) * 4096
-                        os.pwrite(greeting.filler, self.device[begin:end], begin)
+                        self.fill_range(greeting.filler, notice.offset, notice.offset + notice.count)
                         greeting.connection.send(ORDER.pack(ANSWER, notice.number, 0))
             os.close(greeting.filler)
             os.close(greeting.group)
 
+    def fill_range(self, device: int, begin: int, end: int) -> None:
+        """The cells that have bytes in a range of the device, the head of each last."""
+        for place in range(begin // self.cell_bytes * self.cell_bytes, end, self.cell_bytes):
+            os.pwrite(device, self.device[place + 4096 : place + self.cell_bytes], place + 4096)
+            os.pwrite(device, self.device[place : place + 4096], place)
+
     def fill(self) -> None:
         """All of it, and say so."""
         greeting = connect(self.directory)
-        os.pwrite(greeting.filler, self.device, 0)
+        self.fill_range(greeting.filler, 0, len(self.device))
         greeting.connection.send(ORDER.pack(WHOLE, 0, 0))
         with greeting.connection:
             while greeting.connection.recv(NOTICE.size):
@@ -250,8 +262,9 @@ def test_each_kind_of_read_gets_what_the_file_has(show: Show, tmp_path: Path) ->
 
 def test_a_read_waits_and_holds_up_no_other(show: Show) -> None:
     view = show()
-    begin = view.begins["weights"]
-    view.held = lambda offset: begin <= offset < begin + len(view.files["weights"])
+    shared = {cell for name in view.files if name != "weights" for cell in view.cells_of[name]}
+    held = set(view.cells_of["weights"]) - shared
+    view.held = lambda offset: offset // view.cell_bytes in held
     view.serve()
     first = cat(view.path / "weights")
     until(lambda: any(view.held(offset) for offset, _ in view.asked), "the agent does not hear of the reader")
@@ -321,8 +334,9 @@ def test_what_waits_can_be_killed(show: Show) -> None:
     view.serve()
     readers = [cat(view.path / name) for name in view.files]
     until(lambda: len(view.asked) >= 3, "the agent does not hear of the readers")
-    for reader in readers:
+    for reader in readers:  # all of them: one may wait for what another is reading
         reader.kill()
+    for reader in readers:
         reader.communicate()
 
 

@@ -46,7 +46,7 @@ from p2pdist.agent.api.mirror import (
     mirror_routes,
     with_images,
 )
-from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.blob import BlobPull, demanded
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
@@ -64,6 +64,7 @@ from p2pdist.model.errors import (
 )
 from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import (
+    DEMAND_PIECES_MAX,
     NONCE_PATTERN,
     BlobHolding,
     Drained,
@@ -98,6 +99,7 @@ from p2pdist.transfer.stream.ranges import Unsatisfiable, parse_range, serve_ran
 from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 
 PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)
+STALL_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 20, 60)
 
 
 class AgentCollector(Collector):
@@ -112,6 +114,11 @@ class AgentCollector(Collector):
         for source in ("origin", "upstream", "peer", "bittorrent"):
             received.add_metric([source], agent.resources.received_bytes[source])
         yield received
+        yield CounterMetricFamily(
+            "p2pdist_agent_received_twice_bytes",
+            "Bytes of pieces that had come already",
+            value=agent.resources.received_bytes["twice"],
+        )
         sent = CounterMetricFamily("p2pdist_agent_sent_bytes", "Bytes sent to other agents", labels=["transport"])
         sent.add_metric(["trees"], agent.uplink.sent_bytes_total)
         sent.add_metric(["bittorrent"], agent.swarming.sent_bytes if agent.swarming is not None else 0)
@@ -122,8 +129,29 @@ class AgentCollector(Collector):
         yield rejected
         yield from self._store()
         yield from mirror_metrics(agent.mirrored)
+        yield from self._lazy()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()
+
+    def _lazy(self) -> Iterator[Metric]:
+        """Views whose contents come while they are read."""
+        lazy = self._agent.lazy
+        statuses = lazy.all()
+        views = GaugeMetricFamily("p2pdist_agent_lazy_views", "Lazy views that are mounted", labels=["state"])
+        whole = sum(status.whole for status in statuses)
+        views.add_metric(["whole"], whole)
+        views.add_metric(["filling"], len(statuses) - whole)
+        yield views
+        yield GaugeMetricFamily(
+            "p2pdist_agent_lazy_awaited_bytes",
+            "Bytes that readers of lazy views wait for",
+            value=sum(status.bytes_awaited for status in statuses),
+        )
+        yield CounterMetricFamily(
+            "p2pdist_agent_lazy_refused",
+            "Reads of lazy views that failed since their bytes did not come",
+            value=lazy.stalls.refused,
+        )
 
     def _tracker(self) -> Iterator[Metric]:
         agent = self._agent
@@ -200,6 +228,13 @@ def registry(agent: Agent) -> CollectorRegistry:
         "p2pdist_agent_pull_seconds", "Time of pulls that succeeded", registry=made, buckets=PULL_BUCKETS_S
     )
     agent.pulls.observe_seconds(seconds.observe)
+    stalls = Histogram(
+        "p2pdist_agent_lazy_stall_seconds",
+        "Time that reads of lazy views waited for their bytes",
+        registry=made,
+        buckets=STALL_BUCKETS_S,
+    )
+    agent.lazy.stalls.observe(stalls.observe)
     return made
 
 
@@ -404,9 +439,13 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     # A blob of one stripe is small, and others of its kind will follow over the same connection.
     reusable = request.keep_alive and stream.stripes == 1
     length = stream_length(blob.layout, have.missing()) if reusable else None
+    wanted = tuple(have.missing(stream.stripe, stream.stripes)) if stream.demand else ()
+    if len(wanted) > DEMAND_PIECES_MAX:
+        raise UsageError(f"{len(wanted)} pieces are demanded at once, over the limit of {DEMAND_PIECES_MAX}")
+    pull = agent.registry.fetching(stream.blob)
     flow = agent.registry.open_flow(stream, have, _address(request), partial(_cut, request))
     try:
-        with in_use(request), blob.held(), serving(agent, request, flow):
+        with in_use(request), blob.held(), serving(agent, request, flow), demanded(pull, wanted):
             file = await _opened(blob)
             waits = not blob.have.offers(have, stream.stripe, stream.stripes)
             disk = not blob.in_memory

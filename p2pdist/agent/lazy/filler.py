@@ -3,7 +3,8 @@
 A chunk comes from the object with its content where that is here, else from a pack or the selection
 of one that the pull of the package brings, else from an older object. Pieces of a pack that are
 not here come before all others of it (`BlobPull.demand`). What does not verify is dropped and
-fetched again, and never written: a device holds verified bytes and holes.
+fetched again, and never written: a device holds verified bytes and holes. A cell of the device gets
+its head once all its chunks are written; before that the kernel cannot read it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,7 +21,7 @@ from typing import Protocol
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.trees import Sources
 from p2pdist.model.catalog import Stored
-from p2pdist.model.device import DeviceChunk
+from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import Descriptor
@@ -76,6 +77,8 @@ class DeviceFile:
     """The device, open for writing. Thread-safe: it is closed once no thread writes any more."""
 
     def __init__(self) -> None:
+        self.cells = Cells(headed=True)
+        """Written by the owner before the device is open."""
         self._lock = threading.Lock()
         self._descriptor = self._group = -1
         self._writers = 0
@@ -96,10 +99,19 @@ class DeviceFile:
         """The descriptors of device and group, none while there are none."""
         return (self._descriptor, self._group) if self._descriptor >= 0 else ()
 
-    def write(self, data: bytes, offset: int) -> None:
-        """Raises OSError, EBADF once it is closed."""
+    def write(self, data: bytes, at: int) -> None:
+        """Write bytes of the contents. Raises OSError, EBADF once it is closed."""
+        view = memoryview(data)
         with self._writing() as descriptor:
-            pwrite_all(descriptor, data, offset)
+            for offset, begin, end in self.cells.places(at, len(data)):
+                pwrite_all(descriptor, view[begin:end], offset)
+
+    def finish(self, cells: Iterable[int]) -> None:
+        """Let the kernel read these cells, of which everything is written. Raises OSError."""
+        with self._writing() as descriptor:
+            for cell in cells:
+                offset, head = self.cells.head(cell)
+                pwrite_all(descriptor, head, offset)
 
     def flush(self) -> None:
         """Bring it to the disk. Raises OSError."""
@@ -136,6 +148,8 @@ class Filler:
     """Fills one device. On the event loop; disks are for threads."""
 
     def __init__(self, store: BlobStore, fetcher: Fetcher) -> None:
+        self.layout: DeviceLayout | None = None
+        """Written by the owner before anything is filled."""
         self.whereabouts = Whereabouts()
         """Written by the owner whenever a pull of the package begins."""
         self.device = DeviceFile()
@@ -144,10 +158,39 @@ class Filler:
         self._filled: set[int] = set()
         """Where in the device chunks are that were written."""
         self._filling: dict[int, asyncio.Task[None]] = {}
+        self._finished: set[int] = set()
+        """Cells that the kernel can read."""
+        self._finishing: dict[int, asyncio.Task[None]] = {}
 
     def has(self, chunk: DeviceChunk) -> bool:
         """Whether the chunk was written."""
         return chunk.at in self._filled
+
+    def has_cell(self, cell: int) -> bool:
+        """Whether the kernel can read the cell."""
+        return cell in self._finished
+
+    async def fill_cell(self, cell: int) -> None:
+        """Have everything of a cell written, and let the kernel read it. It is tried for as long as
+        the caller waits. Raises Corrupt for a package that is packed wrongly."""
+        if cell in self._finished:
+            return
+        task = self._finishing.get(cell)
+        if task is None:
+            task = self._finishing[cell] = asyncio.create_task(self._fill_cell(cell))
+            task.add_done_callback(lambda _: self._finishing.pop(cell, None))
+        await asyncio.shield(task)
+
+    async def _fill_cell(self, cell: int) -> None:
+        missing = [chunk for chunk in self._chunks((cell,)) if not self.has(chunk)]
+        await asyncio.gather(*map(self.fill, missing))
+        await asyncio.to_thread(self.device.finish, (cell,))
+        self._finished.add(cell)
+
+    def _chunks(self, cells: Iterable[int]) -> list[DeviceChunk]:
+        """The chunks of cells, each once."""
+        assert self.layout is not None
+        return list({chunk.at: chunk for cell in cells for chunk in self.layout.cell_chunks(cell)}.values())
 
     async def fill(self, chunk: DeviceChunk) -> None:
         """Have a chunk written. It is tried for as long as the caller waits. Raises Corrupt for a
@@ -162,7 +205,7 @@ class Filler:
 
     def close(self) -> None:
         """End what is under way."""
-        for task in self._filling.values():
+        for task in (*self._filling.values(), *self._finishing.values()):
             task.cancel()
         self.device.close()
 
@@ -178,13 +221,16 @@ class Filler:
             self._filled.add(chunk.at)
             self.bytes_filled += chunk.length
 
-    async def fill_from_objects(self, chunks: Sequence[DeviceChunk]) -> list[DeviceChunk]:
-        """Have chunks written for which no reader waits; returns those that no object has. Raises
-        OSError."""
-        here = await asyncio.to_thread(self._copy, chunks)
-        for chunk in here:
+    async def fill_from_objects(self, cells: Sequence[int]) -> list[int]:
+        """Fill cells for which no reader waits; returns those of which no object has something.
+        Raises OSError."""
+        missing = [chunk for chunk in self._chunks(cells) if not self.has(chunk)]
+        for chunk in await asyncio.to_thread(self._copy, missing):
             self._wrote(chunk)
-        return [chunk for chunk in chunks if not self.has(chunk)]
+        whole = [cell for cell in cells if all(map(self.has, self._chunks((cell,))))]
+        await asyncio.to_thread(self.device.finish, whole)
+        self._finished.update(whole)
+        return [cell for cell in cells if cell not in self._finished]
 
     def _copy(self, chunks: Sequence[DeviceChunk]) -> list[DeviceChunk]:
         written = []
@@ -260,13 +306,13 @@ def _read(blob: Blob, start: int, pack: Digest, stored: Stored) -> bytes | None:
     return None
 
 
-async def keep_trying(filler: Filler, chunk: DeviceChunk, failed: list[str]) -> None:
-    """Have a chunk filled, however often that fails: until the caller waits no longer. `failed`
-    gets the reason of each failure. Raises Corrupt for a package that is packed wrongly."""
+async def keep_trying(filler: Filler, cell: int, failed: list[str]) -> None:
+    """Have a cell filled, however often that fails: until the caller waits no longer. `failed` gets
+    the reason of each failure. Raises Corrupt for a package that is packed wrongly."""
     pause_s = PAUSE_S
     while True:
         try:
-            return await filler.fill(chunk)
+            return await filler.fill_cell(cell)
         except Corrupt:
             raise
         except (P2PDistError, OSError) as error:

@@ -18,7 +18,6 @@ import logging
 import os
 import shutil
 import socket
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -26,17 +25,18 @@ from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
 from p2pdist.agent.lazy.images import LazyImages
+from p2pdist.agent.lazy.stalls import Stalls
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
-from p2pdist.model.device import DeviceChunk, DeviceLayout
+from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.lazy.trial import Choice, choose
-from p2pdist.mount.lazy.view import LazyPackage, device_bytes, is_filled, mark_filled
-from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, needs_held, supervise
+from p2pdist.mount.lazy.view import LazyPackage, cells_of, device_bytes, is_filled, mark_filled
+from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, supervise
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, WHOLE, Notice
 from p2pdist.store.store import BlobStore
@@ -57,9 +57,8 @@ TRY_S = 0.25
 """A supervisor that does not answer so often in a row is gone: its guard takes less time."""
 
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
-STALLS_KEPT = 4096
 AT_ONCE = 64
-"""Chunks that are filled in one go while no reader waits for them."""
+"""Cells that are filled in one go while no reader waits for them."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,25 +92,33 @@ def images_of(manifest: Manifest) -> list[Descriptor]:
 class LazyView:
     """One lazy view: what it has of its package, and who waits for what. On the event loop."""
 
-    def __init__(self, store: BlobStore, pulls: Pulls, fetcher: Fetcher, reference: str, limit_s: float) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        pulls: Pulls,
+        fetcher: Fetcher,
+        reference: str,
+        limit_s: float,
+        stalls: Stalls,
+        cells: Cells,
+    ) -> None:
         self.layers: list[Sequence[Entry] | None] = []
         """Trees, None for an image among them."""
         self.images = LazyImages(fetcher)
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here."""
         self.whole = False
-        self.lost: Callable[[], None] = lambda: None
-        """Called when the supervisor is gone while contents are missing."""
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._filler = Filler(store, fetcher)
+        self._filler.device.cells = cells
         self._planned = asyncio.Event()
         self._pulled = asyncio.Event()
         self._awaited: dict[int, int] = {}
         """Bytes that each waiting reader waits for, by its number."""
-        self._stalls: deque[float] = deque(maxlen=STALLS_KEPT)
-        self._stalls_total = self._refused = 0
+        self._stalls, self._told_refused = Stalls(stalls), 0
+        """The waits here, and how many refusals the supervisor has told of."""
         self._holds = ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = self._served = False
@@ -175,8 +182,8 @@ class LazyView:
     async def read_layout(self, manifest: Manifest) -> None:
         """Compute where contents lie. Raises what `layout_of` raises."""
         self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest)
-        await self.images.begin(images_of(manifest), device_bytes(layout))
-        self.layout = layout
+        await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
+        self.layout = self._filler.layout = layout
         parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
@@ -197,15 +204,17 @@ class LazyView:
             try:
                 greeting = await asyncio.to_thread(protocol.connect, directory)
             except OSError as error:
-                if self.whole or not directory.exists():
-                    break  # nothing is missing, or the last program that read it has ended
+                if self.whole or not directory.is_dir():  # it was unmounted while programs read it
+                    break
                 tries += 1
-                if tries > TRIES and not await self._revived(directory, error):
-                    self.lost()
-                    return
+                if tries > TRIES:
+                    tries = 0
+                    await self._revive(directory, error)
                 await asyncio.sleep(TRY_S)
                 continue
-            tries, self._refused = 0, max(self._refused, greeting.refused)
+            tries = 0
+            self._stalls.refuse(max(0, greeting.refused - self._told_refused))
+            self._told_refused = greeting.refused
             self._filler.device.take(greeting.filler, greeting.group)
             with greeting.connection as connection:
                 connection.setblocking(False)
@@ -217,19 +226,14 @@ class LazyView:
                     await asyncio.gather(filling, return_exceptions=True)
         self._finish()
 
-    async def _revived(self, directory: Path, error: OSError) -> bool:
-        """Start another supervisor where the one before was killed with its guard. False where that
-        fails, or this agent has not been connected to it."""
+    async def _revive(self, directory: Path, error: OSError) -> None:
+        """Start another supervisor where the one before was killed with its guard. Meanwhile
+        readers get EIO, or wait where this agent still holds the group."""
         logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
-        held = self._filler.device.held
-        if not held and needs_held(directory):
-            return False
         try:
-            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, held)
+            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, self._filler.device.held)
         except (P2PDistError, OSError) as failure:
             logger.error("no other supervisor can be started: %s", failure)
-            return False
-        return True
 
     async def _listen(self, connection: socket.socket) -> None:
         """Serve readers until the supervisor has ended, or gave its place to its guard."""
@@ -245,7 +249,8 @@ class LazyView:
                 case Notice(kind=kind, number=number, offset=offset, count=count) if kind == FAULT:
                     self._spawn(self._fault(connection, number, offset, count))
                 case Notice(kind=kind, number=number) if kind == EXPIRED:
-                    self._refused += 1
+                    self._told_refused += 1
+                    self._stalls.refuse()
                     self._awaited.pop(number, None)
 
     async def _fault(self, connection: socket.socket, number: int, offset: int, count: int) -> None:
@@ -257,8 +262,10 @@ class LazyView:
             async with asyncio.timeout(self._limit_s):
                 await self._planned.wait()
                 assert self.layout is not None
-                chunks = [chunk for chunk in self.layout.chunks(offset, offset + count) if not self._filler.has(chunk)]
-                await asyncio.gather(*(keep_trying(self._filler, chunk, failed) for chunk in chunks))
+                cells = self._filler.device.cells
+                end = min(offset + count, device_bytes(self.layout, cells))
+                missing = [cell for cell in cells.covering(offset, end - offset) if not self._filler.has_cell(cell)]
+                await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
                 await self.images.bring(offset, count, failed)
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
@@ -271,15 +278,12 @@ class LazyView:
                 reason,
             )
             refused = errno.EIO
-            self._refused += 1
         except Exception:
             logger.exception("a reader of %s gets EIO", self._reference)
             refused = errno.EIO
-            self._refused += 1
         finally:
             self._awaited.pop(number, None)
-        self._stalls.append(asyncio.get_running_loop().time() - began)
-        self._stalls_total += 1
+        self._stalls.add(asyncio.get_running_loop().time() - began, refused=bool(refused))
         with suppress(OSError):  # the supervisor has ended: its guard asks again
             connection.send(ORDER.pack(ANSWER, number, refused))
 
@@ -298,14 +302,11 @@ class LazyView:
         await self._pulled.wait()
         await self._planned.wait()
         assert self.layout is not None
-        batch: list[DeviceChunk] = []
-        for chunk in self.layout.chunks():
-            if not self._filler.has(chunk):
-                batch.append(chunk)
-            if len(batch) == AT_ONCE:
-                await self._fill_batch(batch)
-                batch.clear()
-        await self._fill_batch(batch)
+        cells = self._filler.device.cells.holding(0, self.layout.size)
+        for first in range(0, len(cells), AT_ONCE):
+            batch = [cell for cell in cells[first : first + AT_ONCE] if not self._filler.has_cell(cell)]
+            rest = await self._filler.fill_from_objects(batch)
+            await asyncio.gather(*(keep_trying(self._filler, cell, [""]) for cell in rest))
         await asyncio.to_thread(self._filler.device.flush)
         with suppress(OSError):  # the view is out of sight by now
             await asyncio.to_thread(mark_filled, directory)
@@ -314,13 +315,8 @@ class LazyView:
         with suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(connection, ORDER.pack(WHOLE, 0, 0))
 
-    async def _fill_batch(self, batch: Sequence[DeviceChunk]) -> None:
-        left = await self._filler.fill_from_objects(batch)
-        await asyncio.gather(*(keep_trying(self._filler, chunk, [""]) for chunk in left))
-
     def status(self) -> LazyStatus:
         """How far it is."""
-        stalls = sorted(self._stalls)
         total = self.images.bytes_total + (self.layout.bytes_content if self.layout is not None else 0)
         return LazyStatus(
             self.whole,
@@ -328,10 +324,10 @@ class LazyView:
             total if self.whole else self._filler.bytes_filled + self.images.bytes_here,
             sum(self._awaited.values()),
             len(self._awaited),
-            self._stalls_total,
-            round(stalls[len(stalls) // 2], 4) if stalls else 0.0,
-            round(stalls[min(len(stalls) - 1, len(stalls) * 99 // 100)], 4) if stalls else 0.0,
-            self._refused,
+            self._stalls.count,
+            round(self._stalls.quantile(0.5), 4),
+            round(self._stalls.quantile(0.99), 4),
+            self._stalls.refused,
         )
 
     async def close(self) -> None:
@@ -356,7 +352,8 @@ class LazyView:
 
 class LazyViews:
     """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `work` has the
-    records of mounts, `ways` are the names of the ways to fill that may be tried, none for all."""
+    records of mounts, `ways` are the names of the ways to fill that may be tried, none for all.
+    `policy` says what that of a package says of showing it lazily."""
 
     def __init__(
         self,
@@ -367,9 +364,12 @@ class LazyViews:
         work: Path,
         *,
         limit_s: float,
+        policy: Callable[[str], bool | None] = lambda reference: None,
         ways: Sequence[str] = (),
     ) -> None:
-        self.limit_s = limit_s
+        self.limit_s, self._policy = limit_s, policy
+        self.stalls = Stalls()
+        """The waits in all views since the agent was started."""
         self._work, self._ways = work, ways
         self._choices: dict[tuple[str, ...], asyncio.Task[Choice]] = {}
         """Which of some ways works on this host, tried when the first view asks for it."""
@@ -385,12 +385,15 @@ class LazyViews:
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         found = await self._packages.find(parse_reference(reference), lambda _: None)
+        if self._policy(str(found.reference)) is False:
+            raise eager("its policy says so")
+        cells = FUSE.cells
         if os.geteuid() == 0:
-            await self.way(found.manifest)
+            cells = (await self.way(found.manifest)).cells
         elif not alone or len(images_of(found.manifest)) < len(found.manifest.layers):
             raise eager("the agent is not root")
         self._opening += 1
-        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
+        view = self._view(reference, cells)
         try:
             view.begin()
             package = await asyncio.shield(view.known)
@@ -408,6 +411,9 @@ class LazyViews:
         finally:
             self._opening -= 1
         return view, package
+
+    def _view(self, reference: str, cells: Cells) -> LazyView:
+        return LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls, cells)
 
     async def way(self, manifest: Manifest) -> Way:
         """The way to fill a view of a package on this host. Raises Conflict (`eager`) where there
@@ -431,10 +437,9 @@ class LazyViews:
         layers = [next(images) if entries is None else entries for entries in view.layers]
         return LazyPackage(layers, view.layout, self.limit_s + GRACE_S)
 
-    def mounted(self, path: str, view: LazyView, directory: Path, lost: Callable[[], None]) -> None:
-        """A view was mounted at `path`: serve it. `lost` is called when it cannot be any more."""
+    def mounted(self, path: str, view: LazyView, directory: Path) -> None:
+        """A view was mounted at `path`: serve it."""
         self._views[path] = view
-        view.lost = lost
         view.serve(directory)
 
     def handed_out(self, path: str, view: LazyView) -> None:
@@ -443,9 +448,9 @@ class LazyViews:
         self._views[path] = view
         view.follow()
 
-    def resume(self, path: str, reference: str, directory: Path, lost: Callable[[], None]) -> None:
+    def resume(self, path: str, reference: str, directory: Path) -> None:
         """Serve a view that an earlier agent mounted."""
-        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s)
+        view = self._view(reference, cells_of(directory))
         if is_filled(directory):
             view.whole = True
             self._views[path] = view
@@ -453,7 +458,11 @@ class LazyViews:
             return
         view.known.set_result(None)
         view.begin()
-        self.mounted(path, view, directory, lost)
+        self.mounted(path, view, directory)
+
+    def all(self) -> list[LazyStatus]:
+        """How far each view is."""
+        return [view.status() for view in self._views.values()]
 
     def status(self, path: str) -> LazyStatus | None:
         """How far the view at `path` is; None when it is not lazy."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, SwarmFetch
 from p2pdist.agent.pull.origin import RangeSource
@@ -104,6 +105,45 @@ class PieceWaits:
                 waiter.exception()  # marks it as seen: the callers may have been cancelled
 
 
+class Receipts:
+    """Bytes of the pieces of a blob."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._layout, self._counted = blob.layout, PieceSet(blob.layout.count, blob.have.bits)
+        self.before = sum(blob.layout.length(piece) for piece in blob.have)
+        """Bytes that the store held before the pull."""
+        self.by_source = {"origin": 0, "peer": 0}
+        """Bytes received, each piece once."""
+        self.twice = 0
+        """Bytes that came again, since two sources had the piece under way."""
+
+    def count(self, piece: int, *, from_origin: bool) -> bool:
+        """A piece has come; returns whether it is new."""
+        new = self._counted.add(piece)
+        if new:
+            self.by_source["origin" if from_origin else "peer"] += self._layout.length(piece)
+        else:
+            self.twice += self._layout.length(piece)
+        return new
+
+
+@contextmanager
+def demanded(pull: BlobPull | None, pieces: Sequence[int]) -> Iterator[None]:
+    """While a child waits for pieces that a pull lacks, they come first here as well. So what many
+    hosts wait for at once is asked of the root of its stripe, and of the origin, once."""
+    task = asyncio.create_task(_brought(pull, pieces)) if pull is not None and pieces else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+
+
+async def _brought(pull: BlobPull, pieces: Sequence[int]) -> None:
+    with suppress(P2PDistError):  # the child's stream ends as well
+        await pull.demand(pieces)
+
+
 class Body:
     """One reading of a blob while it is pulled, by a client that is sent what comes. Not before the
     blob is complete it may be sent its last piece."""
@@ -153,11 +193,7 @@ class BlobPull:
         """Gets None, or the failure, at the end."""
         self.note = ""
         """What the pull waits for before its first piece, in words for the user."""
-        self.bytes_by_source = {"origin": 0, "peer": 0}
-        """Bytes of the pieces received, each piece once."""
-        self.bytes_before = sum(blob.layout.length(piece) for piece in blob.have)
-        """Bytes that the store held before this pull."""
-        self._counted = PieceSet(blob.layout.count, blob.have.bits)
+        self.receipts = Receipts(blob)
         self._context, self._stripes = context, blob.layout.stripes
         self._download = Download(
             blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
@@ -420,8 +456,8 @@ class BlobPull:
             source.is_origin if source is not None else self._swarm is not None and self._swarm.read_here(piece)
         )
         length = self.blob.layout.length(piece)
-        if self._counted.add(piece):  # what two sources had under way is received twice, and counts once here
-            self.bytes_by_source["origin" if from_origin else "peer"] += length
+        if not self.receipts.count(piece, from_origin=from_origin):
+            self._context.count_received("twice", length)
         centre = "origin" if self.vouched is None else "upstream"
         self._context.count_received(centre if from_origin else "peer" if source is not None else "bittorrent", length)
         self._stored(number, piece)

@@ -185,6 +185,8 @@ class OriginReader:
     async def _read_some(self, pieces: Iterator[int]) -> None:
         layout, vouched = self._blob.layout, self._vouched
         for piece in pieces:
+            if vouched is None and piece in self._blob.have:
+                continue  # another stream brought it meanwhile
             if vouched is not None and not await vouched.is_unread(piece):
                 continue
             async with self._reading(layout.length(piece)):

@@ -133,6 +133,8 @@ class Pull:
     """The blobs of the package, once its manifest is known."""
     blobs: list[BlobPull] = field(default_factory=list)
     """The blobs that are fetched for this pull, and those fetched already."""
+    lazy: bool = False
+    """Nothing is pulled: the package is to be shown lazily."""
     planned: Callable[[Package, Sequence[Missing], Sources], None] | None = None
     """Hears what the package's trees lack, and from where it comes."""
     task: asyncio.Task[None] | None = None
@@ -162,9 +164,10 @@ class Pull:
 
     def status(self) -> PullStatus:
         """A status report."""
-        by = {kind: sum(blob.bytes_by_source[kind] for blob in self.blobs) for kind in ("origin", "peer")}
-        fetched = sum(blob.bytes_before + sum(blob.bytes_by_source.values()) for blob in self.blobs)
-        before = sum(blob.bytes_before for blob in self.blobs)
+        receipts = [blob.receipts for blob in self.blobs]
+        by = {kind: sum(receipt.by_source[kind] for receipt in receipts) for kind in ("origin", "peer")}
+        before = sum(receipt.before for receipt in receipts)
+        fetched = before + sum(by.values())
         done = self.bytes_total if self.state == "done" else min(self.bytes_total, self.bytes_cached + fetched)
         return PullStatus(
             self.id,
@@ -182,6 +185,7 @@ class Pull:
             self.error.problem() if self.error else None,
             self._warning() if by["origin"] else "",
             by["origin"] if self.image else 0,
+            self.lazy,
         )
 
     def _warning(self) -> str:
@@ -204,7 +208,8 @@ class Pull:
 
 class Pulls:
     """All pulls of an agent, and the last REMEMBERED_MAX that ended. `unreachable` says why other
-    hosts cannot reach this one, "" while they can. On the event loop."""
+    hosts cannot reach this one, "" while they can; `lazy` what the policy of a package says of
+    showing it lazily. On the event loop."""
 
     def __init__(
         self,
@@ -214,8 +219,9 @@ class Pulls:
         *,
         images: ImageSource | None = None,
         unreachable: Callable[[], str] = lambda: "",
+        lazy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
-        self._unreachable, self._images = unreachable, images
+        self._unreachable, self._images, self._lazy = unreachable, images, lazy
         self._store, self._packages, self._fetcher = store, packages, fetcher
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -238,16 +244,8 @@ class Pulls:
         itself. `planned` hears what trees lack before it comes. Raises Refused where the agent
         cannot take on these rights, UsageError for a malformed request, Unavailable over PULLS_MAX
         running pulls and once stopped."""
-        if (request.package is None) == (request.blob is None):
-            raise UsageError("a pull names either a package or a blob")
-        if request.package is not None and request.output is not None:
-            raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
-        if request.output is not None and (not Path(request.output).is_absolute() or "\0" in request.output):
-            raise UsageError(f"the output {request.output!r} is not an absolute path")
         caller = caller or Caller.agent()
-        if request.output is not None:
-            caller.require_able(f"write {request.output}")
-        name = canonical_reference(request.package) if request.package else str(parse_digest(request.blob or ""))
+        name = _checked_name(request, caller)
         if sum(1 for pull in self._pulls.values() if pull.seconds is None) >= PULLS_MAX:
             raise Unavailable(f"{PULLS_MAX} pulls are running", remedy="Wait for some to end")
         if self._stopped:
@@ -363,6 +361,9 @@ class Pulls:
             package = await self._packages.find(
                 parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
             )
+            if pull.request.lazy and self._lazy(str(package.reference)):
+                pull.lazy, pull.digest = True, package.digest
+                return
             try:
                 await self._bring(pull, package)
                 break
@@ -505,6 +506,19 @@ class Pulls:
         except (Corrupt, NotFound) as error:
             return error
         return None
+
+
+def _checked_name(request: PullRequest, caller: Caller) -> str:
+    """What a request names, as all requests for it do. Raises UsageError, Refused."""
+    if (request.package is None) == (request.blob is None):
+        raise UsageError("a pull names either a package or a blob")
+    if request.package is not None and request.output is not None:
+        raise UsageError("only a blob can be written to an output", remedy="Mount the package instead")
+    if request.output is not None and (not Path(request.output).is_absolute() or "\0" in request.output):
+        raise UsageError(f"the output {request.output!r} is not an absolute path")
+    if request.output is not None:
+        caller.require_able(f"write {request.output}")
+    return canonical_reference(request.package) if request.package else str(parse_digest(request.blob or ""))
 
 
 def _stops() -> Unavailable:

@@ -302,8 +302,12 @@ class Registry:
         takes on the child's priority, since the child's pieces come through it (priority
         inheritance; Sha, Rajkumar and Lehoczky, 1990). Raises Unavailable when there is no slot."""
         peer = Peer(address, request.host)
-        flow = self._uplink.open(request.blob, request.stripe, have, request.priority, peer=peer, cut=cut)
-        self._join(request.blob, request.priority)
+        demand = request.demand
+        flow = self._uplink.open(
+            request.blob, request.stripe, have, request.priority, peer=peer, cut=cut, demand=demand
+        )
+        if not demand:  # else these pieces alone take the priority on
+            self._join(request.blob, request.priority)
         return flow
 
     def _fetched(self, pull: BlobPull, done: asyncio.Future[None]) -> None:

@@ -137,6 +137,7 @@ class PullStreams:
         self._hash_waits: dict[int, HashWait] = {}  # of streams of a vouched blob
         self._open: dict[int, IncomingStream | OriginReader] = {}
         self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
+        self._demanded: dict[int, tuple[int, ...]] = {}  # what streams bring for which a reader waits
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
 
@@ -144,6 +145,7 @@ class PullStreams:
         """Receive a stripe from a source, or of it only the `pieces` for which a reader waits;
         StreamClosed follows in any case."""
         self._sources[number] = (source, stripe)
+        self._demanded[number] = pieces
         stream: IncomingStream | OriginReader
         if not source.is_origin and self._context.is_revoked(source.host):
             self._mail.post(StreamClosed(number, "refused", f"{source} is revoked", Refused(f"{source} is revoked")))
@@ -162,7 +164,7 @@ class PullStreams:
                 self._mail.post,
                 number=number,
                 selection=self._selection,
-                reading=lambda length: self._reading(stripe, length),
+                reading=lambda length: self._reading(stripe, length, again=bool(pieces)),
                 pause=self._pause,
                 pieces=pieces,
                 vouched=self._vouched,
@@ -171,7 +173,7 @@ class PullStreams:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()
             priority: Priority = "start" if pieces else self.priority
             request = StreamRequest(
-                self._blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, priority
+                self._blob.digest, stripe, self._stripes, have.to_bytes(), self._context.host, priority, bool(pieces)
             )
             stream = IncomingStream(
                 source,
@@ -217,6 +219,9 @@ class PullStreams:
         for other in self._open.values():
             if other.receiving is not None:
                 have.add(other.receiving)
+        for pieces in self._demanded.values():
+            for piece in pieces:
+                have.add(piece)
         return have
 
     def quiet(self) -> list[Quiet]:
@@ -268,6 +273,7 @@ class PullStreams:
         """Take in that a stream has ended; returns its source and stripe, and why it ended."""
         stream = self._open.pop(closed.stream, None)
         self._hash_waits.pop(closed.stream, None)
+        self._demanded.pop(closed.stream, None)
         left = closed.stream in self._left
         self._left.discard(closed.stream)
         source, stripe = self._sources.pop(closed.stream)

@@ -81,6 +81,11 @@ class Policies:
         """The blobs of a package whose policy is remembered."""
         return self._blobs.get(reference, ())
 
+    def lazy(self, reference: str) -> bool | None:
+        """Whether a package is shown before its contents are here; None where users say."""
+        entry = self._packages.get(reference)
+        return entry.policy.lazy if entry is not None else None
+
     async def learn(self, reference: str, digest: Digest, manifest: Manifest, policy: PackagePolicy) -> PackagePolicy:
         """Remember and apply the policy of a package; returns the policy that it had before."""
         before = self._packages.get(reference)

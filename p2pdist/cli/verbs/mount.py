@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import click
@@ -10,16 +11,16 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.connect import (
     HOW_HELP,
-    LAZY_HELP,
     check_seen,
-    follow_pull,
-    mount_lazily,
+    lazy_option,
+    lazy_or_pulled,
     pulled_name,
     socket_option,
 )
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus
+from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, PullStatus
 
+FILL_POLL_S = 0.25
 _OTHER_DIRECTORY = "Name a directory that the agent and this process share, or mount it among the host's mounts"
 
 
@@ -28,11 +29,19 @@ _OTHER_DIRECTORY = "Name a directory that the agent and this process share, or m
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--writable", is_flag=True, help="Let programs write there; what they write goes with the mount.")
 @click.option("--how", type=click.Choice(MOUNT_METHODS), help=HOW_HELP)
-@click.option("--lazy", is_flag=True, help=LAZY_HELP)
+@lazy_option
+@click.option("--wait", is_flag=True, help="Return only when a lazy view lacks nothing any more.")
 @socket_option
 @output.json_option
 def command(
-    reference: str, directory: Path, writable: bool, how: str | None, lazy: bool, socket: Path, as_json: bool
+    reference: str,
+    directory: Path,
+    writable: bool,
+    how: str | None,
+    lazy: bool | None,
+    wait: bool,
+    socket: Path,
+    as_json: bool,
 ) -> None:
     """Show the package REF at DIR, an empty directory or a new one; it is pulled first where it is
     missing.
@@ -41,8 +50,10 @@ def command(
     Example:
       p2pdist mount team/trainer:v3 /srv/trainer
     """
-    request = MountRequest("", os.path.abspath(directory), writable, how or "", lazy=lazy)
-    status = _mount(reference, request, socket, quiet=as_json)
+    request = MountRequest(reference, os.path.abspath(directory), writable, how or "")
+    status = _mount(request, socket, lazy=lazy, quiet=as_json)
+    if wait and status.lazy is not None:
+        status = _filled(status, socket, quiet=as_json)
     if as_json:
         output.print_json(
             {
@@ -52,6 +63,7 @@ def command(
                 "reference": status.reference,
                 "digest": status.digest,
                 "writable": status.writable,
+                "lazy": status.lazy,
             }
         )
         return
@@ -59,17 +71,33 @@ def command(
     click.echo(status.path)
 
 
-def _mount(reference: str, request: MountRequest, socket: Path, *, quiet: bool) -> MountStatus:
+def _filled(status: MountStatus, socket: Path, *, quiet: bool) -> MountStatus:
+    """Wait until a lazy view lacks nothing. Raises NotFound when it is unmounted meanwhile."""
+    from p2pdist.agent.api.client import LocalClient
+
+    client = LocalClient(socket)
+    with output.Progress(quiet=quiet) as progress:
+        while status.lazy is not None and not status.lazy.whole:
+            time.sleep(FILL_POLL_S)
+            here = [each for each in client.mounts() if each.path == status.path]
+            if not here:
+                raise NotFound(f"{status.path} was unmounted", remedy="Mount it again")
+            status = here[0]
+            if status.lazy is not None:
+                progress(status.reference, status.lazy.bytes_filled, status.lazy.bytes_total)
+    return status
+
+
+def _mount(request: MountRequest, socket: Path, *, lazy: bool | None, quiet: bool) -> MountStatus:
     from msgspec.structs import replace
 
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     try:
-        shown = mount_lazily(client, replace(request, package=reference)) if request.lazy else None
-        if shown is None:
-            pulled = follow_pull(client, reference, quiet=quiet)
-            shown = client.mount(replace(request, package=pulled_name(reference, pulled), lazy=False))
+        shown = lazy_or_pulled(client, request, lazy=lazy, quiet=quiet)
+        if isinstance(shown, PullStatus):
+            shown = client.mount(replace(request, package=pulled_name(request.package, shown)))
     except NotFound as error:
         if os.path.isdir(str(error.details.get("directory", ""))):
             raise NotFound(f"{error.what} where the agent runs, only here", remedy=_OTHER_DIRECTORY) from error

@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import HOW_HELP, LAZY_HELP, check_seen, follow_pull, mount_lazily, pulled_name, socket_option
+from p2pdist.cli.connect import (
+    HOW_HELP,
+    check_seen,
+    follow_pull,
+    lazy_option,
+    lazy_or_pulled,
+    pulled_name,
+    socket_option,
+)
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.manifest import Config
-from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus
+from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, PullStatus
 
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
@@ -34,12 +42,12 @@ _OTHER_MOUNTS = (
     type=click.Choice([*MOUNT_METHODS, "userns"]),
     help=f"{HOW_HELP} userns: to the program only, for squashfs layers.",
 )
-@click.option("--lazy", is_flag=True, help=LAZY_HELP)
+@lazy_option
 @socket_option
 @click.argument("reference", metavar="REF")
 @click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
 def command(
-    reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, lazy: bool, socket: Path
+    reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, lazy: bool | None, socket: Path
 ) -> int:
     """Run the program of the package REF, with ARG after its entrypoint, and end with its exit
     code. The package is pulled first where it is missing. Options of this command come before REF.
@@ -58,15 +66,15 @@ def command(
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
-    if lazy:
-        shown = mount_lazily(client, MountRequest(reference, "", writable, how or "", until_exit=True))
-        if shown is not None:
-            try:
-                return _Run(reference, arguments, writable, how, client).run_in(shown)
-            except _NotHere as failure:
-                output.line(f"eager: {failure.error.what}")
-    name = pulled_name(reference, follow_pull(client, reference, quiet=False))
-    return _Run(name, arguments, writable, how, client).run()
+    request = MountRequest(reference, "", writable, how or "", until_exit=True)
+    shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
+    if not isinstance(shown, PullStatus):
+        try:
+            return _Run(reference, arguments, writable, how, client).run_in(shown)
+        except _NotHere as failure:
+            output.line(f"eager: {failure.error.what}")
+            shown = follow_pull(client, reference, quiet=False)
+    return _Run(pulled_name(reference, shown), arguments, writable, how, client).run()
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from p2pdist.cli import output
 from p2pdist.cli.connect import TrackerClient, socket_option
 from p2pdist.cli.tracker_access import token_option
 from p2pdist.model.errors import NotFound, Unavailable
-from p2pdist.model.messages import LazyStatus
+from p2pdist.model.messages import LazyStatus, MountStatus
 
 PULLS_SHOWN = 5
 """When none is running, the last ones are shown."""
@@ -57,7 +57,7 @@ def _agent(socket: Path, tracker_url: str | None, *, as_json: bool) -> None:
         error.remedy += f"; p2pdist status --tracker {tracker_url or 'URL'} asks a tracker"
         raise
     if as_json:
-        output.print_json({**status, "mounts": mounts})
+        output.print_json({**status, "mounts": mounts, "views": [_view(mount) for mount in mounts]})
         return
     tracker, store = status.get("tracker") or {}, status.get("store") or {}
     reached = "connected" if tracker.get("connected") else "away"
@@ -80,6 +80,21 @@ def _agent(socket: Path, tracker_url: str | None, *, as_json: bool) -> None:
     for mount in mounts:
         written = ", writable" if mount.writable else ""
         output.say(f"mount    {mount.path}  {mount.reference}  {mount.how}{written}  {_fill_line(mount.lazy)}")
+
+
+def _view(mount: MountStatus) -> dict[str, Any]:
+    """What a script asks of a view: whether it is lazy, and how long its readers waited."""
+    lazy = mount.lazy or LazyStatus(whole=True)
+    return {
+        "path": mount.path,
+        "reference": mount.reference,
+        "how": mount.how,
+        "lazy": mount.lazy is not None,
+        "bytes_awaited": lazy.bytes_awaited,
+        "stalls": lazy.stalls,
+        "stall_p50_s": lazy.stall_p50_s,
+        "stall_p99_s": lazy.stall_p99_s,
+    }
 
 
 def _fill_line(lazy: LazyStatus | None) -> str:

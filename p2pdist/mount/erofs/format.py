@@ -10,9 +10,12 @@ from __future__ import annotations
 import stat
 import struct
 from binascii import hexlify
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from blake3 import blake3
 
+from p2pdist.model.device import CELL_BLOCKS, CELL_BYTES, Cells
 from p2pdist.model.tree import File, Xattrs
 
 BLOCK_SIZE = 4096
@@ -22,11 +25,14 @@ MAGIC = 0xE0F5E1E2
 _COMPAT_MTIME = 2
 _INCOMPAT_CHUNKED_FILE = 4
 _INCOMPAT_DEVICE_TABLE = 8
+_INCOMPAT_CELLS = 1 | 2 | 32
+"""Zeros before compressed data, several blocks of it at a time, and files that lie in the packed
+inode."""
 
 INODE = struct.Struct("<HHHHQIIIIqII16x")
-PLAIN, INLINE, CHUNKED = 1, 1 | 2 << 1, 1 | 4 << 1
-"""i_format of an extended inode: its data is in blocks, in blocks but for the last one, which is
-behind the inode, or in chunks."""
+PLAIN, COMPRESSED, INLINE, CHUNKED = 1, 1 | 1 << 1, 1 | 2 << 1, 1 | 4 << 1
+"""i_format of an extended inode: its data is in blocks, compressed, in blocks but for the last one,
+which is behind the inode, or in chunks."""
 
 PART_SIZE = 1 << 20
 
@@ -47,8 +53,33 @@ CHUNK_SIZE = BLOCK_SIZE << CHUNK_BITS
 
 HOLE = b"\xff\xff\xff\xff"
 
-DEVICE_SLOT = struct.Struct("<64xI60x")
-"""A device of the image: how many blocks it has."""
+DEVICE_SLOT = struct.Struct("<64xII56x")
+"""A device of the image: how many blocks it has, and the number that its first block has for inodes
+which name no device."""
+
+DEVICE_BLOCK = 1 << 24
+"""The number of the first block of a device; those of the image itself are smaller."""
+
+DEVICE_AT = REST_AT + DEVICE_SLOT.size
+"""Where the slot of a device is. Before it, where the superblock says that it ends itself, is which
+compression there is."""
+
+_EXTENSION_SIZE = 16
+_DEFLATE = 2
+DEFLATE_SETTINGS = struct.pack("<HB5x", 6, 15)
+"""What an image with DEFLATE says of it: the length of the rest, and the window's bits."""
+
+_IN_PACKED = 1 << 63
+_SEVERAL_BLOCKS = 2
+_HEAD_INDEX = struct.Struct("<HHI")
+_HEAD, _REST = 1, 2
+_BLOCK_COUNT = 1 << 11
+_CELL_REST = b"".join(
+    struct.pack("<HHHH", _REST, 0, number if number > 1 else _BLOCK_COUNT | 1 + CELL_BLOCKS, CELL_BLOCKS - number)
+    for number in range(1, CELL_BLOCKS)
+)
+"""How the blocks of a cell behind the first one are described: which one it is, the first time how
+many blocks of the device the cell has, and how many blocks are left of it."""
 
 _CHUNK_INDEXES = 0x20
 """Of the format of a chunked inode: a chunk is said by device and block, in 8 bytes."""
@@ -134,6 +165,24 @@ def device_file_inode(entry: File, number: int, links: int, block: int) -> bytes
     return head + bytes(-len(head) % _CHUNK_INDEX.size) + b"".join(indexes)
 
 
+def packed_file_inode(entry: File, number: int, links: int, block: int) -> bytes:
+    """The inode of a regular file with content, which lies in the packed inode from `block` on."""
+    body, blocks = xattr_body(entry.xattrs), min(-(-entry.size // BLOCK_SIZE), 0xFFFFFFFF)
+    head = inode(COMPRESSED, stat.S_IFREG | entry.mode, number, entry.mtime_ns, entry.size, blocks, links, body)
+    return head + bytes(-len(head) % 8) + struct.pack("<Q", _IN_PACKED | block * BLOCK_SIZE)
+
+
+def packed_inode(cells: int, number: int) -> Iterator[bytes]:
+    """The inode that has the contents of all files, as so many compressed cells of the device; in
+    parts."""
+    blocks = Cells(headed=True).file_bytes // BLOCK_SIZE
+    yield inode(COMPRESSED, stat.S_IFREG, number, 0, cells * CELL_BYTES, min(cells * blocks, 0xFFFFFFFF))
+    yield struct.pack("<IHBB8x", 0, _SEVERAL_BLOCKS, _DEFLATE << 4 | _DEFLATE, 0)
+    for first in range(0, cells, 4096):
+        part = range(first, min(cells, first + 4096))
+        yield b"".join(_HEAD_INDEX.pack(_HEAD, 0, DEVICE_BLOCK + cell * blocks) + _CELL_REST for cell in part)
+
+
 def file_chunks(size: int) -> int:
     """How many chunks a file of `size` bytes has."""
     return -(-size // CHUNK_SIZE)
@@ -147,14 +196,29 @@ def identity(parts: bytes, root: bytes) -> bytes:
     return blake3(parts + root).digest(16)
 
 
-def superblock(inodes: int, blocks: int, identity: bytes, device_at: int = 0) -> bytes:
-    """The superblock of an image of `blocks` blocks; `identity` see there. `device_at` is where the
-    slot of its device is, 0 for none."""
-    features = _INCOMPAT_CHUNKED_FILE | (_INCOMPAT_DEVICE_TABLE if device_at else 0)
-    devices, slot = (1, device_at // DEVICE_SLOT.size) if device_at else (0, 0)
-    # fmt: off
-    return SUPERBLOCK.pack(
-        MAGIC, 0, _COMPAT_MTIME, BLOCK_SIZE.bit_length() - 1, 0, ROOT_AT // SLOT, inodes, 0, 0, blocks, 0, 0,
-        identity, b"", features, 0, devices, slot, 0, 0, 0, 0,
-    )
-    # fmt: on
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """What the superblock of an image says. `device`: there is a slot of one at DEVICE_AT.
+    `packed`: the number of the packed inode, 0 for none."""
+
+    inodes: int
+    blocks: int
+    identity: bytes
+    device: bool = False
+    packed: int = 0
+
+    def encode(self) -> bytes:
+        """Its bytes."""
+        features, extensions, compressions = _INCOMPAT_CHUNKED_FILE, 0, 0
+        devices, slot = (1, DEVICE_AT // DEVICE_SLOT.size) if self.device else (0, 0)
+        if self.device:
+            features |= _INCOMPAT_DEVICE_TABLE
+        if self.packed:
+            features |= _INCOMPAT_CELLS
+            extensions, compressions = (REST_AT - ROOT_AT) // _EXTENSION_SIZE, 1 << _DEFLATE
+        # fmt: off
+        return SUPERBLOCK.pack(
+            MAGIC, 0, _COMPAT_MTIME, BLOCK_SIZE.bit_length() - 1, extensions, ROOT_AT // SLOT, self.inodes, 0, 0,
+            self.blocks, 0, 0, self.identity, b"", features, compressions, devices, slot, 0, 0, 0, self.packed,
+        )
+        # fmt: on

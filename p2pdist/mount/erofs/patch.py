@@ -43,11 +43,11 @@ from p2pdist.mount.erofs.format import (
     SUPERBLOCK,
     SUPERBLOCK_AT,
     XATTR_HEADER_SIZE,
+    Superblock,
     file_chunks,
     file_inode,
     identity,
     inode,
-    superblock,
     xattr_body,
     xattr_count,
 )
@@ -229,7 +229,7 @@ class _Image:
         _, count, _, _, size, block, self._inodes, _, _, _, _, links = INODE.unpack_from(found, ROOT_AT)
         body = xattr_body((), HOLDS_WHITEOUTS if count else b"")
         self._root = inode(PLAIN, stat.S_IFDIR | 0o755, self._inodes, 0, size, block, links, body)
-        head = bytes(SUPERBLOCK_AT) + superblock(self._inodes, self._blocks, self._identity) + self._root
+        head = bytes(SUPERBLOCK_AT) + Superblock(self._inodes, self._blocks, self._identity).encode() + self._root
         end = (block + -(-size // BLOCK_SIZE)) * BLOCK_SIZE
         if found != head.ljust(REST_AT, b"\0") or not end == self._blocks * BLOCK_SIZE == self._size:
             raise _Unusable
@@ -294,7 +294,7 @@ class _Image:
         if identity(bytes(old), self._root) != self._identity:
             raise _Unusable
         file.seek(SUPERBLOCK_AT)
-        file.write(superblock(self._inodes, self._blocks, identity(bytes(new), self._root)))
+        file.write(Superblock(self._inodes, self._blocks, identity(bytes(new), self._root)).encode())
 
     def _fill(self, part: memoryview) -> None:
         done = 0

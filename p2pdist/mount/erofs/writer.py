@@ -34,6 +34,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
+from p2pdist.model.device import Cells
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout
 from p2pdist.mount import kernel
@@ -42,6 +43,8 @@ from p2pdist.mount.erofs.format import (
     CHUNK_BITS,
     CHUNK_SIZE,
     CHUNKED,
+    DEFLATE_SETTINGS,
+    DEVICE_BLOCK,
     DEVICE_SLOT,
     DIRENT_SIZE,
     HOLDS_WHITEOUTS,
@@ -62,13 +65,15 @@ from p2pdist.mount.erofs.format import (
     TYPE_DIRECTORY,
     TYPE_FILE,
     TYPE_SYMLINK,
+    Superblock,
     device_file_inode,
     file_inode,
     identity,
     inode,
     object_path,
+    packed_file_inode,
+    packed_inode,
     redirect,
-    superblock,
     xattr_body,
     xattr_count,
 )
@@ -180,11 +185,12 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A file of so many `blocks` beside an image, which has the contents: `firsts` says at which
-    block each begins."""
+    """A file with `size` bytes of contents in `cells`, beside an image: `firsts` says at which
+    block of the contents each begins."""
 
-    blocks: int
+    size: int
     firsts: Mapping[bytes, int]
+    cells: Cells
 
 
 class _Writer:
@@ -204,8 +210,10 @@ class _Writer:
         self._links: Counter[bytes] = Counter()
         self._nids: dict[bytes, int] = {}
         file.seek(REST_AT)
+        self._packed = 0
+        """The number of the packed inode."""
         if device is not None:
-            self._put(DEVICE_SLOT.pack(device.blocks))
+            self._put_device(device)
 
     def write(self, entries: Sequence[Entry]) -> None:
         """All entries of a tree, in walking order, and then the superblock."""
@@ -245,6 +253,19 @@ class _Writer:
         self._put_directories()
         self._finish()
 
+    def _put_device(self, device: Device) -> None:
+        """Put what says where the device is, and the packed inode of one with headed cells."""
+        blocks = device.cells.file_size(device.size) // BLOCK_SIZE
+        self._put(DEFLATE_SETTINGS.ljust(DEVICE_SLOT.size, b"\0"))
+        self._put(DEVICE_SLOT.pack(blocks, DEVICE_BLOCK))
+        if device.cells.headed:
+            self._packed = self._at // SLOT
+            for part in packed_inode(len(device.cells.holding(0, device.size)), self._number()):
+                self._parts.append(part)
+                self._at += len(part)
+                self._flush()
+            self._pad(_round_up(self._at, SLOT))
+
     def _put_entry(self, entry: Entry, here: _Directory) -> tuple[int, int] | None:
         """Number and type of an entry; a directory's number comes later. None for a whiteout that
         hides nothing."""
@@ -260,7 +281,8 @@ class _Writer:
                 if self._device is None or not entry.size:
                     data = file_inode(entry, self._number(), links)
                 else:
-                    data = device_file_inode(entry, self._number(), links, self._device.firsts[entry.content])
+                    file_on_device = packed_file_inode if self._packed else device_file_inode
+                    data = file_on_device(entry, self._number(), links, self._device.firsts[entry.content])
                 nid = self._put(data)
                 self._nids[entry.path] = nid
                 return nid, TYPE_FILE
@@ -364,8 +386,8 @@ class _Writer:
         if self._at % PART_SIZE:
             self._end_part()
         name = identity(bytes(self._hashes), root)
-        device_at = REST_AT if self._device is not None else 0
-        head = superblock(self._inodes, self._at // BLOCK_SIZE, name, device_at)
+        blocks, device = self._at // BLOCK_SIZE, self._device is not None
+        head = Superblock(self._inodes, blocks, name, device, self._packed).encode()
         self._file.seek(0)
         self._file.write((bytes(SUPERBLOCK_AT) + head + root).ljust(REST_AT, b"\0"))
 
@@ -422,7 +444,8 @@ def mount_image(image: Path, target: Path, device: Path | None = None, *, looped
     its file, or `looped`, through a loop device; `device` is a path without commas of its device.
     Raises Corrupt when the image is damaged, or OSError where that is not possible here (ENOTBLK:
     before Linux 6.12, or the file is on a tmpfs)."""
-    options = "" if device is None else f"device={device}"
+    # What the kernel had read of a cell nothing had filled it would keep, and never look again.
+    options = "" if device is None else f"device={device},cache_strategy=disabled"
     flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     try:
         with kernel.loop_device(image) if looped else nullcontext(image) as source:

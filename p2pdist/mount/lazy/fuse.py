@@ -47,7 +47,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from p2pdist.mount import kernel
-from p2pdist.mount.supervisor.process import AGENTS_MAX, leave_service
+from p2pdist.mount.supervisor.process import AGENTS_MAX, leave_service, spare_memory_killer
 from p2pdist.mount.supervisor.protocol import (
     ANSWER,
     BLOCK_BYTES,
@@ -58,6 +58,7 @@ from p2pdist.mount.supervisor.protocol import (
     GREETING,
     NOTICE,
     ORDER,
+    READ,
     SOCKET,
     WHOLE,
     begins,
@@ -273,7 +274,9 @@ class _Server:
         count = min(size, file.size - offset)
         if count <= 0:
             return b""
-        if not self._whole and not self._shared.filled.has(file.begin + offset, count):
+        if self._shared.filled.has(file.begin + offset, count):
+            self._tell(READ, _Reader(0, file.begin + offset, count), lossy=True)
+        elif not self._whole:
             self._wait(file.begin + offset, count)
         data = os.pread(file.descriptor, count, offset)
         if len(data) != count:
@@ -339,14 +342,15 @@ class _Server:
             if len(self._agents) > AGENTS_MAX:
                 self._lose(self._agents[0])
 
-    def _tell(self, kind: int, reader: _Reader) -> None:
-        """Under the lock."""
-        if self._agents:
+    def _tell(self, kind: int, reader: _Reader, *, lossy: bool = False) -> None:
+        """Under the lock, unless what is told may be lost."""
+        for agent in self._agents[-1:]:
             try:
-                self._agents[-1].send(NOTICE.pack(kind, reader.number, reader.offset, reader.count))
+                agent.send(NOTICE.pack(kind, reader.number, reader.offset, reader.count))
             except OSError:  # also when it does not read what it is told: it connects again
                 with suppress(OSError):
-                    self._agents[-1].shutdown(socket.SHUT_RDWR)
+                    if not lossy:
+                        agent.shutdown(socket.SHUT_RDWR)
 
     def _lose(self, agent: socket.socket) -> None:
         """A connection has ended; the one before it hears of readers, if it was the latest. Under
@@ -501,6 +505,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_MAX if most < 0 else min(FILES_MAX, most), most))
     try:
         leave_service()
+        spare_memory_killer()
         shared = _prepare(directory, limit_s, [int(word) for word in sys.argv[3:]])
     except OSError as error:
         sys.stderr.write(f"{error.strerror}{f': {error.filename}' if error.filename else ''}\n")

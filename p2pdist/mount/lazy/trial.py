@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.device import DeviceLayout
+from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.tree import File, content_hash
-from p2pdist.mount.lazy.view import LazyPackage, mount_lazy, view_directory
+from p2pdist.mount.lazy.view import LazyPackage, cells_of, mount_lazy, view_directory
 from p2pdist.mount.lazy.ways import WAYS, Way
 from p2pdist.mount.records import process
 from p2pdist.mount.supervisor.protocol import ANSWER, FAULT, NOTICE, ORDER, Notice, connect
@@ -88,7 +88,9 @@ def _read(target: Path, work: Path) -> str:
     directory = view_directory(target, work)
     assert directory is not None
     greeting = connect(directory)
-    filler = threading.Thread(target=_fill, args=(greeting.connection, greeting.filler), daemon=True)
+    filler = threading.Thread(
+        target=_fill, args=(greeting.connection, greeting.filler, cells_of(directory)), daemon=True
+    )
     filler.start()
     try:
         if (target / os.fsdecode(_NAME)).read_bytes() != _CONTENT:
@@ -103,10 +105,13 @@ def _read(target: Path, work: Path) -> str:
     return ""
 
 
-def _fill(connection: socket.socket, device: int) -> None:
+def _fill(connection: socket.socket, device: int, cells: Cells) -> None:
     """Be the agent until the connection ends."""
+    place, head = cells.head(0)
     with suppress(OSError):
         while (notice := Notice.parse(connection.recv(NOTICE.size))) is not None:
             if notice.kind == FAULT:
-                os.pwrite(device, _CONTENT, 0)
+                for offset, begin, end in cells.places(0, len(_CONTENT)):
+                    os.pwrite(device, _CONTENT[begin:end], offset)
+                os.pwrite(device, head, place)
                 connection.send(ORDER.pack(ANSWER, notice.number, 0))

@@ -2,9 +2,11 @@
 merged by an overlay.
 
 EROFS images say all but the contents of files, which are in the device, a file with holes. What is
-read of it waits until an agent has filled it; ways.py says what keeps readers waiting. With FUSE
-SquashFS images are read so as well. Files of a view lie in the directory of its record: the device,
-the images, the supervisor's socket and log, and a mark once nothing is missing.
+read of it waits until an agent has filled it; ways.py says what keeps readers waiting. Where
+nothing keeps them any more, the kernel reads what there is: holes are no cells (model/device.py),
+and give EIO. With FUSE SquashFS images are read so as well. Files of a view lie in the directory of
+its record: the device, the images, the supervisor's socket and log, and a mark once nothing is
+missing.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.device import BLOCK_BYTES, DeviceLayout
+from p2pdist.model.device import BLOCK_BYTES, Cells, DeviceLayout
+from p2pdist.model.errors import Corrupt, Unavailable
 from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
 from p2pdist.mount.lazy.fuse import IMAGE
-from p2pdist.mount.lazy.ways import FANOTIFY, FUSE, Way, fuse_loop, supervise
+from p2pdist.mount.lazy.ways import FANOTIFY, FUSE, REMEDY, Way, fuse_loop, supervise, way_of
 from p2pdist.mount.overlay import merge
 from p2pdist.mount.records import LAZY, Process, Record, new_id, records, take_down
 from p2pdist.mount.squashfs import mount_device
@@ -86,6 +89,11 @@ def view_directory(target: Path | str, work: Path) -> Path | None:
     return found[-1].directory(work) if found else None
 
 
+def cells_of(directory: Path) -> Cells:
+    """The cells of the device of the view with this directory."""
+    return way_of(directory).cells
+
+
 def is_filled(directory: Path) -> bool:
     """Whether the device of the view with this directory lacks nothing."""
     return (directory / MARK).exists()
@@ -99,7 +107,7 @@ def mark_filled(directory: Path) -> None:
 def _supervise(package: LazyPackage, directory: Path, way: Way) -> None:
     """Make the files that are read and have them supervised. Raises Unavailable, OSError."""
     with (directory / DEVICE).open("xb") as device:
-        device.truncate(device_bytes(package.layout))
+        device.truncate(device_bytes(package.layout, way.cells))
     images = [layer for layer in package.layers if isinstance(layer, Path)]
     assert not images or way is FUSE
     place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -111,13 +119,13 @@ def _supervise(package: LazyPackage, directory: Path, way: Way) -> None:
     supervise(directory, package.limit_s, way=way)
 
 
-def device_bytes(layout: DeviceLayout) -> int:
+def device_bytes(layout: DeviceLayout, cells: Cells) -> int:
     """How long the device of a view is: no loop device has less than a block."""
-    return max(layout.size, BLOCK_BYTES)
+    return max(cells.file_size(layout.size), BLOCK_BYTES)
 
 
 def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, source: str, writable: bool) -> None:
-    device = Device(package.layout.blocks, package.layout.first_blocks())
+    device = Device(package.layout.size, package.layout.first_blocks(), way.cells)
     images = itertools.count(1)
     (directory / str(_EMPTY)).mkdir()
     with way.device(directory) as path:
@@ -131,5 +139,9 @@ def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, sour
             else:
                 image = directory / f"{number}.erofs"
                 write_image(layer, image, device)
-                mount_image(image, point, path, looped=way.looped)
+                try:
+                    mount_image(image, point, path, looped=way.looped)
+                except (OSError, Corrupt) as error:  # the image is new, so the kernel is what lacks something
+                    reason = error.what if isinstance(error, Corrupt) else error.strerror
+                    raise Unavailable(f"this host has no lazy views: {reason}", remedy=REMEDY) from error
     merge(directory, len(package.layers) + 1, place, source=source, uppers=directory if writable else None)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pdist.model.device import Cells
 from p2pdist.model.errors import Unavailable
 from p2pdist.mount import kernel
 from p2pdist.mount.lazy.fuse import LOOP, POINT, loop_name
@@ -28,10 +29,12 @@ class Way:
     """One way to fill. `module` is the program that keeps readers of a view waiting. `device` gives
     the path that images get as their device, as long as the block lasts and for what was mounted
     in it. `looped`: they are mounted through loop devices, for the kernel has a device and its
-    image either both in files or both in block devices."""
+    image either both in files or both in block devices. `cells` are those of the device: they have
+    heads where the kernel could read what nothing has filled."""
 
     name: str
     module: str
+    cells: Cells
     device: Callable[[Path], AbstractContextManager[Path]]
     looped: bool
 
@@ -60,11 +63,12 @@ def fuse_loop(directory: Path, file: str) -> Iterator[str]:
         yield device
 
 
-FANOTIFY = Way("fanotify", "p2pdist.mount.supervisor.process", _file, looped=False)
-FUSE = Way("fuse", "p2pdist.mount.lazy.fuse", _loop, looped=True)
+FANOTIFY = Way("fanotify", "p2pdist.mount.supervisor.process", Cells(headed=True), _file, looped=False)
+FUSE = Way("fuse", "p2pdist.mount.lazy.fuse", Cells(headed=False), _loop, looped=True)
 WAYS = (FANOTIFY, FUSE)
 """Best first."""
 
+REMEDY = "docs/operations.md, Lazy views, says what they need; mount without --lazy"
 WAY = "way"
 """The file of a view that names its way; none for fanotify."""
 
@@ -102,11 +106,5 @@ def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), way: Wa
         reason = (directory / LOG).read_text(errors="replace").strip().splitlines()
         raise Unavailable(
             f"this host has no lazy views: {reason[-1] if reason else 'the supervisor ended'}",
-            remedy="p2pdist doctor says what they need; mount without --lazy",
+            remedy=REMEDY,
         )
-
-
-def needs_held(directory: Path) -> bool:
-    """Whether killed processes of a view can only be replaced by an agent that has their
-    descriptors."""
-    return way_of(directory) is FANOTIFY

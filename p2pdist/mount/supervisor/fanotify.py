@@ -47,11 +47,13 @@ _libc.fanotify_mark.argtypes = (ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ct
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A reader that waits for `count` bytes of the file from `offset`. `key` names it in the
-    answer: the number of the descriptor that came with the event in the process that read it."""
+    answer: the number of the descriptor that came with the event in the process that read it. `pid`
+    is the reader's process, 0 where that is not known."""
 
     key: int
     offset: int
     count: int
+    pid: int = 0
 
 
 def _check(result: int, what: str) -> int:
@@ -89,7 +91,7 @@ def read_faults(group: int) -> list[Fault]:
         return []
     faults, at = [], 0
     while at < len(data):
-        length, version, _, head, _, key, _ = _EVENT.unpack_from(data, at)
+        length, version, _, head, _, key, pid = _EVENT.unpack_from(data, at)
         if version != _VERSION or length < head:
             raise OSError(errno.EPROTO, f"events have version {version}, not {_VERSION}")
         offset, count, info = 0, 0, at + head
@@ -98,7 +100,7 @@ def read_faults(group: int) -> list[Fault]:
             if kind == _INFO_RANGE:
                 offset, count = _INFO.unpack_from(data, info)[4:]
             info += size
-        faults.append(Fault(key, offset, count))
+        faults.append(Fault(key, offset, count, pid))
         at += length
     return faults
 

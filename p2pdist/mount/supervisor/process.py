@@ -1,19 +1,23 @@
 """The supervisor of one lazy view: a small process that keeps readers waiting while the agent is
 gone.
 
-Theory. The kernel lets the readers of a file go on, and read zeros, once the last descriptor of the
-fanotify group that is asked about the file is closed. So two processes hold it, and neither is the
+Theory. The kernel lets the readers of a file go on, and read what is there, once the last
+descriptor of the fanotify group that is asked about the file is closed. They get EIO where nothing
+is there (model/device.py), but they are to wait. So two processes hold it, and neither is the
 agent: the supervisor, which reads events and answers them as the agent says, and its guard, which
 waits for the supervisor to end and takes its place, with a guard of its own. What readers wait for
 stands in memory that both share, so the guard goes on where the supervisor was killed. Readers that
 the supervisor had read and not yet noted get EIO. Where both are killed, an agent that is connected
-starts another pair with its own descriptor, and all that waited get EIO.
+starts another pair with its own descriptor, and all that waited get EIO. Where the agent was killed
+with them, the next one starts a pair with a new group.
 
 An event is answered by the number of the descriptor that came with it, in the process that read
 it. After a takeover these numbers are kept occupied, or an event of the new process could have the
 number of one of the old.
 
-A reader waits for a limit at most, whether an agent is connected or not, then it gets EIO. Both
+A reader of cells that have their heads goes on at once. Another waits for a limit at most, whether
+an agent is connected or not, then it gets EIO. The kernel tries again at once, for each page of
+what it reads ahead, so the same process gets EIO at once for REFUSED_S. Both
 processes ignore the signals that end services, and leave the control group of the agent's service,
 which a service manager kills as a whole. They import nothing of the project but this folder.
 """
@@ -46,15 +50,27 @@ from p2pdist.mount.supervisor.protocol import (
     GREETING,
     NOTICE,
     ORDER,
+    READ,
     SOCKET,
     WHOLE,
 )
+
+CELL_BYTES = 1 << 16
+HEAD_BYTES, HEAD_END = 5, 4096
+"""The cells of a device, and where in each cell its head is, which has zeros for as long as
+something of the cell is missing."""
 
 KEYS_MAX = 4096
 """Descriptors of a supervisor, and so readers that wait for it at once; one more gets EPERM."""
 
 AGENTS_MAX = 8
 """Connections at once; the oldest gives way."""
+
+REFUSED_S = 1.0
+"""A process that got EIO waits for nothing that is missing for so long."""
+
+REFUSED_MAX = 1000
+"""Processes for which that is known."""
 
 POLL_S = 0.5
 READY_S = 10.0
@@ -106,6 +122,25 @@ class _Pending:
         ]
 
 
+class _Heads:
+    """Which cells of the device have their heads (p2pdist/model/device.py)."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._seen: set[int] = set()
+
+    def cover(self, offset: int, count: int) -> bool:
+        """Whether all cells of a range can be read."""
+        return all(map(self._has, range(offset // CELL_BYTES, -(-(offset + count) // CELL_BYTES))))
+
+    def _has(self, cell: int) -> bool:
+        if cell not in self._seen:
+            with contextlib.suppress(OSError):
+                if any(os.pread(self._device, HEAD_BYTES, cell * CELL_BYTES + HEAD_END - HEAD_BYTES)):
+                    self._seen.add(cell)
+        return cell in self._seen
+
+
 class _Supervisor:
     """One of the two processes: the guard while `watch` waits, then the supervisor."""
 
@@ -117,7 +152,7 @@ class _Supervisor:
             fanotify.mark(self._group, device)
         else:
             self._filler, self._group = held
-            (directory / SOCKET).unlink(missing_ok=True)
+        (directory / SOCKET).unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         os.chdir(directory)
         self._listener.bind(SOCKET)
@@ -128,8 +163,13 @@ class _Supervisor:
             self._refuse_unknown()
         self._refused = 0
         """Readers that got EIO because their time was up."""
+        self._refused_at: dict[int, float] = {}
+        """When processes got EIO, the latest last."""
+        self._heads = _Heads(self._filler)
         self._agents: list[socket.socket] = []
         """Connections, the latest last: that one hears of readers, and all may give orders."""
+        self._pids: dict[int, int] = {}
+        """The processes of readers that wait, by key, as far as they are known."""
         self._guard = self._guard_fd = -1
         """The other process, and what becomes readable when it ends."""
 
@@ -203,11 +243,24 @@ class _Supervisor:
             self._say(f"a reader is refused: {error}")
             return
         for fault in faults:
-            self._tell(FAULT, self._pending.put(fault))
+            if self._heads.cover(fault.offset, fault.count):
+                self._answer(fault.key, 0)
+                self._tell(READ, _Waiting(0, fault, 0.0), lossy=True)
+            elif time.monotonic() - self._refused_at.get(fault.pid, -REFUSED_S) < REFUSED_S:
+                self._answer(fault.key, errno.EIO)
+            else:
+                self._pids[fault.key] = fault.pid
+                self._tell(FAULT, self._pending.put(fault))
 
     def _answer(self, key: int, error: int) -> None:
         fanotify.answer(self._group, key, error)
         self._pending.remove(key)
+        pid = self._pids.pop(key, 0)
+        if error and pid:
+            self._refused_at.pop(pid, None)
+            self._refused_at[pid] = time.monotonic()
+            if len(self._refused_at) > REFUSED_MAX:
+                del self._refused_at[next(iter(self._refused_at))]
         with contextlib.suppress(OSError):
             os.close(key)
 
@@ -241,13 +294,14 @@ class _Supervisor:
         for waiting in self._pending.all():
             self._tell(FAULT, waiting)
 
-    def _tell(self, kind: int, waiting: _Waiting) -> None:
+    def _tell(self, kind: int, waiting: _Waiting, *, lossy: bool = False) -> None:
         if self._agents:
             try:
                 fault = waiting.fault
                 self._agents[-1].send(NOTICE.pack(kind, waiting.number, fault.offset, fault.count))
-            except OSError:  # also when it does not read what it is told: it connects again
-                self._lose(self._agents[-1])
+            except OSError as error:  # also when it does not read what it is told: it connects again
+                if not (lossy and isinstance(error, BlockingIOError)):
+                    self._lose(self._agents[-1])
 
     def _lose(self, agent: socket.socket) -> None:
         """A connection has ended; the one before it hears of readers, if it was the latest."""
@@ -316,6 +370,15 @@ def leave_service() -> None:
         raise OSError(errno.EPERM, "it cannot leave the control group of the agent's service")
 
 
+def spare_memory_killer() -> None:
+    """Have the kernel end other processes first where memory runs out, as far as that is
+    allowed."""
+    for score in (-1000, 0):
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(score))
+            return
+
+
 def main() -> None:
     """`python -m p2pdist.mount.supervisor.process DIRECTORY LIMIT_S [FILLER GROUP]`: ends
     with 0 once readers of the device in DIRECTORY are supervised, by a process that goes on. FILLER
@@ -328,6 +391,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
     try:
         leave_service()
+        spare_memory_killer()
         supervisor = _Supervisor(directory, limit_s, held)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")

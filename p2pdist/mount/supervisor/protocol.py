@@ -7,9 +7,10 @@ count as if each lay behind the one before, from a block on (`begins`).
 The supervisor says GREETING first, with the descriptor through which the agent fills the device and
 that of the fanotify group, and how many readers it has refused so far because nothing filled what
 they waited for; then FAULT for each reader that waits, those of before among them, and EXPIRED for
-each that it refuses. The agent says ANSWER for a reader whose bytes are in the device (error 0), or
-will not be; WHOLE when nothing is missing any more; DROP when the view is gone. After the last two
-the supervisor ends.
+each that it refuses. It says READ, without a number, of a reader that found all it reads; that may
+be lost. The agent says ANSWER for a reader whose bytes are in the device (error 0), or will not be;
+WHOLE when nothing is missing any more; DROP when the view is gone. After the last two the
+supervisor ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-GREETING, FAULT, EXPIRED = 1, 2, 3
+GREETING, FAULT, EXPIRED, READ = 1, 2, 3, 4
 ANSWER, WHOLE, DROP = 1, 2, 3
 
 NOTICE = struct.Struct("=IQQQ")

@@ -90,6 +90,14 @@ class Section:
         self.wrong(key, f"{quoted(value)} is not a whole number from {low} to {high}", "Write such a number")
         return None
 
+    def truth(self, key: str) -> bool | None:
+        """True or false, None where there is neither."""
+        value = self._take(key)
+        if value is None or isinstance(value, bool):
+            return value
+        self.wrong(key, f"{quoted(value)} is neither true nor false", "Write one of them, without quotation marks")
+        return None
+
     def texts(self, key: str, most: int, example: str) -> tuple[str, ...] | None:
         """From 1 to `most` strings, each once."""
         value = self._take(key)

@@ -67,6 +67,21 @@ class PriorityRule(Rule):
         return msgspec.structs.replace(policy, priority=self.priority)
 
 
+@dataclass(frozen=True)
+class Lazy(Rule):
+    """`lazy = true` or `false`: whether `run` and `mount` show a package before its contents are
+    here, unless a user says otherwise; false holds whatever users say. None: they say."""
+
+    lazy: bool | None = None
+
+    @classmethod
+    def read(cls, section: Section) -> Self:
+        return cls(section.truth("lazy"))
+
+    def extend(self, policy: PackagePolicy) -> PackagePolicy:
+        return msgspec.structs.replace(policy, lazy=self.lazy)
+
+
 EXAMPLE = "200MB/s"
 
 
