@@ -20,6 +20,7 @@ import shutil
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ AT_ONCE = 64
 """Cells that are filled in one go while no reader waits for them."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LazySettings:
+    """How an agent shows packages lazily."""
+
+    limit_s: float = LIMIT_S
+    """How long a read waits for its bytes."""
+    ways: tuple[str, ...] = ()
+    """The ways to fill views that are tried; none for all."""
 
 
 def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry] | None], DeviceLayout]:
@@ -351,9 +362,8 @@ class LazyView:
 
 
 class LazyViews:
-    """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `work` has the
-    records of mounts, `ways` are the names of the ways to fill that may be tried, none for all.
-    `policy` says what that of a package says of showing it lazily."""
+    """The lazy views of an agent, by path. `work` has the records of mounts; `policy` says what
+    that of a package says of showing it lazily."""
 
     def __init__(
         self,
@@ -362,15 +372,14 @@ class LazyViews:
         pulls: Pulls,
         fetcher: Fetcher,
         work: Path,
+        settings: LazySettings,
         *,
-        limit_s: float,
         policy: Callable[[str], bool | None] = lambda reference: None,
-        ways: Sequence[str] = (),
     ) -> None:
-        self.limit_s, self._policy = limit_s, policy
+        self._settings, self._policy = settings, policy
         self.stalls = Stalls()
         """The waits in all views since the agent was started."""
-        self._work, self._ways = work, ways
+        self._work = work
         self._choices: dict[tuple[str, ...], asyncio.Task[Choice]] = {}
         """Which of some ways works on this host, tried when the first view asks for it."""
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
@@ -413,12 +422,12 @@ class LazyViews:
         return view, package
 
     def _view(self, reference: str, cells: Cells) -> LazyView:
-        return LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls, cells)
+        return LazyView(self._store, self._pulls, self._fetcher, reference, self._settings.limit_s, self.stalls, cells)
 
     async def way(self, manifest: Manifest) -> Way:
         """The way to fill a view of a package on this host. Raises Conflict (`eager`) where there
         is none."""
-        names = [way.name for way in WAYS if not self._ways or way.name in self._ways]
+        names = [way.name for way in WAYS if not self._settings.ways or way.name in self._settings.ways]
         if images_of(manifest):
             names = [name for name in names if name == FUSE.name]
         key = tuple(names)
@@ -435,7 +444,7 @@ class LazyViews:
         assert view.layout is not None
         images = iter(await asyncio.to_thread(view.images.paths))
         layers = [next(images) if entries is None else entries for entries in view.layers]
-        return LazyPackage(layers, view.layout, self.limit_s + GRACE_S)
+        return LazyPackage(layers, view.layout, self._settings.limit_s + GRACE_S)
 
     def mounted(self, path: str, view: LazyView, directory: Path) -> None:
         """A view was mounted at `path`: serve it."""
