@@ -16,10 +16,11 @@ COPY tracker tracker
 # An environment without pip, filled by the pip of the base: what is copied from here brings no build tools along.
 RUN python -m venv --without-pip /opt/p2pdist \
     && pip --python /opt/p2pdist/bin/python install --no-cache-dir --disable-pip-version-check --find-links /wheels \
-        ${PIP_OPTIONS} '.[postgresql]'
+        ${PIP_OPTIONS} '.[postgresql,fuse]'
 
 FROM ${BASE}
-# mksquashfs and unsquashfs; squashfuse with fusermount3 for packages that are shown in a user namespace; umount; who https:// trusts.
+# mksquashfs and unsquashfs; squashfuse with fusermount3 for packages that are shown in a user namespace; umount; who https:// trusts;
+# libfuse, which fuse3 brings, for lazy views.
 ARG PACKAGES="ca-certificates fuse3 mount squashfs-tools squashfuse"
 RUN if [ -n "${PACKAGES}" ]; then \
         apt-get update \

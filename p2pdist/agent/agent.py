@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from p2pdist.agent.images.images import Images
 from p2pdist.agent.images.inventory import ImageInventory
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.lazy.traces import Traces
-from p2pdist.agent.lazy.views import LIMIT_S, LazyViews
+from p2pdist.agent.lazy.views import LazySettings, LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
@@ -117,8 +117,8 @@ class AgentSettings:
     """With settings, blobs may come by BitTorrent."""
     scrub_s: float = 7 * 86400.0
     """Seconds in which everything that is stored is read once; 0 for never."""
-    lazy_wait_s: float = LIMIT_S
-    """How long a read of a lazy view waits for its bytes."""
+    lazy: LazySettings = field(default_factory=LazySettings)
+    """How packages are shown lazily."""
     drain_s: float = DRAIN_S
     """How long the agent may go on serving after it was asked to end."""
     upstreams: tuple[UpstreamSettings, ...] = ()
@@ -185,8 +185,8 @@ class Agent:
             store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
         )
         traces = Traces(TrackerTraces(session, self.host))
-        limit_s, policy = settings.lazy_wait_s, self.policies.lazy
-        self.lazy = LazyViews(store, self.packages, self.pulls, self.registry, traces, limit_s=limit_s, policy=policy)
+        shown = (store, self.packages, self.pulls, self.registry, traces, self.mounts.work)
+        self.lazy = LazyViews(*shown, settings.lazy, policy=self.policies.lazy)
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls, ImageInventory(store, this_platform()))
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)

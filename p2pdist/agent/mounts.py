@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from p2pdist.agent.caller import Caller, make_directory, private_directory
-from p2pdist.agent.lazy.views import LazyViews, eager
+from p2pdist.agent.lazy.views import LazyView, LazyViews, eager
 from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
@@ -122,12 +122,22 @@ class PackageMounts:
         the member `eager`, where that is not possible."""
         if request.how:
             raise eager(f"it is to be shown as {request.how}")
-        opened = await self._lazy.open(request.package, request.command if request.until_exit else None)
+        command = request.command if request.until_exit else None
+        alone = request.until_exit and not request.path
+        opened = await self._lazy.open(request.package, command, alone=alone)
         if opened is None:
             return None
         view, package = opened
+        if os.geteuid() != 0:
+            return await self._hand_out_lazily(view, package, request, caller)
+        loop = asyncio.get_running_loop()
         try:
-            show = partial(mount_lazy, self._lazy.package_of(view))
+            show = partial(
+                mount_lazy,
+                await self._lazy.package_of(view),
+                way=await self._lazy.way(package.manifest),
+                served=lambda directory: loop.call_soon_threadsafe(view.serve, directory),
+            )
             shown = await self._mounts.mount(
                 str(package.reference),
                 package.digest,
@@ -146,6 +156,22 @@ class PackageMounts:
             raise
         self._serve(shown.path, partial(self._lazy.mounted, shown.path, view))
         return structs.replace(shown, lazy=view.status())
+
+    async def _hand_out_lazily(
+        self, view: LazyView, package: Package, request: MountRequest, caller: Caller | None
+    ) -> MountStatus:
+        """Have the caller mount images that it reads through this agent."""
+        try:
+            identity = (str(package.reference), package.digest, (), package.config)
+            asked = structs.replace(request, how=IMAGES)
+            shown = await self._mounts.mount(*identity, asked, lambda: _nothing_held, caller)
+        except BaseException:
+            await view.close()
+            raise
+        self._lazy.handed_out(shown.path, view)
+        layers = package.manifest.layers
+        digests, sizes = tuple(layer.digest for layer in layers), tuple(layer.size for layer in layers)
+        return structs.replace(shown, images=digests, image_bytes=sizes, lazy=view.status())
 
     async def _pulled(self, reference: str) -> tuple[Package, Callable[[], None]]:
         """A package that is here and held, and what gives the claim up. Between the end of the pull

@@ -133,7 +133,7 @@ def pulled_name(reference: str, pulled: PullStatus) -> str:
 
 
 LAZY_HELP = (
-    "Show the package at once and fetch contents when they are read (trees; an agent that is root; Linux 6.14), or pull "
+    "Show the package at once and fetch contents when they are read (an agent that is root), or pull "
     "it first. Where --lazy is not possible the package is pulled first, and the reason printed [default: as its policy "
     "says, else --eager]."
 )

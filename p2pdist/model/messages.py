@@ -614,7 +614,9 @@ class MountStatus(msgspec.Struct, frozen=True):
     until `path`, which is then a name beginning with "images/", is deleted. `device` and `inode`
     are what the agent sees at `path`, for callers whose mount namespace may differ; 0 where nothing
     is mounted. `pid` is the process that the view belongs to; 0: it stays until it is unmounted.
-    `lazy` says how far a view is whose contents come while they are read, None for others."""
+    `lazy` says how far a view is whose contents come while they are read, None for others. With
+    both, `images` are the digests of images that are not here yet, and `image_bytes` their sizes:
+    they are read by GET /v1/blobs/{digest}."""
 
     reference: str
     digest: str
@@ -630,6 +632,7 @@ class MountStatus(msgspec.Struct, frozen=True):
     inode: int = 0
     pid: int = 0
     lazy: LazyStatus | None = None
+    image_bytes: tuple[int, ...] = ()
 
 
 class Pulls(msgspec.Struct, frozen=True):

@@ -42,8 +42,14 @@ OPTIONS_BYTES_MAX = 4095
 _LOOP_CONTROL = "/dev/loop-control"
 _LOOP_CTL_GET_FREE = 0x4C82
 _LOOP_CONFIGURE = 0x4C0A
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_CHANGE_FD = 0x4C06
 _LO_FLAGS_READ_ONLY = 1
 _LO_FLAGS_AUTOCLEAR = 4
+_LO_FLAGS_DIRECT_IO = 16
+_LOOP_INFO = struct.Struct("=52xI64s112x")
+"""struct loop_info64: flags, and a name that the kernel keeps and does not use."""
+
 _LOOP_ATTEMPTS_MAX = 100
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -170,34 +176,74 @@ def backing_file(device: str) -> str:
 
 
 @contextmanager
-def loop_device(image: Path) -> Iterator[str]:
+def loop_device(image: Path, *, name: bytes = b"", direct: bool = False) -> Iterator[str]:
     """A read-only loop device over `image`. It clears itself once the block ends and nothing
-    mounted uses it. Raises OSError, ENXIO where there is no loop device to be had."""
-    source = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+    mounted uses it. `name`, of up to 63 bytes, is for `change_backing`. `direct`: what is read from
+    it is read from the file once each time, several reads at once, and fails as a whole: without
+    that the kernel reads zeros where the file gives an error in the middle of a range. Raises
+    OSError, ENXIO where there is no loop device to be had, or none that is direct."""
+    source = os.open(image, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
     try:
         try:
-            device, name = _attach(source)
+            device, path = _attach(source, name)
         except OSError as error:
             reason = f"no loop device can be had: {error.strerror}"
             raise OSError(errno.ENXIO, reason, error.filename or _LOOP_CONTROL) from error
         try:
-            yield name
+            if direct and not _loop_info(device)[0] & _LO_FLAGS_DIRECT_IO:
+                raise OSError(errno.ENXIO, "the loop device reads through the page cache", os.fspath(image))
+            yield path
         finally:
             os.close(device)
     finally:
         os.close(source)
 
 
-def _attach(source: int) -> tuple[int, str]:
-    # struct loop_config: fd, block size, struct loop_info64 (232 bytes, flags at 52), eight
-    # reserved words.
+def change_backing(device: str, name: bytes, image: Path) -> None:
+    """Have a loop device read from `image`, as long as the file before. What is read from it
+    meanwhile comes from either, and the call returns when nothing is read from the former any more.
+    Raises OSError: ENODEV where the device is not the one that was made under this name."""
+    loop = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _loop_info(loop)[1] != name:
+            raise OSError(errno.ENODEV, "the loop device is another one's by now", device)
+        try:
+            _change(loop, image, os.O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            _change(loop, image, 0)  # the file system has no direct reads
+    finally:
+        os.close(loop)
+
+
+def _change(loop: int, image: Path, access: int) -> None:
+    source = os.open(image, os.O_RDONLY | os.O_CLOEXEC | access)
+    try:
+        fcntl.ioctl(loop, _LOOP_CHANGE_FD, source)
+    finally:
+        os.close(source)
+
+
+def _loop_info(device: int) -> tuple[int, bytes]:
+    """Flags and name of a loop device."""
+    info = bytearray(_LOOP_INFO.size)
+    fcntl.ioctl(device, _LOOP_GET_STATUS64, info)
+    flags, name = _LOOP_INFO.unpack(info)
+    return flags, name.rstrip(b"\0")
+
+
+def _attach(source: int, name: bytes) -> tuple[int, str]:
+    # struct loop_config: fd, block size, struct loop_info64, eight reserved words.
     flags = _LO_FLAGS_READ_ONLY | _LO_FLAGS_AUTOCLEAR
-    config = struct.pack("=II52xI176x64x", source, 0, flags)
+    if fcntl.fcntl(source, fcntl.F_GETFL) & os.O_DIRECT:
+        flags |= _LO_FLAGS_DIRECT_IO
+    config = struct.pack("=II", source, 0) + _LOOP_INFO.pack(flags, name) + bytes(64)
     control = os.open(_LOOP_CONTROL, os.O_RDWR | os.O_CLOEXEC)
     try:
         for _attempt in range(_LOOP_ATTEMPTS_MAX):
-            name = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
-            device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            path = f"/dev/loop{fcntl.ioctl(control, _LOOP_CTL_GET_FREE)}"
+            device = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.ioctl(device, _LOOP_CONFIGURE, config)
             except OSError as error:
@@ -205,7 +251,7 @@ def _attach(source: int) -> tuple[int, str]:
                 if error.errno != errno.EBUSY:  # else another program was quicker: ask for another device
                     raise
             else:
-                return device, name
+                return device, path
     finally:
         os.close(control)
     raise OSError(errno.EBUSY, "other programs were quicker each time", _LOOP_CONTROL)

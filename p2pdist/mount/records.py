@@ -295,9 +295,9 @@ def take_down(record: Record, work: Path, *, lazily: bool = False) -> None:
     if entry is not None and is_ours(record, entry):
         kernel.unmount_here(target, lazily=lazily)
         entry = kernel.mounted_at(target)
-    unmount_layers(record.directory(work))
     if record.method == LAZY and not lazily:  # else programs may still read it
-        dismiss(record.directory(work))
+        dismiss(record.directory(work))  # first: the kernel waits for reads that programs left behind
+    unmount_layers(record.directory(work))
     if record.staging:
         remove_tree(Path(record.staging))
     if entry is None and record.inode and _inode(target) == record.inode:

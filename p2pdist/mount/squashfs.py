@@ -40,6 +40,14 @@ class Image:
     """Whether it carries a table of extended attributes."""
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteImage:
+    """An image that an agent is fetching: the digest of its blob, and its bytes."""
+
+    digest: str
+    size: int
+
+
 def missing() -> str:
     """Why this user cannot mount without root here, or "" when it is worth trying."""
     directories = os.get_exec_path()
@@ -76,16 +84,21 @@ def inspect(path: Path) -> Image:
 def mount_image(image: Image, target: Path) -> None:
     """Mount one image read-only, nosuid and nodev, at the empty directory `target`. Raises Corrupt,
     or OSError where mounting is not possible here."""
-    flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     with kernel.loop_device(image.path) as device:
-        try:
-            kernel.mount(device, target, "squashfs", flags)
-        except OSError as error:
-            if error.errno in _NOT_SQUASHFS:
-                raise _corrupt(image.path, f"the kernel cannot mount it ({error.strerror})") from error
-            if error.errno == errno.ENODEV:
-                raise OSError(error.errno, "this kernel has no squashfs", os.fspath(target)) from error
-            raise
+        mount_device(device, image.path, target)
+
+
+def mount_device(device: str, image: Path, target: Path) -> None:
+    """Mount what is in a loop device over the file `image` as `mount_image` does; raises the
+    same."""
+    try:
+        kernel.mount(device, target, "squashfs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+    except OSError as error:
+        if error.errno in _NOT_SQUASHFS:
+            raise _corrupt(image, f"the kernel cannot mount it ({error.strerror})") from error
+        if error.errno == errno.ENODEV:
+            raise OSError(error.errno, "this kernel has no squashfs", os.fspath(target)) from error
+        raise
 
 
 def _corrupt(path: Path, reason: str) -> Corrupt:

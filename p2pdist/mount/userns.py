@@ -7,6 +7,8 @@ cannot enter a user namespace. The guardian becomes root of a new user namespace
 where the program has its own user number again and no rights over the mounts. When the program ends
 the guardian ends the squashfuse processes, and the kernel removes the mounts with the namespace.
 
+Images that an agent is still fetching are files of FUSE, mounted there too (lazy/remote.py).
+
 Between the two: a description as JSON on one descriptor, and on another what came of it
 (`{"started": true}`, or an error).
 """
@@ -22,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ from p2pdist.mount import kernel, overlay
 from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.program import Program, run
 from p2pdist.mount.scratch import scratch_directory
-from p2pdist.mount.squashfs import PROGRAMS, inspect, missing
+from p2pdist.mount.squashfs import PROGRAMS, RemoteImage, inspect, missing
 
 READY_S_MAX = 20.0
 """How long all squashfuse processes together may take to mount."""
@@ -39,30 +42,32 @@ _INSTALL = "Install squashfuse and fuse3, or let the agent run as root"
 
 
 def run_inside(
-    images: Sequence[Path],
+    images: Sequence[Path | RemoteImage],
     describe: Callable[[Path], Program],
     *,
     writable: bool = False,
     announce: Callable[[str], None] = lambda line: None,
+    agent: Path | None = None,
 ) -> int:
-    """Run a program that sees `images` (bottom to top) merged at a directory; `describe` is given
-    that directory. What it writes there is gone afterwards. `announce` gets the line that says
+    """Run a program that sees `images` (bottom to top) merged at a directory; all of them are
+    files, or images that the agent at the Unix socket `agent` is fetching. `describe` is given that
+    directory. What it writes there is gone afterwards. `announce` gets the line that says
     which method and why. Returns its exit code as `program.run` does. Raises Unavailable, before
     the program has started, when this host does not allow it."""
     if reason := missing():
         raise Unavailable(f"the package cannot be shown in a user namespace: {reason}", remedy=_INSTALL)
-    inspected = [inspect(path.resolve()) for path in images]
-    if any(image.has_xattrs for image in inspected[1:]):
-        raise P2PDistError(
-            "a layer has extended attributes, which may hide files below it and which only root can read",
-            remedy="Let the agent run as root, or pack the layer again with p2pdist pack",
-        )
+    paths = [image.resolve() for image in images if isinstance(image, Path)]
+    remote = [image for image in images if isinstance(image, RemoteImage)]
+    _require_no_attributes(paths)
     scratch = scratch_directory("p2pdist-run-")
     try:
         (scratch / "view").mkdir()
         wanted = describe(scratch / "view" / "root")
         task = {
-            "images": [str(image.path) for image in inspected],
+            "images": list(map(str, paths)),
+            "remote": [str(agent), *chain.from_iterable((image.digest, str(image.size)) for image in remote)]
+            if remote
+            else [],
             "scratch": str(scratch),
             "writable": writable,
             "argv": wanted.argv,
@@ -70,10 +75,20 @@ def run_inside(
             "cwd": wanted.cwd,
             "root": wanted.root,
         }
-        announce(f"userns: not root, {len(images)} layers with squashfuse, seen by this program only")
+        later = "; contents come when they are read" if remote else ""
+        announce(f"userns: not root, {len(images)} layers with squashfuse, seen by this program only{later}")
         return _guard(task)
     finally:
         remove_tree(scratch)
+
+
+def _require_no_attributes(paths: Sequence[Path]) -> None:
+    """Raises P2PDistError where a layer above the first has extended attributes."""
+    if any(inspect(path).has_xattrs for path in paths[1:]):
+        raise P2PDistError(
+            "a layer has extended attributes, which may hide files below it and which only root can read",
+            remedy="Let the agent run as root, or pack the layer again with p2pdist pack",
+        )
 
 
 def _guard(task: dict[str, Any]) -> int:
@@ -120,10 +135,14 @@ def _enter(inside: int, outside: int, group: int, outside_group: int, flags: int
     Path("/proc/self/gid_map").write_text(f"{group} {outside_group} 1")
 
 
-def _start_fuse(image: Path, point: Path, log: int) -> subprocess.Popen[bytes]:
+def _squashfuse(image: Path, point: Path) -> list[str]:
     tool = next(name for name in PROGRAMS if shutil.which(name))
+    return [tool, "-f", "-o", "ro,nosuid,nodev", str(image), str(point)]
+
+
+def _start_fuse(words: Sequence[str], log: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [tool, "-f", "-o", "ro,nosuid,nodev", image, point],
+        words,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
@@ -139,28 +158,46 @@ def _wait_for_fuse(daemons: Sequence[subprocess.Popen[bytes]], points: Sequence[
         while point.stat().st_dev == device:
             if daemon.poll() is not None or time.monotonic() > deadline:
                 said = log.read_text(errors="replace").strip().splitlines()
-                raise Unavailable(f"squashfuse did not mount: {said[-1] if said else 'no answer'}", remedy=_INSTALL)
+                raise Unavailable(f"FUSE did not mount: {said[-1] if said else 'no answer'}", remedy=_INSTALL)
             time.sleep(0.001)
 
 
-def _build(images: Sequence[Path], scratch: Path, writable: bool, daemons: list[subprocess.Popen[bytes]]) -> None:
-    """Mount everything; the merged view is at `scratch`/view/root. Every squashfuse that was
-    started is in `daemons`, also on failure."""
+def _fetched(remote: Sequence[str], view: Path, log: Path, daemons: list[subprocess.Popen[bytes]]) -> list[Path]:
+    """Mount images that an agent is fetching, and return their paths."""
+    point = view / "images"
+    point.mkdir()
+    with log.open("ab") as file:
+        alone = ["-E"] if sys.flags.ignore_environment else []
+        words = [sys.executable, *alone, "-P", "-m", "p2pdist.mount.lazy.remote", str(point), *remote]
+        daemons.append(_start_fuse(words, file.fileno()))
+    _wait_for_fuse(daemons, [point], log)
+    paths = [point / str(number) for number in range(1, len(remote) // 2 + 1)]
+    _require_no_attributes(paths)
+    return paths
+
+
+def _build(task: dict[str, Any], daemons: list[subprocess.Popen[bytes]]) -> None:
+    """Mount everything; the merged view is at view/root of the task's scratch directory. Every FUSE
+    process that was started is in `daemons`, also on failure."""
+    scratch, writable = Path(task["scratch"]), task["writable"]
     kernel.mount("none", "/", "none", kernel.MS_REC | kernel.MS_PRIVATE)
     view = scratch / "view"
     kernel.mount("p2pdist", view, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
     root = view / "root"
     root.mkdir()
+    log = scratch / "log"
+    images = [Path(image) for image in task["images"]] or _fetched(task["remote"], view, log, daemons)
     points = [view / str(number) for number in range(len(images))]
     straight = len(images) == 1 and not writable
     if straight:
         points = [root]
-    log = scratch / "log"
-    with log.open("wb") as file:
+    tools = []
+    with log.open("ab") as file:
         for image, point in zip(images, points, strict=True):
             point.mkdir(exist_ok=True)
-            daemons.append(_start_fuse(image, point, file.fileno()))
-    _wait_for_fuse(daemons, points, log)
+            tools.append(_start_fuse(_squashfuse(image, point), file.fileno()))
+            daemons.append(tools[-1])
+    _wait_for_fuse(tools, points, log)
     if not straight:
         uppers = scratch if writable else None
         overlay.merge(view, len(images), root, source="p2pdist", uppers=uppers, more=",userxattr")
@@ -177,7 +214,7 @@ def _serve(task: dict[str, Any], report: int) -> int:
     try:
         try:
             _enter(0, user, 0, group, kernel.CLONE_NEWNS)
-            _build([Path(image) for image in task["images"]], Path(task["scratch"]), task["writable"], daemons)
+            _build(task, daemons)
         except overlay.NoUpper as error:
             raise Unavailable(
                 f"the user namespace cannot be used: {error.filename}: {error.strerror}",

@@ -314,7 +314,6 @@ def verbs(request: pytest.FixtureRequest, place: Path) -> Iterator[Verbs]:
     """Verbs and agent as root and as a user without rights; "own" is whoever runs the tests."""
     prefix: list[str] = []
     if request.param == "user" and os.geteuid() == 0:
-        sys.path.insert(0, str(Path(__file__).parent.parent / "mount"))
         from unprivileged import as_nobody
 
         os.chown(place / "home", NOBODY, NOBODY)

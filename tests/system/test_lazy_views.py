@@ -282,14 +282,6 @@ def test_what_was_flipped_on_the_disk_is_not_filled(site: Site, source: Path) ->
 
 def test_where_it_cannot_be_lazy_it_is_eager_and_says_why(site: Site, source: Path) -> None:
     (agent,) = site.agents(1)
-    layout = ("--layout", str(site.directory / "layout"))
-    assert site.command("pack", str(source / "lib"), "-t", "image:v1", "--format", "squashfs", *layout)[0] == 0
-    assert site.command("push", "image:v1", "--origin", f"file://{site.layout}", *layout)[0] == 0
-    target = site.directory / "image"
-    words = ("mount", "--lazy", "image:v1", str(target), "--socket", str(agent.socket))
-    code, status, said = site.command(*words)
-    assert code == 0 and status["how"] == "squashfs" and "no trees" in said
-    assert site.command("umount", str(target), "--socket", str(agent.socket))[0] == 0
     view = View(agent, "--how", "erofs")
     assert view.how == "erofs" and "eager: it is to be shown as erofs" in view.said
     view.umount()

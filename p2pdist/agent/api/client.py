@@ -83,6 +83,11 @@ class LocalClient:
         self._path, self._answer_s = socket_path, answer_s
         self._named = {HEADER: os.urandom(8).hex()}  # all calls of this client have one request's name in the logs
 
+    @property
+    def socket_path(self) -> Path:
+        """Where the agent listens."""
+        return self._path
+
     def pull(self, request: PullRequest, on_progress: Callable[[PullStatus], None] | None = None) -> PullStatus:
         """Start a pull and follow it to its end, calling `on_progress` every POLL_S seconds.
         Raises why the pull failed."""

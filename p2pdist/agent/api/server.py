@@ -47,7 +47,7 @@ from p2pdist.agent.api.mirror import (
     mirror_routes,
     with_images,
 )
-from p2pdist.agent.pull.blob import demanded
+from p2pdist.agent.pull.blob import BlobPull, demanded
 from p2pdist.agent.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
@@ -97,7 +97,7 @@ from p2pdist.transfer.guard import OwnNames, guard
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from p2pdist.transfer.stream.frames import stream_length
-from p2pdist.transfer.stream.ranges import serve_range
+from p2pdist.transfer.stream.ranges import Unsatisfiable, parse_range, serve_range
 from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 
 PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)
@@ -251,6 +251,8 @@ def registry(agent: Agent) -> CollectorRegistry:
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
 PATH_BYTES_MAX = 4095
+DEMAND_BYTES_MAX = 4 << 20
+"""A longer range at the Unix socket is read by a program that takes what comes."""
 """limits.h, PATH_MAX without the final zero."""
 
 WAIT_S_MAX = 60.0
@@ -564,6 +566,8 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
         blob = fetching.blob if fetching is not None else agent.store.get(digest)
     if blob is None or (fetching is None and not blob.complete):
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
+    if flow is None and fetching is not None:
+        await _demand(request, fetching)
     with blob.held():
         body = fetching.body() if fetching is not None else None
         file, disk = await _opened(blob), not blob.in_memory
@@ -578,6 +582,17 @@ async def _send_blob(request: web.Request, flow: RangeFlow | None) -> web.Stream
             flow=flow,
             disk=disk,
         )
+
+
+async def _demand(request: web.Request, fetching: BlobPull) -> None:
+    """Have a short range that a program of this host waits for come before all else."""
+    layout = fetching.blob.layout
+    try:
+        asked = parse_range(request.headers.get("Range", ""), layout.size)
+    except Unsatisfiable:
+        return  # the answer says so
+    if asked is not None and asked[1] - asked[0] <= DEMAND_BYTES_MAX and fetching.vouched is None:
+        await fetching.demand(layout.covering(*asked))
 
 
 # -- on the Unix socket only

@@ -24,10 +24,12 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
+from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.stalls import Stalls
 from p2pdist.agent.lazy.traces import Shown, Start, Traces
@@ -36,11 +38,13 @@ from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
 from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
-from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Manifest, parse_reference
+from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
 from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry, File
-from p2pdist.mount.lazy.view import LazyPackage, cells_of, is_filled, mark_filled, supervise
+from p2pdist.mount.lazy.trial import Choice, choose
+from p2pdist.mount.lazy.view import LazyPackage, cells_of, device_bytes, is_filled, mark_filled
+from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, supervise
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
 from p2pdist.store.store import BlobStore
@@ -67,22 +71,40 @@ AT_ONCE = 64
 logger = logging.getLogger(__name__)
 
 
-def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry]], DeviceLayout]:
-    """The trees of a package, bottom to top, and where their contents lie. Roots and catalogs are
-    in the store. Raises NotFound, Corrupt, TooLarge. In a thread."""
+@dataclass(frozen=True, slots=True)
+class LazySettings:
+    """How an agent shows packages lazily."""
+
+    limit_s: float = LIMIT_S
+    """How long a read waits for its bytes."""
+    ways: tuple[str, ...] = ()
+    """The ways to fill views that are tried; none for all."""
+
+
+def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry] | None], DeviceLayout]:
+    """The trees of a package, bottom to top, None for an image among them, and where their contents
+    lie. Roots and catalogs are in the store. Raises NotFound, Corrupt, TooLarge. In a thread."""
     catalogs = [part.digest for part in manifest.parts if part.media_type == CATALOG_TYPE]
-    trees: list[Sequence[Entry]] = []
+    layers: list[Sequence[Entry] | None] = []
     sizes: dict[bytes, int] = {}
     chunk_lists: dict[bytes, bytes] = {}
     for layer in manifest.layers:
+        if layer.media_type != TREE_TYPE:
+            layers.append(None)
+            continue
         read = store.trees.reader.read(layer.digest, catalogs)
-        trees.append(read.tree.entries)
+        layers.append(read.tree.entries)
         for entry in read.tree.entries:
             if type(entry) is File and entry.size:
                 sizes.setdefault(entry.content, entry.size)
         lists = read.chunk_lists()
         chunk_lists.update((content, lists[name]) for content, name in read.tree.chunk_lists.items())
-    return trees, DeviceLayout(sizes, chunk_lists)
+    return layers, DeviceLayout(sizes, chunk_lists)
+
+
+def images_of(manifest: Manifest) -> list[Descriptor]:
+    """The layers of a package that are images."""
+    return [layer for layer in manifest.layers if layer.media_type != TREE_TYPE]
 
 
 class LazyView:
@@ -96,9 +118,12 @@ class LazyView:
         reference: str,
         limit_s: float,
         stalls: Stalls,
+        cells: Cells,
         start: Start | None = None,
     ) -> None:
-        self.trees: list[Sequence[Entry]] = []
+        self.layers: list[Sequence[Entry] | None] = []
+        """Trees, None for an image among them."""
+        self.images = LazyImages(fetcher)
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here."""
         self.whole = False
@@ -112,6 +137,7 @@ class LazyView:
         self._prefetch = Prefetch(self._filler, lambda: bool(self._awaited), total)
         self._opened = asyncio.Event()
         """Set once the device can be written to."""
+        self._filler.device.cells = cells
         self._planned = asyncio.Event()
         self._pulled = asyncio.Event()
         self._awaited: dict[int, int] = {}
@@ -121,7 +147,7 @@ class LazyView:
         missing."""
         self._holds = ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended = False
+        self._ended = self._served = False
 
     # -- the package
 
@@ -155,6 +181,9 @@ class LazyView:
 
     def _plan(self, package: Package, incomplete: Sequence[Missing], sources: Sources) -> None:
         """What is missing is known: readers can be served from now on."""
+        blobs = [self._store.get(layer.digest) for layer in images_of(package.manifest)]
+        if not incomplete and all(blob is not None and blob.complete for blob in blobs):
+            return  # nothing is missing
         self._filler.whereabouts = Whereabouts.of(incomplete, sources)
         if not self.known.done():
             self.known.set_result(package)
@@ -181,8 +210,9 @@ class LazyView:
 
     async def read_layout(self, manifest: Manifest) -> None:
         """Compute where contents lie. Raises what `layout_of` raises."""
-        self.trees, self.layout = await asyncio.to_thread(layout_of, self._store, manifest)
-        self._filler.layout = self.layout
+        self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest)
+        await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
+        self.layout = self._filler.layout = layout
         parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
@@ -192,11 +222,13 @@ class LazyView:
     # -- readers
 
     def serve(self, directory: Path) -> None:
-        """Serve readers of the view whose files are in `directory`, and fill it."""
-        self._filler.device.cells = cells_of(directory)
-        if self._start is not None and self.layout is not None:
-            self._start.mounted(Shown(self.trees, self.layout, self._filler.device.cells))
-        self._spawn(self._serve(directory))
+        """Serve readers of the view whose files are in `directory`, and fill it. Idempotent."""
+        if not self._served:
+            self._served = True
+            if self._start is not None and self.layout is not None and None not in self.layers:
+                trees = [entries for entries in self.layers if entries is not None]
+                self._start.mounted(Shown(trees, self.layout, self._filler.device.cells))
+            self._spawn(self._serve(directory))
 
     async def _serve(self, directory: Path) -> None:
         tries = 0
@@ -265,8 +297,10 @@ class LazyView:
             async with asyncio.timeout(self._limit_s):
                 await self._planned.wait()
                 assert self.layout is not None
-                missing = self._noted(self._filler.device.cells.covering(offset, count))
+                end = min(offset + count, device_bytes(self.layout, self._filler.device.cells))
+                missing = self._noted(self._filler.device.cells.covering(offset, end - offset))
                 await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
+                await self.images.bring(offset, count, failed)
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
             logger.error(
@@ -303,9 +337,18 @@ class LazyView:
         trace = await start.trace
         await self._planned.wait()
         if trace is not None and self.layout is not None:
-            mine = await asyncio.to_thread(inherit, trace, self.trees)
+            trees = [entries for entries in self.layers if entries is not None]
+            mine = await asyncio.to_thread(inherit, trace, trees)
             cells = cells_of_trace(mine, self.layout, self._filler.device.cells)
             await self._prefetch.run(cells, self._opened)
+
+    def follow(self) -> None:
+        """Note when everything is here, of images that are mounted elsewhere."""
+        self._spawn(self._follow())
+
+    async def _follow(self) -> None:
+        await self._pulled.wait()
+        self.whole = True
 
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""
@@ -327,11 +370,11 @@ class LazyView:
 
     def status(self) -> LazyStatus:
         """How far it is."""
-        total = self.layout.bytes_content if self.layout is not None else 0
+        total = self.images.bytes_total + (self.layout.bytes_content if self.layout is not None else 0)
         return LazyStatus(
             self.whole,
             total,
-            total if self.whole else self._filler.bytes_filled,
+            total if self.whole else self._filler.bytes_filled + self.images.bytes_here,
             sum(self._awaited.values()),
             len(self._awaited),
             self._stalls.count,
@@ -352,6 +395,7 @@ class LazyView:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._finish()
+        self.images.close()
 
     def _finish(self) -> None:
         if self._start is not None:
@@ -366,8 +410,8 @@ class LazyView:
 
 
 class LazyViews:
-    """The lazy views of an agent, by path. A reader waits for `limit_s` at most. `traces` say what
-    starts read, and `policy` what that of a package says of showing it lazily."""
+    """The lazy views of an agent, by path. `traces` say what starts read, `work` has the records of
+    mounts, and `policy` says what that of a package says of showing it lazily."""
 
     def __init__(
         self,
@@ -376,35 +420,42 @@ class LazyViews:
         pulls: Pulls,
         fetcher: Fetcher,
         traces: Traces,
+        work: Path,
+        settings: LazySettings,
         *,
-        limit_s: float,
         policy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
-        self.limit_s, self._policy, self.traces = limit_s, policy, traces
+        self._settings, self._policy, self.traces = settings, policy, traces
         self.stalls = Stalls()
         """The waits in all views since the agent was started."""
+        self._work = work
+        self._choices: dict[tuple[str, ...], asyncio.Task[Choice]] = {}
+        """Which of some ways works on this host, tried when the first view asks for it."""
         self._store, self._packages, self._pulls, self._fetcher = store, packages, pulls, fetcher
         self._views: dict[str, LazyView] = {}
         self._opening = 0
 
-    async def open(self, reference: str, command: Sequence[str] | None = None) -> tuple[LazyView, Package] | None:
+    async def open(
+        self, reference: str, command: Sequence[str] | None = None, *, alone: bool = False
+    ) -> tuple[LazyView, Package] | None:
         """A view of a package, which is known and not mounted yet; None when all of the package is
         here, and there is nothing to wait for. `command` is what follows the package's entry point
-        in the command line of the program that the view is for, None without a program. Raises
-        Conflict (`eager`) where it cannot be lazy, and what pulling raises."""
-        if os.geteuid() != 0:
-            raise eager("the agent is not root")
+        in the command line of the program that the view is for, None without a program. `alone`:
+        one program may see it without root, and mounts images itself. Raises Conflict (`eager`)
+        where it cannot be lazy, and what pulling raises."""
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if self._policy(str(found.reference)) is False:
             raise eager("its policy says so")
-        if {layer.media_type for layer in found.manifest.layers} != {TREE_TYPE}:
-            raise eager("the package has layers that are no trees")
+        cells = FUSE.cells
+        if os.geteuid() == 0:
+            cells = (await self.way(found.manifest)).cells
+        elif not alone or len(images_of(found.manifest)) < len(found.manifest.layers):
+            raise eager("the agent is not root")
         self._opening += 1
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
-        start = Start(self.traces, reference, entry)
-        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls, start)
+        view = self._view(reference, cells, Start(self.traces, reference, entry))
         try:
             view.begin()
             package = await asyncio.shield(view.known)
@@ -423,19 +474,46 @@ class LazyViews:
             self._opening -= 1
         return view, package
 
-    def package_of(self, view: LazyView) -> LazyPackage:
+    def _view(self, reference: str, cells: Cells, start: Start | None = None) -> LazyView:
+        limit_s = self._settings.limit_s
+        return LazyView(self._store, self._pulls, self._fetcher, reference, limit_s, self.stalls, cells, start)
+
+    async def way(self, manifest: Manifest) -> Way:
+        """The way to fill a view of a package on this host. Raises Conflict (`eager`) where there
+        is none."""
+        names = [way.name for way in WAYS if not self._settings.ways or way.name in self._settings.ways]
+        if images_of(manifest):
+            names = [name for name in names if name == FUSE.name]
+        key = tuple(names)
+        if key not in self._choices:
+            self._choices[key] = asyncio.create_task(asyncio.to_thread(choose, self._work, key))
+        choice = await asyncio.shield(self._choices[key])
+        if choice.way is None:
+            what = "only FUSE fills images" if images_of(manifest) else "no way to fill it works here"
+            raise eager(f"{what} ({'; '.join(choice.reasons) or 'it is not among the --lazy-way of the agent'})")
+        return choice.way
+
+    async def package_of(self, view: LazyView) -> LazyPackage:
         """What is to be mounted of an open view."""
         assert view.layout is not None
-        return LazyPackage(view.trees, view.layout, self.limit_s + GRACE_S, Cells(headed=True))
+        images = iter(await asyncio.to_thread(view.images.paths))
+        layers = [next(images) if entries is None else entries for entries in view.layers]
+        return LazyPackage(layers, view.layout, self._settings.limit_s + GRACE_S)
 
     def mounted(self, path: str, view: LazyView, directory: Path) -> None:
         """A view was mounted at `path`: serve it."""
         self._views[path] = view
         view.serve(directory)
 
+    def handed_out(self, path: str, view: LazyView) -> None:
+        """The images of a view are mounted by the program that asked for it, and known as `path`
+        here."""
+        self._views[path] = view
+        view.follow()
+
     def resume(self, path: str, reference: str, directory: Path) -> None:
         """Serve a view that an earlier agent mounted."""
-        view = LazyView(self._store, self._pulls, self._fetcher, reference, self.limit_s, self.stalls)
+        view = self._view(reference, cells_of(directory))
         if is_filled(directory):
             view.whole = True
             self._views[path] = view

@@ -75,6 +75,8 @@ class TreePull:
         self._skipped(sum(layer.size for root, layer in roots.items() if root not in absent))
         if not absent:
             self._skipped(sum(part.size for part in self._manifest.parts))
+            if self._planned is not None:
+                self._planned((), {})
             return
         catalogs = [part for part in self._manifest.parts if part.media_type == CATALOG_TYPE]
         await together(self._fetch(blob) for blob in (*(roots[root] for root in absent), *catalogs))

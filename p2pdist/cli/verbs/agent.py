@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.agent.discovery.links import DiscoverySettings
+    from p2pdist.agent.lazy.views import LazySettings
     from p2pdist.core.transport import Policy
     from p2pdist.transfer.connections import ConnectionBook
     from p2pdist.transfer.tls import TlsFiles
@@ -37,6 +38,36 @@ File = click.Path(path_type=Path, dir_okay=False)
 MIRROR_ADDRESS = f"127.0.0.1:{MIRROR_PORT}"
 
 logger = logging.getLogger(__name__)
+
+
+def lazy_options(command: Function) -> Function:
+    """--lazy-wait and --lazy-way. The command gets `lazy`."""
+
+    @functools.wraps(command)
+    def configured(*args: Any, lazy_wait: float, lazy_way: tuple[str, ...], **more: Any) -> Any:
+        from p2pdist.agent.lazy.views import LazySettings
+
+        return command(*args, lazy=LazySettings(lazy_wait, lazy_way), **more)
+
+    wrapped: Any = configured
+    for option in (
+        click.option(
+            "--lazy-way",
+            multiple=True,
+            type=click.Choice(["fanotify", "fuse"]),
+            help="Fill lazy views in this way only; may be given again [default: the first that works here].",
+        ),
+        click.option(
+            "--lazy-wait",
+            default=60.0,
+            show_default=True,
+            type=Seconds(0.1, 86400.0),
+            metavar="SECONDS",
+            help="How long a read of a lazy view waits for its bytes; then it fails with EIO.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
 
 
 def tls_options(command: Function) -> Function:
@@ -192,14 +223,7 @@ def tls_options(command: Function) -> Function:
     metavar="DAYS",
     help="Read everything in the store once in so many days, slowly, and fetch again what is wrong; 0 for never.",
 )
-@click.option(
-    "--lazy-wait",
-    default=60.0,
-    show_default=True,
-    type=Seconds(0.1, 86400.0),
-    metavar="SECONDS",
-    help="How long a read of a lazy view waits for its bytes; then it fails with EIO.",
-)
+@lazy_options
 @click.option(
     "--drain-seconds",
     default=5.0,
@@ -235,7 +259,7 @@ def command(
     discovery_interface: tuple[str, ...],
     discover: bool | None,
     scrub_days: float,
-    lazy_wait: float,
+    lazy: LazySettings,
     drain_seconds: float,
     name: str,
     hostnames: tuple[str, ...],
@@ -268,7 +292,7 @@ def command(
         discovery=discovery,
         swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
         scrub_s=86400 * scrub_days,
-        lazy_wait_s=lazy_wait,
+        lazy=lazy,
         drain_s=drain_seconds,
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
         hostnames=hostnames,

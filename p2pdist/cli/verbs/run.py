@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import HOW_HELP, check_seen, lazy_option, lazy_or_pulled, pulled_name, socket_option
+from p2pdist.cli.connect import (
+    HOW_HELP,
+    check_seen,
+    follow_pull,
+    lazy_option,
+    lazy_or_pulled,
+    pulled_name,
+    socket_option,
+)
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
 from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, PullStatus
@@ -65,7 +73,11 @@ def command(
     request = MountRequest(reference, "", writable, how or "", until_exit=True, command=words)
     shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
     if not isinstance(shown, PullStatus):
-        return _Run(reference, arguments, writable, how, client).run_in(shown)
+        try:
+            return _Run(reference, arguments, writable, how, client).run_in(shown)
+        except _NotHere as failure:
+            output.line(f"eager: {failure.error.what}")
+            shown = follow_pull(client, reference, quiet=False)
     return _Run(pulled_name(reference, shown), arguments, writable, how, client).run()
 
 
@@ -106,7 +118,8 @@ class _Run:
     def run_in(self, shown: MountStatus, reason: str = "") -> int:
         """The program's exit code, from a view that is unmounted afterwards."""
         try:
-            check_seen(shown, _OTHER_MOUNTS)
+            if not shown.image_bytes:  # else nothing is there yet that could be seen
+                check_seen(shown, _OTHER_MOUNTS)
             if shown.how == "images":
                 return self._run_inside(shown)
             note = f" ({reason})" if reason and shown.how == "unpack" else ""
@@ -129,14 +142,18 @@ class _Run:
                 os.close(held)
 
     def _run_inside(self, shown: MountStatus) -> int:
+        from p2pdist.mount.squashfs import RemoteImage
         from p2pdist.mount.userns import run_inside
 
         try:
+            sizes = shown.image_bytes
+            remote = [RemoteImage(*image) for image in zip(shown.images, sizes, strict=True)] if sizes else []
             return run_inside(
-                [Path(image) for image in shown.images],
+                remote or [Path(image) for image in shown.images],
                 lambda root: self._program(shown, root),
                 writable=self._writable,
                 announce=output.line,
+                agent=self._client.socket_path.absolute(),
             )
         except Unavailable as error:
             raise _NotHere(error) from error

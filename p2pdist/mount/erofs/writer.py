@@ -26,7 +26,7 @@ from binascii import hexlify
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
@@ -439,15 +439,17 @@ def is_image(path: Path) -> bool:
     return (magic, 1 << bits, blocks * BLOCK_SIZE) == (MAGIC, BLOCK_SIZE, size)
 
 
-def mount_image(image: Path, target: Path, device: Path | None = None) -> None:
+def mount_image(image: Path, target: Path, device: Path | None = None, *, looped: bool = False) -> None:
     """Mount an image read-only, nosuid and nodev, at the empty directory `target`, straight from
-    its file; `device` is a path without commas of its device. Raises Corrupt when the image is
-    damaged, or OSError where that is not possible here (ENOTBLK: before Linux 6.12, or the file is
-    on a tmpfs)."""
+    its file, or `looped`, through a loop device; `device` is a path without commas of its device.
+    Raises Corrupt when the image is damaged, or OSError where that is not possible here (ENOTBLK:
+    before Linux 6.12, or the file is on a tmpfs)."""
     # What the kernel had read of a cell nothing had filled it would keep, and never look again.
     options = "" if device is None else f"device={device},cache_strategy=disabled"
+    flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     try:
-        kernel.mount(image, target, "erofs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        with kernel.loop_device(image) if looped else nullcontext(image) as source:
+            kernel.mount(source, target, "erofs", flags, options)
     except OSError as error:
         if error.errno == errno.ENOTBLK:
             reason = "this kernel mounts no EROFS image from a file there"

@@ -360,7 +360,7 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def _leave_service() -> None:
+def leave_service() -> None:
     """Leave the control group of the service that started this. Raises OSError where a service
     manager would end this process with the service."""
     for procs in _CGROUPS:
@@ -370,7 +370,7 @@ def _leave_service() -> None:
         raise OSError(errno.EPERM, "it cannot leave the control group of the agent's service")
 
 
-def _spare_memory_killer() -> None:
+def spare_memory_killer() -> None:
     """Have the kernel end other processes first where memory runs out, as far as that is
     allowed."""
     for score in (-1000, 0):
@@ -390,8 +390,8 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (KEYS_MAX if most < 0 else min(KEYS_MAX, most), most))
     try:
-        _leave_service()
-        _spare_memory_killer()
+        leave_service()
+        spare_memory_killer()
         supervisor = _Supervisor(directory, limit_s, held)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")

@@ -1,6 +1,9 @@
 """What an agent and the supervisor of a lazy view say to each other, over a Unix socket that keeps
 messages apart (SOCK_SEQPACKET).
 
+Offsets are those of the device. Where a view has more files than that (mount/lazy/fuse.py), they
+count as if each lay behind the one before, from a block on (`begins`).
+
 The supervisor says GREETING first, with the descriptor through which the agent fills the device and
 that of the fanotify group, and how many readers it has refused so far because nothing filled what
 they waited for; then FAULT for each reader that waits, those of before among them, and EXPIRED for
@@ -15,8 +18,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 GREETING, FAULT, EXPIRED, READ = 1, 2, 3, 4
@@ -33,6 +38,12 @@ SOCKET, DEVICE, MARK = "socket", "device", "whole"
 """Files of a lazy view: the socket, the device, and the mark that the device lacks nothing."""
 
 CONNECT_S = 5.0
+BLOCK_BYTES = 4096
+
+
+def begins(sizes: Sequence[int]) -> list[int]:
+    """Where files of these sizes begin, in the counting of the protocol."""
+    return list(accumulate((size + -size % BLOCK_BYTES for size in sizes[:-1]), initial=0)) if sizes else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +94,14 @@ def connect(directory: Path) -> Greeting:
 
 
 def dismiss(directory: Path, kind: int = DROP) -> None:
-    """Have the supervisor of a view that is gone, or WHOLE, end, if there is one."""
+    """Have the supervisor of a view that is gone, or WHOLE, end, if there is one. Returns when it
+    has, or has not within CONNECT_S."""
     with suppress(OSError):
         greeting = connect(directory)
         os.close(greeting.filler)
         os.close(greeting.group)
         with greeting.connection as connection:
             connection.send(ORDER.pack(kind, 0, 0))
+            # Closed at once, a connection with unread notices would be reset, and the order lost.
+            while connection.recv(NOTICE.size):
+                pass

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 NOBODY = 65534
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def _closed_parents() -> dict[Path, list[Path]]:
