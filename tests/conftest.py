@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import effort
 import pytest
+from programs import PROGRAMS
 from tidiness import TOKEN_VARIABLE, leftovers, namespaces, remove_leftovers
 
 
@@ -55,6 +56,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     os.environ[TOKEN_VARIABLE] = token
     os.environ["P2PDIST_AGENT_MIRROR"] = "off"  # only one agent of a machine can have the usual port
     yield
+    PROGRAMS.close()
     # Another worker of this run may be using a namespace of its own right now, and looks after it
     # itself.
     ours = before if "PYTEST_XDIST_WORKER" not in os.environ else namespaces()

@@ -3,6 +3,8 @@ socket."""
 
 from __future__ import annotations
 
+import programs
+from programs import PROGRAM
 import asyncio
 import json
 import os
@@ -250,7 +252,7 @@ async def test_a_file_that_the_agent_writes_elsewhere_is_missed(place: Path) -> 
 
     app = web.Application()
     app.add_routes([web.post("/v1/pulls", pulled)])
-    command = [sys.executable, "-m", "p2pdist", "blob", "pull", DIGEST, "-o", place / "file", "--socket", place / "s"]
+    words = ["blob", "pull", DIGEST, "-o", place / "file", "--socket", place / "s"]
     async with serving(app, place / "s"):
         for expected, prepare in (
             (1, lambda: None),
@@ -258,7 +260,7 @@ async def test_a_file_that_the_agent_writes_elsewhere_is_missed(place: Path) -> 
             (0, shared.mkdir),
         ):
             prepare()
-            done = await to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            done = await to_thread(programs.run, *words)
             assert (done.returncode, "this process does not see it" in done.stderr) == (expected, expected == 1)
 
 
@@ -304,7 +306,10 @@ class Verbs:
 
     def verb(self, *words: str) -> tuple[int, str, str]:
         """Exit code, output, errors."""
-        with self.start(sys.executable, "-m", "p2pdist.cli.main", *words) as process:
+        if not self.prefix:
+            done = programs.run(*words, env=self.env, cwd="/")
+            return done.returncode, done.stdout, done.stderr
+        with self.start(*PROGRAM, *words) as process:
             said, complained = process.communicate(timeout=60)
         return process.returncode, said, complained
 
@@ -427,7 +432,7 @@ def test_no_agent_is_exit_5(place: Path) -> None:
 
 def test_a_stopped_run_takes_its_mount_away(verbs: Verbs) -> None:
     """SIGTERM reaches the program; when it ends of it nothing stays shown."""
-    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", "app:v1", "--", "wait") as process:
+    with verbs.start(*PROGRAM, "run", "app:v1", "--", "wait") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
@@ -532,7 +537,7 @@ def test_the_view_of_a_killed_run_goes_when_its_program_ends(verbs: Verbs) -> No
     """kill -9 of `run` alone: the program, which has nothing open of its view, goes on with it, and
     nobody need take it away."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
-    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", *how, "app:v1", "--", "linger", str(stop)) as run:
+    with verbs.start(*PROGRAM, "run", *how, "app:v1", "--", "linger", str(stop)) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
         (shown,) = mounts(verbs)
@@ -549,7 +554,7 @@ def test_the_view_of_a_run_stays_for_what_it_leaves_behind(verbs: Verbs) -> None
     """`run` ends with its program, and says that a process in the background goes on with the
     view."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
-    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", *how, "app:v1", "--", "leave", str(stop)) as run:
+    with verbs.start(*PROGRAM, "run", *how, "app:v1", "--", "leave", str(stop)) as run:
         assert run.wait(30) == 5
         assert len(mounts(verbs)) == 1
         stop.touch()
@@ -564,7 +569,7 @@ def test_images_that_a_killed_run_was_given_are_let_go(verbs: Verbs) -> None:
     """In a user namespace the program ends with `run`, and the agent keeps nothing for it."""
     if not namespaces(verbs):
         pytest.skip("needs squashfuse and an open /dev/fuse: apt-get install squashfuse fuse3")
-    argv = (sys.executable, "-m", "p2pdist.cli.main", "run", "--how", "userns", "app:v1", "--", "wait")
+    argv = (*PROGRAM, "run", "--how", "userns", "app:v1", "--", "wait")
     with verbs.start(*argv) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"

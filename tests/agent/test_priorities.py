@@ -4,10 +4,10 @@ one byte a second lets the first block through and then nothing."""
 
 from __future__ import annotations
 
+import programs
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -235,11 +235,11 @@ async def test_people_say_what_is_a_preseed(site: Site) -> None:
     host = await site.host("host")
     words = ["pull", f"blob:{digest.replace(':', '-')}", "--socket", str(host.unix)]
     for more, priority in (["--priority", "preseed"], "preseed"), ([], "start"):
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "p2pdist.cli.main", *words, *more)
+        process = programs.start(*words, *more)
         await until(lambda: host.agent.registry._fetching or len(host.agent.pulls._pulls) == 2)
         if host.agent.registry._fetching:
             host.agent.registry._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.to_thread(process.wait, 20) == 0
         *_, last = host.agent.pulls._pulls.values()
         assert last.request.priority == priority
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import programs
 import asyncio
 import email.utils
 import errno
@@ -9,7 +10,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -45,11 +45,8 @@ def origin(tmp_path: Path) -> str:
 
 
 async def run(*words: str | Path) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "p2pdist.cli.main", "doctor", *map(str, words), stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode or 0, out.decode()
+    done = await asyncio.to_thread(programs.run, "doctor", *words)
+    return done.returncode, done.stdout
 
 
 async def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import programs
+from programs import Program
 import json
 import os
 import random
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,10 +61,10 @@ def drafts(layout: Path) -> list[Path]:
 
 
 @contextmanager
-def packing(source: Path, layout: Path, form: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+def packing(source: Path, layout: Path, form: str, *more: str) -> Iterator[Program]:
     """A packing that has written something."""
-    command = [sys.executable, "-m", "p2pdist.cli.main", "pack", str(source), "-t", f"{form}:1", "--format", form]
-    with subprocess.Popen([*command, "--layout", str(layout), *more], stderr=subprocess.DEVNULL) as process:
+    words = ["pack", source, "-t", f"{form}:1", "--format", form, "--layout", layout, *more]
+    with programs.start(*words, stderr=subprocess.DEVNULL) as process:
         try:
             wait_for(lambda: bool(drafts(layout)))
             assert process.poll() is None

@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from site_rig import P2PDIST, Site, free_port, until
+from programs import PROGRAM
+from site_rig import Site, free_port, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -76,7 +77,7 @@ class Slurm:
         changes = {
             # The tracker of this cluster asks for no token.
             "export P2PDIST_TOKEN_FILE=/etc/p2pdist/slurm.token\n": "",
-            "/opt/p2pdist/bin/p2pdist": " ".join(P2PDIST),
+            "/opt/p2pdist/bin/p2pdist": " ".join(PROGRAM),
             " 2>>/var/log/p2pdist-slurm.log": f" {common} 2>>{self.log}",
         }
         for name in ("prolog.sh", "epilog.sh"):
@@ -140,7 +141,7 @@ class Slurm:
         self, *words: str, timeout_s: float = 40.0, variables: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """A command of Slurm, or of p2pdist, with this cluster, and with more variables."""
-        words = (*P2PDIST, *words[1:]) if words[0] == "p2pdist" else words
+        words = (*PROGRAM, *words[1:]) if words[0] == "p2pdist" else words
         return subprocess.run(
             words,
             capture_output=True,

@@ -3,16 +3,16 @@ are for, authorities rotate, the tracker dies and the fleet goes on."""
 
 from __future__ import annotations
 
+import programs
 import os
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from site_rig import P2PDIST, Agent, Site, free_port, running_site, until
+from site_rig import Agent, Site, free_port, running_site, until
 
 MIB = 1 << 20
 
@@ -43,9 +43,7 @@ class AccessSite:
 
     def command(self, *words: str, token: str = "") -> tuple[int, str, str]:
         environment = {**os.environ, "P2PDIST_TOKEN": token}
-        done = subprocess.run(
-            [*P2PDIST, *words], capture_output=True, text=True, timeout=120, check=False, env=environment
-        )
+        done = programs.run(*words, env=environment)
         return done.returncode, done.stdout, done.stderr
 
     def authorities(self) -> int:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from site_rig import P2PDIST, Agent, Site, until
+from programs import PROGRAM
+from site_rig import Agent, Site, until
 
 from p2pdist.agent.api.client import LocalClient
 
@@ -67,7 +68,7 @@ class Lan:
 
     def spawn(self, namespace: str, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Run p2pdist at a host; logs go to <name>.log."""
-        command = ["ip", "netns", "exec", namespace, *P2PDIST, *words]
+        command = ["ip", "netns", "exec", namespace, *PROGRAM, *words]
         with self.log(name).open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
         self.site._processes.append(process)

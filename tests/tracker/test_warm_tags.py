@@ -8,11 +8,11 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+
+import programs
 
 from p2pdist.origin.drivers import open_origin
 from tracker.content import Content
@@ -25,7 +25,7 @@ from tracker.warm_tags import WarmTags
 
 
 def command(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "p2pdist.cli.main", *map(str, words)], check=True, capture_output=True)
+    programs.run(*words, check=True)
 
 
 async def until(holds: Callable[[], bool]) -> None:
