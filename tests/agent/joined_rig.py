@@ -341,14 +341,6 @@ def certificate_of(
     return Tls(TlsFiles(file, file, trusted))
 
 
-async def until(condition: Callable[[], object], what: str = "it") -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{what} did not happen")
-
-
 __all__ = ["TRACKER_DNS", "AccessSite", "AccessTracker", "Running", "certificate_of", "free_port", "until"]
 
 

@@ -3,6 +3,7 @@ hand."""
 
 from __future__ import annotations
 
+from waits import until
 import asyncio
 import os
 import threading
@@ -81,14 +82,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     finally:
         await made.agent.stop()
         await made.layout.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(300):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 async def test_what_was_evicted_is_not_offered_while_it_is_fetched_again(rig: Rig) -> None:

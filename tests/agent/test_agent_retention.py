@@ -3,6 +3,7 @@ what it remembers."""
 
 from __future__ import annotations
 
+from waits import until
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
@@ -75,12 +76,6 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     finally:
         await made.agent.stop()
         await made.layout.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("policy", [NONE, TTL], ids=["none", "ttl"])

@@ -3,6 +3,7 @@ and the session that is offered what was found."""
 
 from __future__ import annotations
 
+from waits import until
 import asyncio
 import itertools
 import logging
@@ -60,12 +61,6 @@ async def running(*found: Discovery) -> AsyncIterator[None]:
 def announced(discovery: Discovery) -> list[Link]:
     """The links on which the name is that of `discovery`."""
     return [link for link, responder in discovery._responders.items() if responder.announced]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def names(found: Discovery) -> list[str]:

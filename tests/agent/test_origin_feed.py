@@ -3,6 +3,7 @@ that."""
 
 from __future__ import annotations
 
+from waits import until
 import asyncio
 import io
 import random
@@ -82,12 +83,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     made.feed.stop()
     await asyncio.sleep(0.01)
     store.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_the_holder_of_a_lease_reads_its_stripe_and_no_other(rig: Rig) -> None:

@@ -4,6 +4,7 @@ one byte a second lets the first block through and then nothing."""
 
 from __future__ import annotations
 
+from waits import until
 import programs
 import asyncio
 import os
@@ -103,14 +104,6 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         for host in reversed(made.hosts):
             await host.stop()
         await made.layout.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 async def ended(pull: Pull) -> None:

@@ -3,6 +3,7 @@ ends."""
 
 from __future__ import annotations
 
+from waits import until
 import asyncio
 import io
 import random
@@ -163,12 +164,6 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         pull.stop()
     await asyncio.sleep(0.01)
     store.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_swarm_waits_for_a_writer_of_an_earlier_pull(make: Callable[[str], Rig]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from waits import until as until
 from aiohttp import web
 
 from p2pdist.agent.agent import Agent, AgentSettings
@@ -200,13 +201,6 @@ async def pull_all(hosts: list[Host], data: bytes, *, within_s: float = 60.0) ->
             return error
 
     return list(await asyncio.gather(*map(pull, hosts)))
-
-
-async def until(condition: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def is_whole(blob: object, data: bytes) -> bool:

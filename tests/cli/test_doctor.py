@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ports import free_port
 import programs
 import asyncio
 import email.utils
@@ -22,14 +23,6 @@ from test_cli_main import run as run_quick
 from p2pdist.cli import diagnosis, probe
 from p2pdist.cli.diagnosis import Finding
 from p2pdist.mount import kernel
-
-
-@pytest.fixture
-def free_port() -> Iterator[int]:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        number = int(held.getsockname()[1])
-    yield number
 
 
 @pytest.fixture
@@ -75,8 +68,8 @@ def only(findings: list[Finding], name: str) -> Finding:
 
 
 @pytest.mark.slow
-async def test_a_sound_host_ends_with_0(tmp_path: Path, free_port: int, origin: str) -> None:
-    words = ["--listen", f"127.0.0.1:{free_port}", "--store", tmp_path / "store", "--origin", origin]
+async def test_a_sound_host_ends_with_0(tmp_path: Path, origin: str) -> None:
+    words = ["--listen", f"127.0.0.1:{free_port()}", "--store", tmp_path / "store", "--origin", origin]
     async with tracker_of(fleet_of(1)) as (_, url):
         code, out = await run("--tracker", url, *words, "--socket", tmp_path / "none.sock", "--json")
         plain_code, plain = await run("--tracker", url, *words, "--socket", tmp_path / "none.sock")

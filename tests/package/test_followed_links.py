@@ -27,13 +27,6 @@ REFERENCE = parse_reference("model:v1")
 FORMATS = ["squashfs", "tree"]
 
 
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
 async def modes(layout: LocalLayout, packed: Packed, work: Path) -> dict[str, int]:
     """Of a package of one layer, the permissions of files and directories."""
     (layer,) = packed.layers

@@ -24,13 +24,6 @@ V1 = parse_reference("trainer:v1")
 
 
 @pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Old enough for every change to show."""
     made = tmp_path / "source"

@@ -20,13 +20,6 @@ REFERENCE = parse_reference("app:v1")
 
 
 @pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     made = tmp_path / "source"
     (made / "sub").mkdir(parents=True)

@@ -25,13 +25,6 @@ REFERENCE = parse_reference("app:v1")
 
 
 @pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 def release(tmp_path: Path) -> Path:
     """A directory, `current`, a link to it, `newest`, a link to that, and `all`, a link to the
     directory above."""

@@ -25,13 +25,6 @@ REFERENCE = parse_reference("app:v1")
 SOURCE = "import os\n\ndef where():\n    return where.__code__.co_filename, {'a', 'b', 'c'} == {1}\n"
 
 
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
 def checkout(place: Path, *, time_s: int, umask: int = 0o022) -> Path:
     """A tree as a version control system makes it, compiled on the spot."""
     (place / "lib/deep").mkdir(parents=True)

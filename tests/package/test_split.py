@@ -120,13 +120,6 @@ def test_metadata_that_is_no_file_is_not_waited_for(environment: Path, name: str
     assert found.notes == ("odd has no RECORD and goes to the upper layer",)
 
 
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
 async def test_only_the_upper_layer_changes_with_ones_own_code(
     environment: Path, tmp_path: Path, layout: LocalLayout, form: str

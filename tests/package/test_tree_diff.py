@@ -29,13 +29,6 @@ def directory(path: bytes, **more: int) -> Directory:
     return Directory(path, more.get("mode", 0o755), more.get("mtime_ns", 0), bool(more.get("opaque")))
 
 
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [

@@ -25,13 +25,6 @@ V1 = parse_reference("app:v1")
 MEMORY = Path("/dev/shm")
 
 
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
 @pytest.mark.parametrize("size", [8192, WHOLE_MAX + 1])
 @pytest.mark.parametrize("where", [MEMORY, None])
 async def test_a_store_through_a_mapping_is_noticed(layout: LocalLayout, where: Path | None, size: int) -> None:

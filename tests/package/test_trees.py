@@ -32,13 +32,6 @@ TIME_NS = 1_600_000_000_123_456_789
 
 
 @pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     made = tmp_path / "source"
     made.mkdir()

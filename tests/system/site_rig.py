@@ -22,6 +22,7 @@ import programs
 from aiohttp import web
 from ports import free_pair, free_port
 from programs import Program
+from waits import wait_until as until
 
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.messages import PullRequest, PullStatus
@@ -287,11 +288,3 @@ def wait_for(url: str, process: Program, log: Path) -> None:
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     raise AssertionError(f"{url} does not answer: {log.read_text()[-2000:]}")
-
-
-def until(condition: Any, timeout_s: float = 60.0) -> None:
-    """Wait until `condition()` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)

@@ -3,6 +3,7 @@ other listeners on loopback."""
 
 from __future__ import annotations
 
+from waits import until
 import asyncio
 import logging
 import socket
@@ -211,11 +212,3 @@ async def test_an_agent_hears_that_it_cannot_be_reached_and_says_so(
             assert found.state == "ok"
     finally:
         await runner.cleanup()
-
-
-async def until(condition: object) -> None:
-    for _ in range(500):
-        if condition():  # type: ignore[operator]
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")

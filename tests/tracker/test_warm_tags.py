@@ -3,6 +3,7 @@ being so."""
 
 from __future__ import annotations
 
+from waits import until
 import asyncio
 import contextlib
 import hashlib
@@ -26,14 +27,6 @@ from tracker.warm_tags import WarmTags
 
 def command(*words: object) -> None:
     programs.run(*words, check=True)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(400):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never was so")
 
 
 async def test_a_tag_whose_package_cannot_be_read_does_not_keep_others_cold(tmp_path: Path) -> None:

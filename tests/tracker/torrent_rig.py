@@ -3,6 +3,7 @@ documents, and peers to run against it."""
 
 from __future__ import annotations
 
+from waits import until as until
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
@@ -166,10 +167,3 @@ async def running(*words: str, output: Path) -> AsyncIterator[asyncio.subprocess
             except TimeoutError:
                 process.kill()
                 await process.wait()
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Wait until `condition()` holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)

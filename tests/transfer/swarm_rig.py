@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from waits import wait_until
 import contextlib
 import io
 import os
@@ -76,13 +77,6 @@ def stored(store: BlobStore, found: Sample) -> Blob:
 
 def seed_of(blob: Blob, torrent: Torrent, last_used: float = 0.0, swarm: Swarm | None = None) -> Seed:
     return Seed(blob.digest, blob.path, torrent, last_used, swarm or Swarm())
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def open_files(path: Path) -> int:
