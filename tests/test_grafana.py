@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry
 
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.api.server import registry as agent_registry
+from p2pdist.agent.api.metrics import registry as agent_registry
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.core.views.view import View

@@ -153,8 +153,8 @@ def guard(
             identity = OPEN if identify is None else await identify(request)
             request[_KEY] = identity
             # An image may be for any process of this machine while access is on, too.
-            nameless = identity.kind == "open" or (identity.kind == "anonymous" and right == "image")
-            if names is not None and right != "open" and nameless:
+            unidentified = identity.kind == "open" or (identity.kind == "anonymous" and right == "image")
+            if names is not None and right != "open" and unidentified:
                 names.check(request)
             if identity.kind != "open":
                 if right is None or route is None:
