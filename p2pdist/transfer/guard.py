@@ -137,7 +137,7 @@ def guard(
 ) -> Middleware:
     """Middleware that checks the right of the request's route; `identify` is None while access is
     off. `names` are those of a server that others than this machine's processes reach. What is in
-    no table of routes is served to nobody while access is on."""
+    no table of routes is not served while access is on."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -95,7 +95,8 @@ PATH_BYTES_MAX = 4095
 
 WAIT_S_MAX = 60.0
 SYSTEM_OWNERS = ("preseed:", "slurm-")
-"""How the names of owners begin whose pins users of the socket may not change."""
+"""How names of owners begin that pin for the system; users of the socket may not change their
+pins."""
 
 PULSE_LOOK_S = 0.005
 BYTES_TYPE = "application/octet-stream"

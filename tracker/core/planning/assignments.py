@@ -23,7 +23,7 @@ STEP = 7919
 
 
 def assignments(swarm: Swarm, hosts: Mapping[str, Host]) -> list[Send]:
-    """The messages to the hosts whose parents changed since the last call."""
+    """The messages to the hosts that got other parents since the last call."""
 
     def source(name: str) -> Source | None:
         if name == FROM_ORIGIN:
@@ -58,7 +58,7 @@ def present_superpeers(
 
 
 def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:
-    """The stripes whose parents changed since the last call, by host name. `source` says where a
+    """The stripes with other parents since the last call, by host name. `source` says where a
     parent is reached; children of a parent that has not said yet where it is are told once it
     has."""
     names = list(swarm.members)

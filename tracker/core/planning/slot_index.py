@@ -126,8 +126,8 @@ class SlotIndex:
 
     def extra_slot(self, child: Member, rack: str | None) -> str | None:
         """A parent beyond the allotted slots, in one rack or (None) anywhere: a host with
-        unallotted slots, then one whose slots are idle in other stripes, then the least loaded, of
-        those first whose children are leaves."""
+        unallotted slots, then one whose slots are idle in other stripes, then the least loaded,
+        hosts with leaves as children first."""
         best = self._best_anywhere(child) if rack is None else self._best_extra(self._extras(rack), child)
         if best is None:
             return None

@@ -80,7 +80,7 @@ class Progress:
 
 
 def progress(preseed: Preseed, affinity: Affinity, lost: Mapping[str, Host], *, settled: bool, now: float) -> Progress:
-    """How far a preseed is. `settled`: all its members are known; `lost`: hosts whose sessions
+    """How far a preseed is. `settled`: all its members are known; `lost`: hosts with sessions that
     broke in the last hour."""
     record, request, hosts = preseed.record, preseed.request, affinity.hosts
     members, others = preseed.members(hosts), dict(preseed.others())
@@ -198,7 +198,7 @@ class Preseeds:
 
     grace_s: float = GRACE_S
     lost: Mapping[str, Host] = field(default_factory=dict)
-    """Hosts whose sessions broke in the last hour; the fleet's."""
+    """Hosts that lost their sessions in the last hour; the fleet's."""
 
     by_id: dict[str, Preseed] = field(default_factory=dict)
     _dirty: dict[str, None] = field(default_factory=dict)
