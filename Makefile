@@ -22,7 +22,11 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent-nox rtorrent transmission-cli \
 	casync restic umoci docker-registry docker.io containerd runc podman crun buildah skopeo xfsprogs btrfs-progs zsh fish
 
-PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+PYTEST := $(BIN)/pytest -n $(WORKERS)
+# Half of the tests for each worker, in their order, so that what the tests of a file share is made once; the slow ones, of which
+# some cannot run side by side, one by one.
+QUICK := $(PYTEST) --dist worksteal
+SLOW := $(PYTEST) --dist loadgroup
 
 .PHONY: help setup setup-all demo test test-slow test-long compose check lint types mutants bench clean distclean
 
@@ -82,13 +86,13 @@ demo: setup
 	@$(BIN)/p2pdist demo $(DEMO_ARGS)
 
 test: setup
-	$(PYTEST) -m 'not slow and not long' $(TEST_ARGS)
+	$(QUICK) -m 'not slow and not long' $(TEST_ARGS)
 
 test-slow: setup
-	P2PDIST_EXAMPLES=many $(PYTEST) -m '(slow or hypothesis) and not long' $(TEST_ARGS)
+	P2PDIST_EXAMPLES=many $(SLOW) -m '(slow or hypothesis) and not long' $(TEST_ARGS)
 
 test-long: setup
-	$(PYTEST) -m long --turn $(TURN) $(TEST_ARGS)
+	$(SLOW) -m long --turn $(TURN) $(TEST_ARGS)
 
 compose: setup
 	$(BIN)/pytest -m long -rs tests/system/test_compose.py tests/system/test_units.py
@@ -102,7 +106,7 @@ types: setup
 	$(BIN)/mypy
 
 check: lint types
-	$(PYTEST) -m 'not slow and not long' $(TEST_ARGS)
+	$(QUICK) -m 'not slow and not long' $(TEST_ARGS)
 
 mutants: setup
 	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)

@@ -286,5 +286,5 @@ def wait_for(url: str, process: Program, log: Path) -> None:
             with urllib.request.urlopen(url, timeout=2):
                 return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
+            time.sleep(0.01)
     raise AssertionError(f"{url} does not answer: {log.read_text()[-2000:]}")
