@@ -79,6 +79,27 @@ class Program:
                 assert data, "the process that forks programs has ended"
                 self.returncode = int(data)
 
+    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
+        """All that it writes into its pipes, once it has ended. Raises
+        subprocess.TimeoutExpired."""
+        said: list[Any] = [None, None]
+
+        def read(place: int, stream: IO[Any]) -> None:
+            said[place] = stream.read()
+
+        streams = (self.stdout, self.stderr)
+        readers = [
+            threading.Thread(target=read, args=(place, stream), daemon=True)
+            for place, stream in enumerate(streams)
+            if stream is not None
+        ]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+        return said[0], said[1]
+
     def send_signal(self, number: int) -> None:
         """Nothing, where it has ended."""
         if self.poll() is None:

@@ -3,6 +3,7 @@ socket."""
 
 from __future__ import annotations
 
+from programs import Program
 import programs
 from programs import PROGRAM
 import asyncio
@@ -304,13 +305,17 @@ class Verbs:
             stderr=subprocess.PIPE,
         )
 
+    def program(self, *words: str) -> Program | subprocess.Popen[str]:
+        """`p2pdist` as a process of that user."""
+        if self.prefix:
+            return self.start(*PROGRAM, *words)
+        return programs.start(*words, env=self.env, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
     def verb(self, *words: str) -> tuple[int, str, str]:
         """Exit code, output, errors."""
-        if not self.prefix:
-            done = programs.run(*words, env=self.env, cwd="/")
-            return done.returncode, done.stdout, done.stderr
-        with self.start(*PROGRAM, *words) as process:
+        with self.program(*words) as process:
             said, complained = process.communicate(timeout=60)
+        assert process.returncode is not None
         return process.returncode, said, complained
 
 
@@ -432,7 +437,7 @@ def test_no_agent_is_exit_5(place: Path) -> None:
 
 def test_a_stopped_run_takes_its_mount_away(verbs: Verbs) -> None:
     """SIGTERM reaches the program; when it ends of it nothing stays shown."""
-    with verbs.start(*PROGRAM, "run", "app:v1", "--", "wait") as process:
+    with verbs.program("run", "app:v1", "--", "wait") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
@@ -537,7 +542,7 @@ def test_the_view_of_a_killed_run_goes_when_its_program_ends(verbs: Verbs) -> No
     """kill -9 of `run` alone: the program, which has nothing open of its view, goes on with it, and
     nobody need take it away."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
-    with verbs.start(*PROGRAM, "run", *how, "app:v1", "--", "linger", str(stop)) as run:
+    with verbs.program("run", *how, "app:v1", "--", "linger", str(stop)) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
         (shown,) = mounts(verbs)
@@ -554,7 +559,7 @@ def test_the_view_of_a_run_stays_for_what_it_leaves_behind(verbs: Verbs) -> None
     """`run` ends with its program, and says that a process in the background goes on with the
     view."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
-    with verbs.start(*PROGRAM, "run", *how, "app:v1", "--", "leave", str(stop)) as run:
+    with verbs.program("run", *how, "app:v1", "--", "leave", str(stop)) as run:
         assert run.wait(30) == 5
         assert len(mounts(verbs)) == 1
         stop.touch()
@@ -569,8 +574,7 @@ def test_images_that_a_killed_run_was_given_are_let_go(verbs: Verbs) -> None:
     """In a user namespace the program ends with `run`, and the agent keeps nothing for it."""
     if not namespaces(verbs):
         pytest.skip("needs squashfuse and an open /dev/fuse: apt-get install squashfuse fuse3")
-    argv = (*PROGRAM, "run", "--how", "userns", "app:v1", "--", "wait")
-    with verbs.start(*argv) as run:
+    with verbs.program("run", "--how", "userns", "app:v1", "--", "wait") as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
         (shown,) = mounts(verbs)
