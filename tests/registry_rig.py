@@ -21,11 +21,11 @@ from urllib.parse import parse_qs, urlsplit
 import jwt
 import pytest
 import yaml
-from ports import free_port as free_port
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from ports import free_port
 
 needs_registry = pytest.mark.skipif(shutil.which("docker-registry") is None, reason="needs docker-registry")
 USER, PASSWORD = "someone", "pass:word/with?signs"

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from ports import free_port
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.api.server import make_apps

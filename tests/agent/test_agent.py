@@ -3,16 +3,16 @@ hand."""
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pull import origin as origin_reader

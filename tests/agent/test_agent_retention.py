@@ -3,13 +3,13 @@ what it remembers."""
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from p2pdist.agent import retention as module
 from p2pdist.agent.agent import Agent, AgentSettings

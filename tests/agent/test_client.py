@@ -3,9 +3,6 @@ socket."""
 
 from __future__ import annotations
 
-from programs import Program
-import programs
-from programs import PROGRAM
 import asyncio
 import json
 import os
@@ -23,10 +20,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import programs
 import pytest
 from aiohttp import web
 from mount_agent import DIGEST, MountAgent, answer
 from msgspec.structs import replace
+from programs import PROGRAM, Program
 
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.cli.connect import check_seen

@@ -3,7 +3,6 @@ and the session that is offered what was found."""
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import itertools
 import logging
@@ -13,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from waits import until
 from zeroconf import ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import until
 
 from p2pdist.agent import mounts as agent_mounts
 from p2pdist.agent.caller import Caller

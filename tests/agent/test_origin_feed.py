@@ -3,7 +3,6 @@ that."""
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import io
 import random
@@ -11,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, OriginFeed
 from p2pdist.core.origin_seeding import GIVEN_MAX, SUPERPEER_PAUSE_S, Readers

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from p2pdist.agent import preseeds as module
 from p2pdist.agent.agent import Agent, AgentSettings

@@ -4,8 +4,6 @@ one byte a second lets the first block through and then nothing."""
 
 from __future__ import annotations
 
-from waits import until
-import programs
 import asyncio
 import os
 import socket
@@ -13,8 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
+import programs
 import pytest
 from aiohttp import web
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps

@@ -3,7 +3,6 @@ ends."""
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import io
 import random
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from formats_rig import torrent_info
+from waits import until
 
 from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import TICK_S, BlobPull

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from waits import until as until
 from aiohttp import web
 
 from p2pdist.agent.agent import Agent, AgentSettings

@@ -3,7 +3,6 @@ certificates renewed by SIGHUP."""
 
 from __future__ import annotations
 
-import programs
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 import pytest
 from ports import free_port
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import programs
 import json
 import os
 import pty
@@ -13,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 from test_cli_main import run
 

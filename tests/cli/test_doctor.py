@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ports import free_port
-import programs
 import asyncio
 import email.utils
 import errno
@@ -12,12 +10,14 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import programs
 import pytest
 from fleet_rig import fleet_of, tracker_of
+from ports import free_port
 from test_cli_main import run as run_quick
 
 from p2pdist.cli import diagnosis, probe

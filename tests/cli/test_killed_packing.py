@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from waits import wait_until
-import programs
-from programs import Program
 import json
 import os
 import random
 import select
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import programs
 import pytest
+from programs import Program
 from test_cli_main import run
+from waits import wait_until
 
 LIMIT_S = 30.0
 

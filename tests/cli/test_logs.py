@@ -3,8 +3,6 @@ secrets, and reading again at SIGHUP."""
 
 from __future__ import annotations
 
-import programs
-from programs import Program
 import io
 import json
 import logging
@@ -23,12 +21,14 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import programs
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
+from programs import Program
 
 from p2pdist.cli.daemon import FORMATS, HIDDEN, _Lines, _note_request, without_secrets
 from p2pdist.model.errors import NotFound

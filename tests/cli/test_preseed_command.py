@@ -3,7 +3,6 @@ is tested with a real tracker in tests/system/test_preseed_orders.py and test_ra
 
 from __future__ import annotations
 
-
 import programs
 import pytest
 

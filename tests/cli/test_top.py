@@ -3,8 +3,6 @@ terminal, and without a tracker."""
 
 from __future__ import annotations
 
-from programs import PROGRAM
-import programs
 import asyncio
 import json
 import os
@@ -16,8 +14,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import programs
 import pytest
 from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
+from programs import PROGRAM
 
 from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
 from p2pdist.cli.verbs.top import _story, picture

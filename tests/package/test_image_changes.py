@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest

@@ -7,7 +7,6 @@ import os
 import py_compile
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 

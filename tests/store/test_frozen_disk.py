@@ -3,7 +3,6 @@ goes on."""
 
 from __future__ import annotations
 
-from waits import wait_until
 import shutil
 import subprocess
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from store_rig import PIECE, fill, read_piece, sample
+from waits import wait_until
 
 from p2pdist.store.store import BlobStore
 

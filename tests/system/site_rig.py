@@ -27,6 +27,8 @@ from waits import wait_until as until
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.messages import PullRequest, PullStatus
 
+ENDING_S = 0.5
+
 
 class WebOrigin:
     """An HTTP server over an OCI layout, in a thread, whose rate can be limited and whose content
@@ -254,8 +256,10 @@ class Site:
         return self.origin.sent.get(digest.removeprefix("sha256:"), 0)
 
     def close(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
+        for end in (time.monotonic(), time.monotonic() + ENDING_S):  # the second signal ends a drain at once
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
                 process.terminate()
         for process in self._processes:
             try:

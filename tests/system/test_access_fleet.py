@@ -3,7 +3,6 @@ are for, authorities rotate, the tracker dies and the fleet goes on."""
 
 from __future__ import annotations
 
-import programs
 import os
 import ssl
 import urllib.error
@@ -11,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 import pytest
 from site_rig import Agent, Site, free_port, running_site, until
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import programs
 import json
 import re
 import signal
@@ -10,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 
+import programs
 import pytest
 from site_rig import Agent, Site, until
 

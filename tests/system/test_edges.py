@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import programs
 import asyncio
 import json
 import os
@@ -13,6 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import programs
 import pytest
 from site_rig import Agent, Site, free_port, until
 

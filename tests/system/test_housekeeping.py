@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import programs
 import os
 import random
 import subprocess
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 from site_rig import Agent, Background, Site, until
 

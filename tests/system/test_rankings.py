@@ -3,13 +3,13 @@ when their tree was whole."""
 
 from __future__ import annotations
 
-import programs
 import json
 import random
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 from site_rig import Agent, Background, Site, until
 

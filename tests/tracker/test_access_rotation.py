@@ -3,7 +3,6 @@ lies in the directory."""
 
 from __future__ import annotations
 
-import programs
 import asyncio
 import json
 import logging
@@ -17,6 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import programs
 import pytest
 from access_rig import AccessSite, access_site, ask
 from ports import free_port

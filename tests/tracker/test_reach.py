@@ -3,7 +3,6 @@ other listeners on loopback."""
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import logging
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from ports import free_port
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps

@@ -3,17 +3,16 @@ being so."""
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import contextlib
 import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import programs
+from waits import until
 
 from p2pdist.origin.drivers import open_origin
 from tracker.content import Content

@@ -3,10 +3,9 @@ documents, and peers to run against it."""
 
 from __future__ import annotations
 
-from waits import until as until
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from waits import wait_until
 import contextlib
 import io
 import os
@@ -13,12 +12,12 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats_rig import torrent_info
 from ports import free_port
+from waits import wait_until
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList

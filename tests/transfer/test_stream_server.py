@@ -3,7 +3,6 @@ nothing."""
 
 from __future__ import annotations
 
-from waits import until
 import asyncio
 import fcntl
 import logging
@@ -16,6 +15,7 @@ import msgspec
 import pytest
 from aiohttp import ClientSession, web
 from stream_rig import Pieces, Receiver, SampleBlob, Server
+from waits import until
 
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import StreamRequest
