@@ -92,6 +92,7 @@ def _become(request: dict[str, object], descriptors: list[int]) -> list[str]:
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    _open_streams()
     environment, directory, words = request["environment"], request["directory"], request["words"]
     assert isinstance(environment, dict) and isinstance(directory, str) and isinstance(words, list)
     os.environ.clear()
@@ -103,6 +104,15 @@ def _become(request: dict[str, object], descriptors: list[int]) -> list[str]:
     random.seed()
     tempfile.tempdir = None  # what TMPDIR says now
     return words
+
+
+def _open_streams() -> None:
+    """Files of Python know what their descriptors are, such as files that can be sought in."""
+    kinds = (("stdin", "r", "surrogateescape"), ("stdout", "w", "surrogateescape"), ("stderr", "w", "backslashreplace"))
+    for number, (name, mode, errors) in enumerate(kinds):
+        stream = open(number, mode, 1 if name == "stderr" else -1, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,12 @@ class Programs:
             if self._control is None:
                 self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with theirs:
-                    command = [sys.executable, "-P", str(SERVER), str(theirs.fileno())]  # tests/ is no place to import from
+                    command = [
+                        sys.executable,
+                        "-P",
+                        str(SERVER),
+                        str(theirs.fileno()),
+                    ]  # tests/ is no place to import from
                     self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
             ours, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with status:

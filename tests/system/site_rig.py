@@ -68,6 +68,10 @@ class WebOrigin:
         self._started.set()
         self._loop.run_forever()
         self._loop.run_until_complete(runner.cleanup())
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def _file(self, request: web.Request) -> web.Response:
