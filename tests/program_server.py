@@ -15,11 +15,13 @@ import os
 import pkgutil
 import random
 import resource
+import runpy
 import select
 import signal
 import socket
 import sys
 import tempfile
+from dataclasses import dataclass
 
 REQUEST_BYTES_MAX = 1 << 20
 STREAMS = 3
@@ -36,9 +38,20 @@ def load() -> None:
         importlib.import_module(name)
 
 
-def serve(control: socket.socket) -> list[str] | None:
-    """Fork for each request, and say how each fork ended. Returns the words of the command in a
-    fork, None in the server when no more requests can come."""
+@dataclass(frozen=True)
+class Request:
+    """What a fork is to be. It runs `script`, or `p2pdist` where that is empty."""
+
+    words: list[str]
+    environment: dict[str, str]
+    directory: str
+    script: str
+    descriptors: int
+
+
+def serve(control: socket.socket) -> Request | None:
+    """Fork for each request, and say how each fork ended. Returns the request in a fork, None in
+    the server when no more requests can come."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,7 +77,9 @@ def serve(control: socket.socket) -> list[str] | None:
             signal.set_wakeup_fd(-1)
             for ours in (control, reading, writing, status, *statuses.values()):
                 ours.close()
-            return _become(json.loads(data), descriptors)
+            request = Request(**json.loads(data))
+            _become(request, descriptors)
+            return request
         for descriptor in descriptors:
             os.close(descriptor)
         handle = os.pidfd_open(pid)  # before it can be reaped and its number be another's
@@ -85,7 +100,7 @@ def _reap(statuses: dict[int, socket.socket]) -> None:
                 continue  # nobody waits for it any more
 
 
-def _become(request: dict[str, object], descriptors: list[int]) -> list[str]:
+def _become(request: Request, descriptors: list[int]) -> None:
     """Make this fork what a process is that was started for a request."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,17 +108,13 @@ def _become(request: dict[str, object], descriptors: list[int]) -> list[str]:
         os.dup2(descriptor, number)
         os.close(descriptor)
     _open_streams()
-    environment, directory, words = request["environment"], request["directory"], request["words"]
-    assert isinstance(environment, dict) and isinstance(directory, str) and isinstance(words, list)
     os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(directory)
-    if limit := request["descriptors"]:
-        assert isinstance(limit, int)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    os.environ.update(request.environment)
+    os.chdir(request.directory)
+    if request.descriptors:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (request.descriptors, request.descriptors))
     random.seed()
     tempfile.tempdir = None  # what TMPDIR says now
-    return words
 
 
 def _open_streams() -> None:
@@ -120,9 +131,13 @@ if __name__ == "__main__":
         load()
         gc.collect()
         gc.freeze()
-        command = serve(requests)
-    if command is not None:
-        from p2pdist.cli.main import main
+        request = serve(requests)
+    if request is not None:
+        sys.argv = [request.script or "p2pdist", *request.words]
+        if request.script:
+            sys.path.insert(0, os.path.dirname(request.script))
+            runpy.run_path(request.script, run_name="__main__")
+        else:
+            from p2pdist.cli.main import main
 
-        sys.argv = ["p2pdist", *command]
-        main()
+            main()

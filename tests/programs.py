@@ -162,14 +162,16 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: Path | str | None = None,
     text: bool = False,
+    script: Path | None = None,
     descriptors: int = 0,
 ) -> Program:
-    """Start `p2pdist` with these words and no input. Streams are as for `subprocess.Popen`; with
-    `descriptors` it may have no more open files."""
+    """Start `p2pdist`, or a script that imports it, with these words and no input. Streams are as
+    for `subprocess.Popen`; with `descriptors` it may have no more open files."""
     request = {
         "words": [os.fspath(word) if isinstance(word, Path) else str(word) for word in words],
         "environment": dict(os.environ if env is None else env),
         "directory": os.fspath(cwd or os.getcwd()),
+        "script": os.fspath(script or ""),
         "descriptors": descriptors,
     }
     with contextlib.ExitStack() as ends:

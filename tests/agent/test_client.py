@@ -18,6 +18,7 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import programs
@@ -295,20 +296,23 @@ class Verbs:
 
     def start(self, *argv: str | Path) -> subprocess.Popen[str]:
         """A process of that user."""
-        return subprocess.Popen(
-            [*self.prefix, *map(str, argv)],
-            env=self.env,
-            cwd="/",
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        return subprocess.Popen([*self.prefix, *map(str, argv)], **self._streams())
+
+    def script(self, path: Path, *words: str | Path) -> Program | subprocess.Popen[str]:
+        """A script as a process of that user."""
+        if self.prefix:
+            return self.start(sys.executable, path, *words)
+        return programs.start(*words, script=path, **self._streams())
+
+    def _streams(self) -> dict[str, Any]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return {"env": self.env, "cwd": "/", **pipes}
 
     def program(self, *words: str) -> Program | subprocess.Popen[str]:
         """`p2pdist` as a process of that user."""
         if self.prefix:
             return self.start(*PROGRAM, *words)
-        return programs.start(*words, env=self.env, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return programs.start(*words, **self._streams())
 
     def verb(self, *words: str) -> tuple[int, str, str]:
         """Exit code, output, errors."""
@@ -330,9 +334,8 @@ def verbs(request: pytest.FixtureRequest, place: Path) -> Iterator[Verbs]:
         prefix = as_nobody(place / "hold", "env")
     made = Verbs(place, prefix)
     script = Path(__file__).parent / "mount_agent.py"
-    argv = (sys.executable, script, place / "home" / "s", place / "home" / "mounts", SCRIPT, *images(place))
-    agent = made.start(*argv)
-    with agent:
+    words = (place / "home" / "s", place / "home" / "mounts", SCRIPT, *images(place))
+    with made.script(script, *words) as agent:
         assert agent.stdout is not None
         assert agent.stdout.readline() == "ready\n"
         yield made
