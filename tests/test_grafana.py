@@ -23,7 +23,7 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.metrics import registry as agent_registry
 from tracker.content import Content
 from tracker.core.fleet import Fleet
-from tracker.core.views.view import View
+from tracker.core.views.fleet_view import View
 from tracker.http.metrics import registry as tracker_registry
 from tracker.service import Service
 

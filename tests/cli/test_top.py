@@ -22,7 +22,7 @@ from programs import PROGRAM
 from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
 from p2pdist.cli.verbs.top import _story, picture
 from p2pdist.model.errors import Unavailable, UsageError
-from tracker.core.views.view import GONE_S, View
+from tracker.core.views.fleet_view import GONE_S, View
 
 CELL = "■"
 
