@@ -28,11 +28,11 @@ STREAMS = 3
 
 
 def load() -> None:
-    """Import all that a verb, an agent or a tracker imports sooner or later; libtorrent stays for
-    those that need it."""
+    """Import all that a verb, an agent or a tracker imports sooner or later. libtorrent stays for
+    processes that need it, and the demo's training program has threads of its own."""
     for name in ("p2pdist", "tracker"):
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
-            if not module.name.endswith("__main__"):
+            if not module.name.endswith("__main__") and ".demo." not in module.name:
                 importlib.import_module(module.name)
     for name in ("aiohttp", "pathspec", "rich.console", "rich.live", "rich.progress", "rich.table", "uvloop"):
         importlib.import_module(name)
@@ -131,6 +131,7 @@ if __name__ == "__main__":
         load()
         gc.collect()
         gc.freeze()
+        assert len(os.listdir("/proc/self/task")) == 1, "a fork has one thread, whatever locks others held"
         request = serve(requests)
     if request is not None:
         sys.argv = [request.script or "p2pdist", *request.words]
