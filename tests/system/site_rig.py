@@ -21,11 +21,14 @@ from typing import Any
 import programs
 from aiohttp import web
 from ports import free_pair, free_port
-from programs import Program
+from programs import PROGRAM, Program
 from waits import wait_until as until
 
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.messages import PullRequest, PullStatus
+
+P2PDIST = PROGRAM
+"""For tests that start it elsewhere: in a namespace, by a script, as another user."""
 
 ENDING_S = 0.5
 

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import programs
-from programs import PROGRAM
-from site_rig import Site, free_port, until
+from site_rig import P2PDIST, Site, free_port, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -78,7 +77,7 @@ class Slurm:
         changes = {
             # The tracker of this cluster asks for no token.
             "export P2PDIST_TOKEN_FILE=/etc/p2pdist/slurm.token\n": "",
-            "/opt/p2pdist/bin/p2pdist": " ".join(PROGRAM),
+            "/opt/p2pdist/bin/p2pdist": " ".join(P2PDIST),
             " 2>>/var/log/p2pdist-slurm.log": f" {common} 2>>{self.log}",
         }
         for name in ("prolog.sh", "epilog.sh"):

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs import PROGRAM
-from site_rig import Agent, Site, until
+from site_rig import P2PDIST, Agent, Site, until
 
 from p2pdist.agent.api.client import LocalClient
 
@@ -68,7 +67,7 @@ class Lan:
 
     def spawn(self, namespace: str, name: str, *words: str) -> subprocess.Popen[bytes]:
         """Run p2pdist at a host; logs go to <name>.log."""
-        command = ["ip", "netns", "exec", namespace, *PROGRAM, *words]
+        command = ["ip", "netns", "exec", namespace, *P2PDIST, *words]
         with self.log(name).open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
         self.site._processes.append(process)
