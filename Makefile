@@ -7,7 +7,8 @@ PYTHON := $(or $(strip $(shell for each in /usr/bin/python3 python3; do \
 endif
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# Tests wait for processes and timers: one worker more than a small machine has cores.
+WORKERS ?= 3
 DEMO_ARGS ?=
 TEST_ARGS ?=
 TURN ?= 0/1
@@ -22,7 +23,11 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent-nox rtorrent transmission-cli \
 	casync restic umoci docker-registry docker.io containerd runc podman crun buildah skopeo xfsprogs btrfs-progs zsh fish
 
-PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/pytest -n $(WORKERS)
+# Each worker has a part of the tests in their order, so that what the tests of a file share is made once; the slow ones, of which
+# some cannot run side by side, are handed out one by one.
+QUICK = $(PYTEST) --dist worksteal
+SLOW = $(PYTEST) --dist loadgroup
 
 .PHONY: help setup setup-all demo test test-slow test-long compose check lint types mutants bench clean distclean
 
@@ -30,7 +35,7 @@ help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
 	@echo 'make setup-all  the same, and (as root) what some tests need and are skipped without: Slurm, PostgreSQL, other clients ...'
 	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
-	@echo 'make test       the tests that take less than two seconds each, in about seven minutes'
+	@echo 'make test       the tests that take less than two seconds each, in a few minutes'
 	@echo 'make check      formatting, lint, types, then these tests'
 	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs both'
 	@echo 'make test-long  the longest ones; TURN=3/10 for the fourth tenth of them. CI runs a twentieth a day'
@@ -82,13 +87,14 @@ demo: setup
 	@$(BIN)/p2pdist demo $(DEMO_ARGS)
 
 test: setup
-	$(PYTEST) -m 'not slow and not long' $(TEST_ARGS)
+	$(QUICK) -m 'not slow and not long' $(TEST_ARGS)
 
 test-slow: setup
-	P2PDIST_EXAMPLES=many $(PYTEST) -m '(slow or hypothesis) and not long' $(TEST_ARGS)
+	P2PDIST_EXAMPLES=many $(SLOW) -m '(slow or hypothesis) and not long' $(TEST_ARGS)
 
+test-long: WORKERS = 2
 test-long: setup
-	$(PYTEST) -m long --turn $(TURN) $(TEST_ARGS)
+	$(SLOW) -m long --turn $(TURN) $(TEST_ARGS)
 
 compose: setup
 	$(BIN)/pytest -m long -rs tests/system/test_compose.py tests/system/test_units.py
@@ -102,7 +108,7 @@ types: setup
 	$(BIN)/mypy
 
 check: lint types
-	$(PYTEST) -m 'not slow and not long' $(TEST_ARGS)
+	$(QUICK) -m 'not slow and not long' $(TEST_ARGS)
 
 mutants: setup
 	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)

@@ -1,4 +1,4 @@
-"""Making a packed tree's objects in a store: the whole filling, and the writing alone."""
+"""Making a packed tree's objects in a store: the whole extraction, and the writing alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from p2pdist.model.tree import content_hash
 from p2pdist.store.objects.files import Objects
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder, Part
-from p2pdist.store.trees.filling import REACH, RUN_BYTES, RUN_CHUNKS, Bundle
+from p2pdist.store.trees.extraction import REACH, RUN_BYTES, RUN_CHUNKS, Bundle
 from p2pdist.store.trees.missing import Missing
 
 HELD_BYTES = 512 << 20

@@ -34,7 +34,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.pieces import PieceLayout
 
-BLOB = digest_of(b"the blob that everybody wants")
+BLOB = digest_of(b"the blob that all hosts want")
 PIECE_BYTES = 1 << 20
 CONNECTING_MAX = 256
 RACK_HOSTS = 40

@@ -4,6 +4,7 @@ behind (tidiness.py)."""
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 import effort
 import pytest
+from programs import PROGRAMS
 from tidiness import TOKEN_VARIABLE, leftovers, namespaces, remove_leftovers
 
 
@@ -45,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live to the end of a run; the collector need not walk them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails the last test of a run that leaves a mount, a process or a network namespace."""
@@ -55,6 +63,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     os.environ[TOKEN_VARIABLE] = token
     os.environ["P2PDIST_AGENT_MIRROR"] = "off"  # only one agent of a machine can have the usual port
     yield
+    PROGRAMS.close()
     # Another worker of this run may be using a namespace of its own right now, and looks after it
     # itself.
     ours = before if "PYTEST_XDIST_WORKER" not in os.environ else namespaces()

@@ -7,7 +7,6 @@ import base64
 import datetime
 import json
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -26,16 +25,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from ports import free_port
 
 needs_registry = pytest.mark.skipif(shutil.which("docker-registry") is None, reason="needs docker-registry")
 USER, PASSWORD = "someone", "pass:word/with?signs"
-
-
-def free_port() -> int:
-    """A port of loopback on which nothing listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @dataclass

@@ -20,10 +20,10 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry
 
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.api.server import registry as agent_registry
+from p2pdist.agent.api.metrics import registry as agent_registry
 from tracker.content import Content
 from tracker.core.fleet import Fleet
-from tracker.core.views.view import View
+from tracker.core.views.fleet_view import View
 from tracker.http.metrics import registry as tracker_registry
 from tracker.service import Service
 

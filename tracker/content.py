@@ -209,8 +209,8 @@ class Content:
         slots = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(small: Descriptor) -> bytes | None:
-            """None for what is wrong at the origin: who has it already needs it not, and who asks
-            for it alone is told what it is."""
+            """None for what is wrong at the origin: a host that has it already does not need it,
+            and one that asks for it alone is told what it is."""
             async with slots:
                 try:
                     data = await self.read(small.digest)
@@ -228,7 +228,7 @@ class Content:
             origin = self._need_origin(digest)
             size = await self._reads.read(f"size {digest}", lambda: origin.size(digest))
             remember(self._sizes, digest, size, LAYERS_MAX)
-        size = self._sizes[digest]  # None: gone from the origin, and perhaps still with somebody
+        size = self._sizes[digest]  # None: gone from the origin, and perhaps still with a host
         if len(torrent.files) != 1 or size not in (None, torrent.size):
             raise Corrupt(f"the torrent of {digest} is that of something else", remedy="Make it again: p2pdist torrent")
         return torrent

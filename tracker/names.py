@@ -5,8 +5,8 @@ when a hello names a host that has a live session, the tracker asks at both addr
 answers there (GET /healthz with a nonce). An agent proves by its answer that it is the process that
 said hello (`messages.instance_proof`). The newcomer gets the name only where its answer proves more
 than that of the older session: an agent that was started anew at its old address gets in at once,
-and a session whose address does not answer keeps no agent out. Where both prove the same the older
-one stays, or two agents of one name would drive each other out for ever.
+and a session at an address that does not answer keeps no agent out. Where both prove the same the
+older one stays, or two agents of one name would drive each other out for ever.
 
 An agent of an earlier version proves nothing, but tells its name: that counts for more than silence
 and for less than a proof. An agent that speaks TLS answers no client without a certificate: it can

@@ -2,7 +2,7 @@
 
 An agent names an address, to which other agents and the tracker then connect. A loopback address
 means another machine for each that uses it, and a link-local one is good on one link: the tracker
-believes them of agents whose session comes from there. An operator may narrow all others to
+believes them of agents that connect from there. An operator may narrow all others to
 networks (`--networks`). While access is on, an agent also has to show that an address is its own:
 it is that of its connection, is in the networks of the access file, or is a name that begins with
 the host's own. The tracker looks no name up here: agents do when they connect.
@@ -34,8 +34,8 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 
 
 def check_address(hello: Hello, remote: str, networks: Iterable[Network]) -> None:
-    """Raises Refused for an address that the tracker does not believe of any agent whose session
-    comes from the address `remote`; empty where that is not known."""
+    """Raises Refused for an address that the tracker does not believe of any agent with a session
+    that comes from the address `remote`; empty where that is not known."""
     try:
         name, _ = parse_address(hello.address)
     except ValueError as error:

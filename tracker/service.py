@@ -327,7 +327,7 @@ class Service:
                 outbox.put(None)
 
     def _host_of(self, session: int) -> str | None:
-        """The host whose session this is, unless it was not taken in or has another one by now."""
+        """The host that has this session, unless it was not taken in or has another one by now."""
         known = self.fleet.hosts.get(self._names.get(session, ""))
         return known.name if known is not None and known.session == session else None
 

@@ -152,7 +152,7 @@ def make_directory(path: Path, mode: int) -> None:
 def private_directory(parent: Path, uid: int) -> Path:
     """A directory below `parent` that a user alone may enter, and that belongs to this process's
     user, so that the other one cannot exchange what is in it. Where the file system has no access
-    lists its names alone keep others out: nobody can list them. Raises OSError."""
+    lists its names alone keep others out: no other user can list them. Raises OSError."""
     path = parent / str(uid)
     if uid == os.geteuid():
         make_directory(path, 0o700)

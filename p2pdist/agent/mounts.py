@@ -250,7 +250,7 @@ class _Entry:
     uid: int | None = None
     """The user that mounted it; None where that is not known."""
     made: Caller | None = None
-    """The process with whose rights the directory was made; None where it was there before."""
+    """The process by the rights of which the directory was made; None where it was there before."""
 
 
 class Show(Protocol):

@@ -18,8 +18,8 @@ import msgspec
 
 from p2pdist.cli.tracker_access import TrackerAccess, with_hint
 from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem
+from tracker.core.views.fleet_view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, SwarmRow, Totals
 from tracker.core.views.tree_view import ABSENT
-from tracker.core.views.view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, SwarmRow, Totals
 
 if TYPE_CHECKING:
     import aiohttp
@@ -35,7 +35,7 @@ STORY_MAX = 500
 @dataclass(slots=True)
 class HostState:
     """`done` is in thousandths of what the host is receiving; see the flags of
-    tracker/core/views/view.py."""
+    tracker/core/views/fleet_view.py."""
 
     name: str
     zone: str

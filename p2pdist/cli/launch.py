@@ -1,8 +1,8 @@
 """What a command's process inherits, put right before it imports anything of others: modules,
 standard streams, signals.
 
-Modules. PYTHONPATH of a user's job names other environments, whose modules would take the place of
-ours. Python has read it by the time that any line of ours runs. Its directories leave the search
+Modules. PYTHONPATH of a user's job names other environments, and their modules would take the place
+of ours. Python has read it by the time that any line of ours runs. Its directories leave the search
 path of this process; where something was imported from them already, and for the other variables,
 the process starts itself again as `python -E`, which reads none of them. The environment stays as
 it is for the programs that the command runs.

@@ -1,5 +1,5 @@
 """What a command shows to trackers with access on: the bearer of a token, over TLS to a tracker
-whose certificate leads to the authority that the token pins.
+that shows a certificate of the authority that the token pins.
 
 A token of the fleet reads `p2pt1.PIN.JWT`. PIN is the fingerprint of the fleet's authority, so a
 command needs no file of authorities: it asks the tracker for them without believing it, as a host

@@ -44,7 +44,7 @@ class Readers:
     host: str
     stripes: int
     leased: frozenset[int] = frozenset()
-    """The stripes whose leases `host` holds."""
+    """The stripes of which `host` holds the leases."""
     superpeers: tuple[str, ...] = ()
     """The superpeers of its zone."""
     shared: bool = False

@@ -12,8 +12,8 @@ each Holding carries `report_swarm`, and ReportTransport asks for another one.
 
 Of a blob with a vouched piece list the pull also decides when the whole is compared and what the
 tracker is told (`Whole` in vouched/whole.py). Such a blob comes by trees alone: a swarm knows its
-pieces before it begins. While no tracker answers, or nothing is listed for long, a host whose
-pieces wait for their hashes asks the hosts that sent them for their list (AskList).
+pieces before it begins. While no tracker answers, or nothing is listed for long, a host with pieces
+that wait for their hashes asks the hosts that sent them for their list (AskList).
 
 Where several trackers share the swarms, a plan of an older epoch than the last one is not carried
 out: its tracker owns the blob no more, and may grant a lease that another tracker has granted.

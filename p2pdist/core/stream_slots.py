@@ -2,11 +2,11 @@
 
 Theory. Slots are few, and a child that opens streams and reads none of them would keep them from
 all others, at no cost. So one address has ADDRESS_SHARE of the slots at most: many agents may share
-an address, but the rest is for others. When a child finds no slot, a stream whose child has taken
-nothing for STUCK_S gives its slot up: a stream of the address that is over its share, else of the
-address with most streams, there of the host with most of them, and of these the one that has been
-stuck longest. A child that reads loses nothing. While there are free slots a child may be as slow
-as it likes. The names of hosts are claims, so they never earn an address more.
+an address, but the rest is for others. When a child finds no slot, a stream to a child that has
+taken nothing for STUCK_S gives its slot up: a stream of the address that is over its share, else of
+the address with most streams, there of the host with most of them, and of these the one that has
+been stuck longest. A child that reads loses nothing. While there are free slots a child may be as
+slow as it likes. The names of hosts are claims, so they never earn an address more.
 
 Invariants: no more than `slots_max` streams are counted; a stream is displaced only for another
 one.

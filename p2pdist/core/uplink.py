@@ -6,7 +6,7 @@ kernel, starts before preseeds (fair_queue.py), with few blocks in flight. A str
 the order in which they were verified here, each once. HTTP clients that read a range are flows,
 too: they say when they have a block to send.
 
-A block that the kernel does not take for long (a child that is dead or whose downlink is full)
+A block that the kernel does not take for long (a child that is dead or has a full downlink)
 stops counting against the blocks in flight, so it cannot hold up other flows. Nor do blocks of a
 sluggish stream, whose blocks take much longer than the blocks of the quickest one: the child is
 slow, or the path to it, and the uplink would idle for it. What such a stream could not take is not

@@ -1,7 +1,7 @@
 """Join tokens: with one a host becomes an agent of a fleet.
 
 A token reads `p2pj1.PIN.ID.SECRET`. PIN is the fingerprint of the fleet's authority, so the first
-contact needs no trust: a tracker whose certificate does not lead to that authority is refused
+contact needs no trust: a tracker with a certificate of another authority is refused
 before the secret is sent (as in k3s, https://docs.k3s.io/cli/token). ID names the token in the
 access file, where only the SHA-256 of the secret stands.
 """

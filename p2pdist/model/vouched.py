@@ -1,4 +1,4 @@
-"""Vouched piece lists: of a blob whose SHA-256 is known, and of which nobody has made a piece list.
+"""Vouched piece lists: of a blob of which the SHA-256 is known and no piece list was made.
 
 The hosts that read it first hash what they read and state the hashes: they **vouch** for these
 pieces. The tracker puts the list together and sends it to all hosts of the swarm; a piece whose

@@ -104,7 +104,7 @@ def user(target: Path) -> Process | None:
 
 
 def run_from(target: Path) -> Process | None:
-    """A process whose program was started from the view at `target`, or None when this user sees
+    """A process that runs a program of the view at `target`, or None when this user sees
     none."""
     return next((process(pid) for pid in _pids() if _started_from(pid, target)), None)
 

@@ -364,7 +364,7 @@ class StreamClient:
 
 
 class StreamServer:
-    """The sending end of a host: its streams to children, whose blocks go out as the uplink core
+    """The sending end of a host: its streams to children; their blocks go out as the uplink core
     commands."""
 
     __slots__ = (

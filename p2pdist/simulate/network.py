@@ -18,7 +18,7 @@ as its connection has buffers for that.
 
 A process that dies breaks its streams at once. A host without power and a cut path are silent:
 blocks into them are stuck until the path heals, and after GIVES_UP_S the kernel gives the stream up
-on both sides. A stream whose other end is gone breaks when the path heals.
+on both sides. A stream that has lost its other end breaks when the path heals.
 
 The network knows hosts as the ends of streams (Receiver, Sender), the tracker as sessions whose
 path is cut and heals, and the origin as a name.

@@ -348,7 +348,7 @@ class BlobStore:
         return self._admission.held(lambda: self.begin(digest, pieces))
 
     def begin_vouched(self, digest: Digest, size: int) -> Blob:
-        """The blob of `size` bytes, of which nobody has made a piece list, held for the caller to
+        """The blob of `size` bytes, which has no piece list, held for the caller to
         release (Admission.begin_vouched)."""
         return self._admission.held(lambda: self._admission.begin_vouched(digest, size))
 

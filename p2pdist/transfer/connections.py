@@ -7,7 +7,7 @@ to it; else it is idle: between two requests, within half a request, or within h
 An idle connection costs its client nothing, so it has no claim: where an address has too many, or
 all addresses together have, the connection that has been idle longest is closed, of the address
 with most of them. What is in use is never closed for another connection. An address has no more
-than ADDRESS_SHARE of all, so the others always find room. A client whose pooled connection was
+than ADDRESS_SHARE of all, so the others always find room. A client that had its pooled connection
 closed opens another one.
 
 A connection that has become something else with a limit of its own, such as the session of an

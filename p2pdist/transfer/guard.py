@@ -137,7 +137,7 @@ def guard(
 ) -> Middleware:
     """Middleware that checks the right of the request's route; `identify` is None while access is
     off. `names` are those of a server that others than this machine's processes reach. What is in
-    no table of routes is served to nobody while access is on."""
+    no table of routes is not served while access is on."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -153,8 +153,8 @@ def guard(
             identity = OPEN if identify is None else await identify(request)
             request[_KEY] = identity
             # An image may be for any process of this machine while access is on, too.
-            nameless = identity.kind == "open" or (identity.kind == "anonymous" and right == "image")
-            if names is not None and right != "open" and nameless:
+            unidentified = identity.kind == "open" or (identity.kind == "anonymous" and right == "image")
+            if names is not None and right != "open" and unidentified:
                 names.check(request)
             if identity.kind != "open":
                 if right is None or route is None:

@@ -88,8 +88,8 @@ class Tls:
             raise
 
     def peer_name(self, host: str, called: str) -> str:
-        """What the certificate of `host`, whose address has the host `called`, must be made out
-        to."""
+        """What the certificate of `host`, with `called` as the host of its address, must be made
+        out to."""
         if self._peer_name is not None:
             return self._peer_name(host, called)
         return self.files.name or called

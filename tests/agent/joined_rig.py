@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from ports import free_port
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings, membership_of
 from p2pdist.agent.api.server import make_apps
@@ -339,14 +340,6 @@ def certificate_of(
     file.write_bytes(encode_key(key) + issuer.issue(make_request(key), "agent", host, now=time.time(), join=join))
     trusted.write_bytes(b"".join(each.pem for each in tracker.authorities))
     return Tls(TlsFiles(file, file, trusted))
-
-
-async def until(condition: Callable[[], object], what: str = "it") -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"{what} did not happen")
 
 
 __all__ = ["TRACKER_DNS", "AccessSite", "AccessTracker", "Running", "certificate_of", "free_port", "until"]

@@ -7,11 +7,12 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pull import origin as origin_reader
@@ -81,14 +82,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     finally:
         await made.agent.stop()
         await made.layout.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(300):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 async def test_what_was_evicted_is_not_offered_while_it_is_fetched_again(rig: Rig) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.api.server import registry
+from p2pdist.agent.api.metrics import registry
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceList
 

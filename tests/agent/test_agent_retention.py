@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from p2pdist.agent import retention as module
 from p2pdist.agent.agent import Agent, AgentSettings
@@ -75,12 +76,6 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     finally:
         await made.agent.stop()
         await made.layout.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("policy", [NONE, TTL], ids=["none", "ttl"])

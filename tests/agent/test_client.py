@@ -18,12 +18,15 @@ from asyncio import to_thread
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import programs
 import pytest
 from aiohttp import web
 from mount_agent import DIGEST, MountAgent, answer
 from msgspec.structs import replace
+from programs import PROGRAM, Program
 
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.cli.connect import check_seen
@@ -250,7 +253,7 @@ async def test_a_file_that_the_agent_writes_elsewhere_is_missed(place: Path) -> 
 
     app = web.Application()
     app.add_routes([web.post("/v1/pulls", pulled)])
-    command = [sys.executable, "-m", "p2pdist", "blob", "pull", DIGEST, "-o", place / "file", "--socket", place / "s"]
+    words = ["blob", "pull", DIGEST, "-o", place / "file", "--socket", place / "s"]
     async with serving(app, place / "s"):
         for expected, prepare in (
             (1, lambda: None),
@@ -258,7 +261,7 @@ async def test_a_file_that_the_agent_writes_elsewhere_is_missed(place: Path) -> 
             (0, shared.mkdir),
         ):
             prepare()
-            done = await to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+            done = await to_thread(programs.run, *words)
             assert (done.returncode, "this process does not see it" in done.stderr) == (expected, expected == 1)
 
 
@@ -293,19 +296,29 @@ class Verbs:
 
     def start(self, *argv: str | Path) -> subprocess.Popen[str]:
         """A process of that user."""
-        return subprocess.Popen(
-            [*self.prefix, *map(str, argv)],
-            env=self.env,
-            cwd="/",
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        return subprocess.Popen([*self.prefix, *map(str, argv)], **self._streams())
+
+    def script(self, path: Path, *words: str | Path) -> Program | subprocess.Popen[str]:
+        """A script as a process of that user."""
+        if self.prefix:
+            return self.start(sys.executable, path, *words)
+        return programs.start(*words, script=path, **self._streams())
+
+    def _streams(self) -> dict[str, Any]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return {"env": self.env, "cwd": "/", **pipes}
+
+    def program(self, *words: str) -> Program | subprocess.Popen[str]:
+        """`p2pdist` as a process of that user."""
+        if self.prefix:
+            return self.start(*PROGRAM, *words)
+        return programs.start(*words, **self._streams())
 
     def verb(self, *words: str) -> tuple[int, str, str]:
         """Exit code, output, errors."""
-        with self.start(sys.executable, "-m", "p2pdist.cli.main", *words) as process:
+        with self.program(*words) as process:
             said, complained = process.communicate(timeout=60)
+        assert process.returncode is not None
         return process.returncode, said, complained
 
 
@@ -320,9 +333,8 @@ def verbs(request: pytest.FixtureRequest, place: Path) -> Iterator[Verbs]:
         prefix = as_nobody(place / "hold", "env")
     made = Verbs(place, prefix)
     script = Path(__file__).parent / "mount_agent.py"
-    argv = (sys.executable, script, place / "home" / "s", place / "home" / "mounts", SCRIPT, *images(place))
-    agent = made.start(*argv)
-    with agent:
+    words = (place / "home" / "s", place / "home" / "mounts", SCRIPT, *images(place))
+    with made.script(script, *words) as agent:
         assert agent.stdout is not None
         assert agent.stdout.readline() == "ready\n"
         yield made
@@ -426,7 +438,7 @@ def test_no_agent_is_exit_5(place: Path) -> None:
 
 def test_a_stopped_run_takes_its_mount_away(verbs: Verbs) -> None:
     """SIGTERM reaches the program; when it ends of it nothing stays shown."""
-    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", "app:v1", "--", "wait") as process:
+    with verbs.program("run", "app:v1", "--", "wait") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
@@ -531,7 +543,7 @@ def test_the_view_of_a_killed_run_goes_when_its_program_ends(verbs: Verbs) -> No
     """kill -9 of `run` alone: the program, which has nothing open of its view, goes on with it, and
     nobody need take it away."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
-    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", *how, "app:v1", "--", "linger", str(stop)) as run:
+    with verbs.program("run", *how, "app:v1", "--", "linger", str(stop)) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
         (shown,) = mounts(verbs)
@@ -548,7 +560,7 @@ def test_the_view_of_a_run_stays_for_what_it_leaves_behind(verbs: Verbs) -> None
     """`run` ends with its program, and says that a process in the background goes on with the
     view."""
     stop, how = verbs.place / "stop", ("--how", "unpack") if verbs.prefix or os.geteuid() else ()
-    with verbs.start(sys.executable, "-m", "p2pdist.cli.main", "run", *how, "app:v1", "--", "leave", str(stop)) as run:
+    with verbs.program("run", *how, "app:v1", "--", "leave", str(stop)) as run:
         assert run.wait(30) == 5
         assert len(mounts(verbs)) == 1
         stop.touch()
@@ -563,8 +575,7 @@ def test_images_that_a_killed_run_was_given_are_let_go(verbs: Verbs) -> None:
     """In a user namespace the program ends with `run`, and the agent keeps nothing for it."""
     if not namespaces(verbs):
         pytest.skip("needs squashfuse and an open /dev/fuse: apt-get install squashfuse fuse3")
-    argv = (sys.executable, "-m", "p2pdist.cli.main", "run", "--how", "userns", "app:v1", "--", "wait")
-    with verbs.start(*argv) as run:
+    with verbs.program("run", "--how", "userns", "app:v1", "--", "wait") as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
         (shown,) = mounts(verbs)

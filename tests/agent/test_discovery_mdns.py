@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from waits import until
 from zeroconf import ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 
@@ -60,12 +61,6 @@ async def running(*found: Discovery) -> AsyncIterator[None]:
 def announced(discovery: Discovery) -> list[Link]:
     """The links on which the name is that of `discovery`."""
     return [link for link, responder in discovery._responders.items() if responder.announced]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def names(found: Discovery) -> list[str]:

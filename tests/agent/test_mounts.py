@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import until
 
 from p2pdist.agent import mounts as agent_mounts
 from p2pdist.agent.caller import Caller
@@ -241,12 +242,6 @@ async def test_a_stop_leaves_what_is_shown_to_the_next_agent(
     await later.unmount(str(view))
     assert not view.exists()
     assert claims.count == 0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from p2pdist.agent.bittorrent.fetch import OriginAccess, OriginFeed
 from p2pdist.core.origin_seeding import GIVEN_MAX, SUPERPEER_PAUSE_S, Readers
@@ -82,12 +83,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     made.feed.stop()
     await asyncio.sleep(0.01)
     store.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_the_holder_of_a_lease_reads_its_stripe_and_no_other(rig: Rig) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from waits import until
 
 from p2pdist.agent import preseeds as module
 from p2pdist.agent.agent import Agent, AgentSettings
@@ -59,7 +60,7 @@ class Rig:
 
     async def arrive(self, digest: Digest) -> None:
         """Let a blob that is being pulled come from the origin."""
-        await wait(lambda: digest in self.agent.registry._fetching)
+        await until(lambda: digest in self.agent.registry._fetching)
         self.agent.registry._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
 
     def states(self, identifier: str) -> list[str]:
@@ -79,32 +80,24 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         await made.layout.close()
 
 
-async def wait(condition: Callable[[], object]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
-
-
 async def test_it_is_pinned_before_it_is_there_and_until_it_is_released(rig: Rig) -> None:
     digest = await rig.publish()
     await rig.keep("p1", digest)
-    await wait(lambda: digest in rig.agent.registry._fetching)
+    await until(lambda: digest in rig.agent.registry._fetching)
     assert rig.owners(digest) == {"preseed:p1"}
     assert rig.agent.registry._fetching[digest].priority == "preseed"
     await rig.arrive(digest)
-    await wait(lambda: rig.states("p1")[-1:] == ["done"])
+    await until(lambda: rig.states("p1")[-1:] == ["done"])
     assert rig.states("p1") == ["waiting", "pulling", "done"]
     assert (rig.said[-1].bytes_done, rig.said[-1].bytes_total) == (4 * PIECE, 4 * PIECE)
     await rig.keep("p1", digest)
     assert rig.states("p1")[-1] == "done", "said again, nothing is done again"
     await rig.keep("p2", digest)
-    await wait(lambda: rig.states("p2")[-1:] == ["done"])
+    await until(lambda: rig.states("p2")[-1:] == ["done"])
     assert rig.owners(digest) == {"preseed:p1", "preseed:p2"}
     rig.preseeds.receive(Release("p1"))
     rig.preseeds.receive(Release("unknown"))
-    await wait(lambda: rig.owners(digest) == {"preseed:p2"})
+    await until(lambda: rig.owners(digest) == {"preseed:p2"})
 
 
 async def test_what_is_released_while_it_comes_is_not_pinned_in_the_end(rig: Rig) -> None:
@@ -113,10 +106,10 @@ async def test_what_is_released_while_it_comes_is_not_pinned_in_the_end(rig: Rig
         await rig.keep("p1", digest)
         rig.preseeds.receive(Release("p1"))
     await rig.keep("p1", digest)
-    await wait(lambda: digest in rig.agent.registry._fetching)
+    await until(lambda: digest in rig.agent.registry._fetching)
     rig.preseeds.receive(Release("p1"))
-    await wait(lambda: not rig.owners(digest))
-    await wait(lambda: [pull.state for pull in rig.agent.pulls.list()][-1:] == ["failed"])
+    await until(lambda: not rig.owners(digest))
+    await until(lambda: [pull.state for pull in rig.agent.pulls.list()][-1:] == ["failed"])
     assert "needs" in str(rig.agent.pulls.list()[-1].error)
     rig.said.clear()
     rig.preseeds.connected()
@@ -127,10 +120,10 @@ async def test_a_release_that_comes_while_pins_are_set_wins(rig: Rig) -> None:
     digest = await rig.publish()
     async with rig.preseeds._pinning:
         await rig.keep("p1", digest)
-        await wait(lambda: rig.preseeds._preseeds["p1"].blobs)
+        await until(lambda: rig.preseeds._preseeds["p1"].blobs)
         await asyncio.sleep(0)
         rig.preseeds.receive(Release("p1"))
-    await wait(lambda: not rig.preseeds._background)
+    await until(lambda: not rig.preseeds._background)
     assert not rig.owners(digest)
 
 
@@ -138,7 +131,7 @@ async def test_an_agent_that_was_started_again_says_what_it_keeps(rig: Rig) -> N
     digest = await rig.publish()
     await rig.keep("p1", digest)
     await rig.arrive(digest)
-    await wait(lambda: rig.states("p1")[-1:] == ["done"])
+    await until(lambda: rig.states("p1")[-1:] == ["done"])
     await rig.close()
     rig.said.clear()
     rig.open()
@@ -146,17 +139,17 @@ async def test_an_agent_that_was_started_again_says_what_it_keeps(rig: Rig) -> N
     assert rig.said == [Kept("p1", "waiting")]
     assert rig.owners(digest) == {"preseed:p1"}
     await rig.keep("p1", digest)
-    await wait(lambda: rig.states("p1")[-1] == "done")
+    await until(lambda: rig.states("p1")[-1] == "done")
     rig.preseeds.receive(Release("p1"))
-    await wait(lambda: not rig.owners(digest))
+    await until(lambda: not rig.owners(digest))
 
 
 async def test_its_time_is_up_without_a_tracker(rig: Rig) -> None:
     digest = await rig.publish()
     await rig.keep("p1", digest, until=time.time() + 0.3)
-    await wait(lambda: digest in rig.agent.registry._fetching)
+    await until(lambda: digest in rig.agent.registry._fetching)
     assert rig.owners(digest) == {"preseed:p1"}
-    await wait(lambda: not rig.owners(digest))
+    await until(lambda: not rig.owners(digest))
     pulls = len(rig.agent.pulls.list())
     rig.said.clear()
     await rig.keep("p2", digest, left_s=-1.0)
@@ -168,20 +161,20 @@ async def test_its_time_is_up_without_a_tracker(rig: Rig) -> None:
 async def test_a_failure_says_why_and_is_tried_again_when_it_is_asked_for_again(rig: Rig) -> None:
     missing = Digest("sha256:" + "ab" * 32)
     await rig.keep("p1", missing)
-    await wait(lambda: rig.states("p1")[-1:] == ["failed"])
+    await until(lambda: rig.states("p1")[-1:] == ["failed"])
     assert rig.said[-1].reason.startswith("not-found: ")
     await rig.keep("p1", missing)
-    await wait(lambda: rig.states("p1").count("failed") == 2)
+    await until(lambda: rig.states("p1").count("failed") == 2)
 
 
 async def test_another_package_under_an_id_takes_the_place_of_the_first(rig: Rig) -> None:
     first, second = await rig.publish(), await rig.publish()
     await rig.keep("p1", first)
     await rig.arrive(first)
-    await wait(lambda: rig.states("p1")[-1:] == ["done"])
+    await until(lambda: rig.states("p1")[-1:] == ["done"])
     await rig.keep("p1", second)
     await rig.arrive(second)
-    await wait(lambda: rig.owners(second) == {"preseed:p1"} and not rig.owners(first))
+    await until(lambda: rig.owners(second) == {"preseed:p1"} and not rig.owners(first))
 
 
 async def test_what_is_kept_has_a_limit(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +193,10 @@ async def test_a_preseed_lasts_as_long_on_a_host_whose_clock_is_wrong(rig: Rig, 
     left_s = rig.preseeds._preseeds["p1"].ends_at - asyncio.get_running_loop().time()  # type: ignore[operator]
     assert 590 < left_s <= 600
     await rig.arrive(digest)
-    await wait(lambda: rig.states("p1")[-1:] == ["done"])
+    await until(lambda: rig.states("p1")[-1:] == ["done"])
     rig.preseeds._preseeds["p1"].ends_at = asyncio.get_running_loop().time()
     rig.preseeds._expire_later("p1", rig.preseeds._preseeds["p1"])
-    await wait(lambda: not rig.owners(digest))
+    await until(lambda: not rig.owners(digest))
 
 
 @pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])

@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
+import programs
 import pytest
 from aiohttp import web
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
@@ -103,14 +104,6 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         for host in reversed(made.hosts):
             await host.stop()
         await made.layout.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 async def ended(pull: Pull) -> None:
@@ -235,11 +228,11 @@ async def test_people_say_what_is_a_preseed(site: Site) -> None:
     host = await site.host("host")
     words = ["pull", f"blob:{digest.replace(':', '-')}", "--socket", str(host.unix)]
     for more, priority in (["--priority", "preseed"], "preseed"), ([], "start"):
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "p2pdist.cli.main", *words, *more)
+        process = programs.start(*words, *more)
         await until(lambda: host.agent.registry._fetching or len(host.agent.pulls._pulls) == 2)
         if host.agent.registry._fetching:
             host.agent.registry._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.to_thread(process.wait, 20) == 0
         *_, last = host.agent.pulls._pulls.values()
         assert last.request.priority == priority
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from formats_rig import torrent_info
+from waits import until
 
 from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import TICK_S, BlobPull
@@ -163,12 +164,6 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         pull.stop()
     await asyncio.sleep(0.01)
     store.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_swarm_waits_for_a_writer_of_an_earlier_pull(make: Callable[[str], Rig]) -> None:

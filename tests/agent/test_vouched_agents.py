@@ -13,7 +13,8 @@ import aiohttp
 import msgspec
 import pytest
 from blake3 import blake3
-from vouched_rig import Host, Site, is_whole, pull_all, until
+from vouched_rig import Host, Site, is_whole, pull_all
+from waits import until
 
 from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.core.pull import Event

@@ -202,13 +202,6 @@ async def pull_all(hosts: list[Host], data: bytes, *, within_s: float = 60.0) ->
     return list(await asyncio.gather(*map(pull, hosts)))
 
 
-async def until(condition: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def is_whole(blob: object, data: bytes) -> bool:
     """Whether a blob is complete, and is this."""
     return isinstance(blob, Blob) and blob.complete and blob.path.read_bytes() == data

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 import pytest
 from ports import free_port
 
@@ -22,8 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "transfer"))
 from authority import Authority
 
 from p2pdist.transfer.tls import Tls
-
-PROGRAM = [sys.executable, "-m", "p2pdist.cli.main", "agent"]
 
 
 def ask(connection: socket.socket) -> bytes:
@@ -48,7 +47,7 @@ def test_an_agent_with_certificates(place: Path) -> None:
     words = ["--listen", f"127.0.0.1:{port}", "--store", place / "store", "--socket", path]
     words += ["--tls-cert", files.certificate, "--tls-key", files.key, "--tls-ca", files.authority]
     words += ["--upload-limit", "1Gbit/s", "--download-limit", "100MB/s", "--preseed-limit", "10MB/s"]
-    agent = subprocess.Popen([*PROGRAM, *map(str, words)], stderr=subprocess.PIPE, text=True)
+    agent = programs.start("agent", *words, stderr=subprocess.PIPE, text=True)
     assert agent.stderr is not None
     try:
         while "listening" not in (line := agent.stderr.readline()):
@@ -87,10 +86,11 @@ def test_an_agent_with_certificates(place: Path) -> None:
     finally:
         agent.terminate()
         try:
-            agent.communicate(timeout=20)
+            agent.wait(20)
         except subprocess.TimeoutExpired:
             agent.kill()
-            agent.communicate()
+            agent.wait()
+        agent.stderr.close()
     assert agent.returncode == 0
 
 
@@ -105,6 +105,6 @@ def test_an_agent_with_certificates(place: Path) -> None:
 )
 def test_settings_that_cannot_be_used_are_told(place: Path, words: list[str], told: str) -> None:
     words += ["--listen", f"127.0.0.1:{free_port()}", "--store", str(place / "store"), "--socket", str(place / "s")]
-    ended = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=60, cwd=place, check=False)
+    ended = programs.run("agent", *words, cwd=place)
     assert ended.returncode == 2 and told in ended.stderr
     assert not (place / "store" / "lock").exists()

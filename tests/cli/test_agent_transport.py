@@ -4,16 +4,14 @@ taken."""
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 import pytest
 
-PROGRAM = [sys.executable, "-m", "p2pdist.cli.main", "agent", "--no-discovery"]
 TLS = ["--tls-cert", "a.pem", "--tls-key", "b.pem", "--tls-ca", "c.pem"]
 
 
@@ -35,7 +33,7 @@ def words(place: Path, *more: str, port: int = 0) -> list[str]:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = int(probe.getsockname()[1])
     places = ["--listen", f"127.0.0.1:{port}", "--store", str(place / "store"), "--socket", str(place / "s")]
-    return [*PROGRAM, *places, *more]
+    return ["agent", "--no-discovery", *places, *more]
 
 
 @pytest.mark.slow
@@ -51,7 +49,7 @@ def words(place: Path, *more: str, port: int = 0) -> list[str]:
     ],
 )
 def test_settings_that_cannot_be_used_are_told(place: Path, more: list[str], told: str) -> None:
-    ended = subprocess.run(words(place, *more), capture_output=True, text=True, timeout=60, cwd=place, check=False)
+    ended = programs.run(*words(place, *more), cwd=place)
     assert ended.returncode == 2, ended.stderr
     assert told in ended.stderr
     assert not (place / "store").exists()
@@ -59,7 +57,7 @@ def test_settings_that_cannot_be_used_are_told(place: Path, more: list[str], tol
 
 def test_a_port_that_was_named_and_is_taken_ends_the_agent(place: Path, taken: int) -> None:
     more = ("--bt-listen", f"127.0.0.1:{taken}")
-    ended = subprocess.run(words(place, *more), capture_output=True, text=True, timeout=60, check=False)
+    ended = programs.run(*words(place, *more))
     assert ended.returncode == 1
     assert f"BitTorrent cannot listen on 127.0.0.1 port {taken}" in ended.stderr
     assert "--bt-listen" in ended.stderr
@@ -69,7 +67,7 @@ def test_without_the_next_port_an_agent_goes_on_by_trees(place: Path, taken: int
     """Nobody asked for BitTorrent."""
     log = place / "log"
     with log.open("wb") as output:
-        agent = subprocess.Popen(words(place, port=taken - 1), stdout=output, stderr=output)
+        agent = programs.start(*words(place, port=taken - 1), stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + 20
         while "host=" not in log.read_text():

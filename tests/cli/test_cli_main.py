@@ -13,6 +13,7 @@ import tarfile
 from pathlib import Path
 
 import click
+import programs
 import pytest
 
 from p2pdist.cli import output
@@ -21,10 +22,7 @@ from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refu
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "p2pdist.cli.main", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin", **environment}
-    )
+    return programs.run(*arguments, env={"PATH": "/usr/bin:/bin", **environment})
 
 
 def test_help_lists_the_verbs_and_imports_little() -> None:

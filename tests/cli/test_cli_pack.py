@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 from test_cli_main import run
 
@@ -107,9 +108,8 @@ def test_the_layout_lies_in_the_users_data_directory(place: Path) -> None:
 
 def test_interrupting_leaves_no_traceback_and_no_leftovers(place: Path) -> None:
     (place / "env/more").write_bytes(os.urandom(24 << 20))
-    command = [sys.executable, "-m", "p2pdist.cli.main", "pack", str(place / "env"), "-t", "env:1", "--level", "22"]
-    command += ["--layout", str(place / "layout")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    words = ["pack", place / "env", "-t", "env:1", "--level", "22", "--layout", place / "layout"]
+    with programs.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline and not list((place / "layout").glob(".incoming/*")):
             time.sleep(0.01)

@@ -9,27 +9,20 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import programs
 import pytest
 from fleet_rig import fleet_of, tracker_of
+from ports import free_port
 from test_cli_main import run as run_quick
 
 from p2pdist.cli import diagnosis, probe
 from p2pdist.cli.diagnosis import Finding
 from p2pdist.mount import kernel
-
-
-@pytest.fixture
-def free_port() -> Iterator[int]:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        number = int(held.getsockname()[1])
-    yield number
 
 
 @pytest.fixture
@@ -45,11 +38,8 @@ def origin(tmp_path: Path) -> str:
 
 
 async def run(*words: str | Path) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "p2pdist.cli.main", "doctor", *map(str, words), stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode or 0, out.decode()
+    done = await asyncio.to_thread(programs.run, "doctor", *words)
+    return done.returncode, done.stdout
 
 
 async def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
@@ -78,8 +68,8 @@ def only(findings: list[Finding], name: str) -> Finding:
 
 
 @pytest.mark.slow
-async def test_a_sound_host_ends_with_0(tmp_path: Path, free_port: int, origin: str) -> None:
-    words = ["--listen", f"127.0.0.1:{free_port}", "--store", tmp_path / "store", "--origin", origin]
+async def test_a_sound_host_ends_with_0(tmp_path: Path, origin: str) -> None:
+    words = ["--listen", f"127.0.0.1:{free_port()}", "--store", tmp_path / "store", "--origin", origin]
     async with tracker_of(fleet_of(1)) as (_, url):
         code, out = await run("--tracker", url, *words, "--socket", tmp_path / "none.sock", "--json")
         plain_code, plain = await run("--tracker", url, *words, "--socket", tmp_path / "none.sock")

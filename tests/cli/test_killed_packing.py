@@ -8,14 +8,15 @@ import random
 import select
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import programs
 import pytest
+from programs import Program
 from test_cli_main import run
+from waits import wait_until
 
 LIMIT_S = 30.0
 
@@ -46,13 +47,6 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def drafts(layout: Path) -> list[Path]:
     """Files in which something stands already."""
     found = (Path(place, name) for place, _, names in os.walk(layout / ".incoming") for name in names)
@@ -60,12 +54,12 @@ def drafts(layout: Path) -> list[Path]:
 
 
 @contextmanager
-def packing(source: Path, layout: Path, form: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+def packing(source: Path, layout: Path, form: str, *more: str) -> Iterator[Program]:
     """A packing that has written something."""
-    command = [sys.executable, "-m", "p2pdist.cli.main", "pack", str(source), "-t", f"{form}:1", "--format", form]
-    with subprocess.Popen([*command, "--layout", str(layout), *more], stderr=subprocess.DEVNULL) as process:
+    words = ["pack", source, "-t", f"{form}:1", "--format", form, "--layout", layout, *more]
+    with programs.start(*words, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_for(lambda: bool(drafts(layout)))
+            wait_until(lambda: bool(drafts(layout)))
             assert process.poll() is None
             yield process
         finally:
@@ -115,7 +109,7 @@ def test_a_collection_removes_what_killed_packings_left(source: Path, tmp_path: 
     with packing(source, layout, "tree") as process:
         process.send_signal(signal.SIGSTOP)
         with packing(source, layout, "squashfs", "--level", "22", "--ignore", "23"):
-            wait_for(lambda: len({path.relative_to(layout / ".incoming").parts[0] for path in drafts(layout)}) == 3)
+            wait_until(lambda: len({path.relative_to(layout / ".incoming").parts[0] for path in drafts(layout)}) == 3)
     left = sum(path.stat().st_size for path in drafts(layout))
     for more, count in ((["--dry-run"], 3), ([], 3), ([], 0)):
         done = json.loads(run("gc", "--json", "--layout", layout, *more).stdout)

@@ -21,19 +21,19 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import programs
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 from ports import free_port
+from programs import Program
 
 from p2pdist.cli.daemon import FORMATS, HIDDEN, _Lines, _note_request, without_secrets
 from p2pdist.model.errors import NotFound
 from p2pdist.model.request_id import CHARACTERS_MAX, REQUEST_ID, is_sane, passed_on
 from p2pdist.transfer.problems import name_request, problems
-
-P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
 
 
 def logged(form: str, write: Callable[[logging.Logger], None]) -> str:
@@ -202,20 +202,11 @@ async def asyncio_create(work: object) -> None:
 
 
 @contextmanager
-def daemon(directory: Path, name: str, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def daemon(directory: Path, name: str, *words: str) -> Iterator[tuple[Program, Path]]:
     """A daemon whose log goes to a file; it ends with the block."""
     log = directory / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen([*P2PDIST, *words], stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-    try:
+    with log.open("wb") as output, programs.running(*words, stdout=output, stderr=output) as process:
         yield process, log
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def until(condition: Callable[[], object], log: Path) -> None:
@@ -292,13 +283,7 @@ def test_a_request_is_followed_from_the_command_to_the_tracker_and_no_secret_is_
         daemon(place, "agent", *agent, "--log-level", "debug") as (_, agent_log),
     ):
         until(lambda: "answers" in agent_log.read_text(), agent_log)
-        done = subprocess.run(
-            [*P2PDIST, "pull", "no/such:package", "--socket", str(place / "sock"), "--json"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = programs.run("pull", "no/such:package", "--socket", place / "sock", "--json")
         assert done.returncode != 0
         agents = [json.loads(line) for line in agent_log.read_text().splitlines()]
         (failure,) = [line for line in agents if line["message"].startswith("pull=") and "failed" in line["message"]]

@@ -3,9 +3,7 @@ is tested with a real tracker in tests/system/test_preseed_orders.py and test_ra
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
+import programs
 import pytest
 
 from p2pdist.cli.verbs.preseed import _reached
@@ -62,7 +60,6 @@ def test_when_a_quorum_is_reached(done: int, total: int, share: float, settled: 
     ],
 )
 def test_exit_codes(words: tuple[str, ...], code: int) -> None:
-    command = [sys.executable, "-m", "p2pdist.cli.main", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = programs.run(*words)
     assert (done.returncode, done.stdout) == (code, "")
     assert "Traceback" not in done.stderr

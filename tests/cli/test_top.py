@@ -9,21 +9,21 @@ import os
 import pty
 import re
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import programs
 import pytest
 from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
+from programs import PROGRAM
 
 from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
 from p2pdist.cli.verbs.top import _story, picture
 from p2pdist.model.errors import Unavailable, UsageError
-from tracker.core.views.view import GONE_S, View
+from tracker.core.views.fleet_view import GONE_S, View
 
-TOP = [sys.executable, "-m", "p2pdist.cli.main", "top"]
 CELL = "■"
 
 
@@ -40,11 +40,8 @@ def hosts() -> Hosts:
 
 
 async def run(*words: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *TOP, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, errors = await asyncio.wait_for(process.communicate(), 30)
-    return process.returncode or 0, out.decode(), errors.decode()
+    done = await asyncio.to_thread(programs.run, "top", *words)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def test_once_as_json_says_all_that_scripts_want(hosts: Hosts) -> None:
@@ -77,7 +74,7 @@ async def test_once_for_people_shows_the_same(hosts: Hosts) -> None:
 async def test_json_without_once_is_a_line_a_second(hosts: Hosts) -> None:
     async with tracker_of(hosts) as (_, url):
         process = await asyncio.create_subprocess_exec(
-            *TOP, "--tracker", url, "--json", stdout=asyncio.subprocess.PIPE, limit=1 << 24
+            *PROGRAM, "top", "--tracker", url, "--json", stdout=asyncio.subprocess.PIPE, limit=1 << 24
         )
         assert process.stdout is not None
         try:
@@ -98,7 +95,7 @@ async def test_live_in_a_terminal_it_follows_and_leaves_the_screen_as_it_was(hos
         os.set_blocking(terminal, False)
         screen = {"TERM": "xterm-256color", "COLUMNS": "150", "LINES": "60"}
         process = await asyncio.create_subprocess_exec(
-            *TOP, "--tracker", url, stdin=inner, stdout=inner, stderr=inner, env={**os.environ, **screen}
+            *PROGRAM, "top", "--tracker", url, stdin=inner, stdout=inner, stderr=inner, env={**os.environ, **screen}
         )
         os.close(inner)
         seen = b""
@@ -248,14 +245,9 @@ async def test_status_asks_a_tracker_where_no_agent_is(hosts: Hosts, tmp_path: P
     hosts.pass_time(10.0)
 
     async def status(*words: str, **more: str) -> tuple[int, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(*TOP[:-1], "status", "--socket", str(tmp_path / "none"), *words),
-            env={**os.environ, **more},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, errors = await asyncio.wait_for(process.communicate(), 30)
-        return process.returncode or 0, out.decode(), errors.decode()
+        socket = ("--socket", tmp_path / "none")
+        done = await asyncio.to_thread(programs.run, "status", *socket, *words, env={**os.environ, **more})
+        return done.returncode, done.stdout, done.stderr
 
     async with tracker_of(hosts) as (_, url), aiohttp.ClientSession() as http:
         code, out, errors = await status("--tracker", f"http://127.0.0.1:9,{url}")

@@ -12,7 +12,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -21,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from docker_rig import remove_cgroups, remove_files
+from programs import PROGRAM
 
 CALL_S = 180.0
 READY_S = 60.0
-P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
+P2PDIST = PROGRAM
 APART = """
 mkdir -p "$1/etc/upper" "$1/etc/work" "$1/etc/lower"
 mount -t overlay -o "lowerdir=$1/etc/lower:/etc,upperdir=$1/etc/upper,workdir=$1/etc/work" none /etc

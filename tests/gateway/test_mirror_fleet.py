@@ -25,7 +25,7 @@ from p2pdist.agent.api.mirror import make_mirror_app
 from p2pdist.model.errors import NotFound
 from p2pdist.model.image import image_name
 from p2pdist.model.upstream import parse_upstream
-from tracker.core.views.view import View
+from tracker.core.views.fleet_view import View
 
 pytestmark = [needs_registry, pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo")]
 HOSTS = 4

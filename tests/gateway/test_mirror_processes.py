@@ -8,26 +8,24 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import programs
 import pytest
 from joined_rig import free_port
 from mirror_rig import Image, make_layer, push_image
 from registry_rig import needs_registry, running_registry
 from test_mirror_skopeo import SKOPEO, configuration, skopeo
 
-P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
-
 
 @contextlib.contextmanager
 def running(directory: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A p2pdist process, ended by SIGTERM; its log is in the directory."""
     with (directory / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen([*P2PDIST, *arguments], stdout=log, stderr=log)
+        process = programs.start(*arguments, stdout=log, stderr=log)
     try:
         yield process
     finally:
@@ -141,6 +139,6 @@ def _text(url: str) -> str:
 def test_a_port_that_others_reach_is_refused(tmp_path: Path, address: str) -> None:
     """Clients of that port show nothing."""
     words = ["agent", "--store", str(tmp_path / "store"), "--mirror", address]
-    done = subprocess.run([*P2PDIST, *words], capture_output=True, text=True, timeout=60, check=False)
+    done = programs.run(*words)
     assert done.returncode == 2 and "for this host alone" in done.stderr
     assert not (tmp_path / "store").exists()

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 from ports import free_port
 
 from p2pdist.model.digest import Digest
@@ -88,6 +86,8 @@ def web(tmp_path: Path) -> Iterator[Callable[..., Web]]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer  # takes long to import, for every worker
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -98,6 +98,8 @@ def s3_server() -> Iterator[str]:
 @pytest.fixture
 def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A boto3 client of a server with one empty bucket, to which the environment points."""
+    import boto3
+
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")

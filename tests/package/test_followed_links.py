@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ from p2pdist.package.source.scan import Link
 
 REFERENCE = parse_reference("model:v1")
 FORMATS = ["squashfs", "tree"]
-
-
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
 
 
 async def modes(layout: LocalLayout, packed: Packed, work: Path) -> dict[str, int]:

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from p2pdist.package.layers import Layer, PackOptions, pack_layers
 from p2pdist.package.pack import pack
 
 V1 = parse_reference("trainer:v1")
-
-
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

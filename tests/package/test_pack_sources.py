@@ -7,7 +7,6 @@ import os
 import py_compile
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ from p2pdist.package.source.project import read_project
 from p2pdist.package.source.scan import source_directory
 
 REFERENCE = parse_reference("app:v1")
-
-
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import py_compile
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ from p2pdist.package.source.stages import walk
 
 REFERENCE = parse_reference("app:v1")
 SOURCE = "import os\n\ndef where():\n    return where.__code__.co_filename, {'a', 'b', 'c'} == {1}\n"
-
-
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
 
 
 def checkout(place: Path, *, time_s: int, umask: int = 0o022) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +117,6 @@ def test_metadata_that_is_no_file_is_not_waited_for(environment: Path, name: str
     finally:
         shutil.rmtree(info)
     assert found.notes == ("odd has no RECORD and goes to the upper layer",)
-
-
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
 
 
 @pytest.mark.parametrize("form", ["squashfs", "tree"])

@@ -32,13 +32,6 @@ BASE, V1, V2, V3 = (parse_reference(text) for text in ("team/env:1", "trainer:v1
 
 
 @pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 async def origin(tmp_path: Path) -> AsyncIterator[LocalLayout]:
     opened = LocalLayout(tmp_path / "origin")
     yield opened

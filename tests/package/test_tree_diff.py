@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ def file(path: bytes, content: int = 0, **more: int) -> File:
 
 def directory(path: bytes, **more: int) -> Directory:
     return Directory(path, more.get("mode", 0o755), more.get("mtime_ns", 0), bool(more.get("opaque")))
-
-
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +23,6 @@ from p2pdist.package.pack import pack
 
 V1 = parse_reference("app:v1")
 MEMORY = Path("/dev/shm")
-
-
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
 
 
 @pytest.mark.parametrize("size", [8192, WHOLE_MAX + 1])

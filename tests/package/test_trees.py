@@ -10,7 +10,6 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ from p2pdist.package.tree.reader import BATCH_FILES, WORKERS_MAX
 
 V1, V2, V3 = (parse_reference(text) for text in ("trainer:v1", "trainer:v2", "trainer:v3"))
 TIME_NS = 1_600_000_000_123_456_789
-
-
-@pytest.fixture
-async def layout(tmp_path: Path) -> AsyncIterator[LocalLayout]:
-    opened = LocalLayout(tmp_path / "layout")
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

@@ -2,15 +2,14 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import programs
 import pytest
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "p2pdist.cli.main", "simulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return programs.run("simulate", *arguments)
 
 
 def test_json_has_the_fields_that_scripts_use() -> None:

@@ -13,8 +13,8 @@ from p2pdist.model.catalog import BLOCK_SIZE, ChunkEncoder
 from p2pdist.model.tree import content_hash
 from p2pdist.store.objects.btrfs import TOGETHER
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees import filling
-from p2pdist.store.trees.filling import HELD_BYTES, Bundle
+from p2pdist.store.trees import extraction
+from p2pdist.store.trees.extraction import HELD_BYTES, Bundle
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -88,10 +88,10 @@ def test_many_writers_of_the_same_contents(store: BlobStore) -> None:
 @pytest.mark.parametrize(
     ("files", "together", "most", "least"),
     [
-        (9000, False, filling.RUN_CHUNKS, 9),
+        (9000, False, extraction.RUN_CHUNKS, 9),
         (9000, True, 9000 // 4, 4),
         (500, True, 500, 1),
-        (40_000, True, filling.REACH * filling.RUN_CHUNKS, 10),
+        (40_000, True, extraction.REACH * extraction.RUN_CHUNKS, 10),
     ],
 )
 def test_runs_reach_further_where_names_come_together(
@@ -109,8 +109,8 @@ def test_runs_reach_further_where_names_come_together(
             bundles[-1].append(content)
             return super().add(content, data, stored)
 
-    monkeypatch.setattr(filling, "Bundle", Noted)
-    monkeypatch.setattr(filling, "_THREADS", 2)
+    monkeypatch.setattr(extraction, "Bundle", Noted)
+    monkeypatch.setattr(extraction, "_THREADS", 2)
     store.objects.named_at_once = together
     packed = Publisher().pack({b"f%d" % number: b"content %d" % number for number in range(files)})
     pull(store, packed)

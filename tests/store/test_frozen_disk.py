@@ -6,12 +6,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from store_rig import PIECE, fill, read_piece, sample
+from waits import wait_until
 
 from p2pdist.store.store import BlobStore
 
@@ -68,13 +68,6 @@ def ends(call: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("hanging", ["write", "finish", "verify"])
 def test_what_hangs_keeps_nobody_from_what_needs_no_disk(disk: Disk, hanging: str) -> None:
     """The event loop holds blobs, lets go of them and asks for open files, whatever hangs meanwhile
@@ -96,7 +89,7 @@ def test_what_hangs_keeps_nobody_from_what_needs_no_disk(disk: Disk, hanging: st
         "verify": lambda: blob.verify(drop=True),
     }[hanging]
     worker = started(call)
-    until(lambda: worker.is_alive() and store.pulse.hangs_s())
+    wait_until(lambda: worker.is_alive() and store.pulse.hangs_s())
     assert blob.files.opened
     assert ends(blob.hold)
     assert ends(blob.fileno)
@@ -108,7 +101,7 @@ def test_what_hangs_keeps_nobody_from_what_needs_no_disk(disk: Disk, hanging: st
     worker.join(DEADLINE_S)
     assert not worker.is_alive()
     assert list(blob.have) == {"write": [0, 1, 2], "finish": [0, 1, 2], "verify": [1]}[hanging]
-    until(lambda: not store.pulse.hangs_s())
+    wait_until(lambda: not store.pulse.hangs_s())
     blob.release()
     store.close()
 
@@ -132,7 +125,7 @@ def test_a_disk_that_answers_does_not_hang(disk: Disk) -> None:
     store = BlobStore(disk.root / "store")
     for _ in range(5):
         assert store.pulse.hangs_s() == 0.0
-        until(lambda: not store.pulse.waiting)
+        wait_until(lambda: not store.pulse.waiting)
     assert (disk.root / "store" / "lock").read_text().strip().isdigit()
     store.close()
 

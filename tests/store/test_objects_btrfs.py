@@ -23,7 +23,7 @@ from p2pdist.model.tree import HOLE_BYTES, WHOLE_MAX, content_hash
 from p2pdist.store.objects.btrfs import TOGETHER, EncodedWriter, on_btrfs, write_content
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder
-from p2pdist.store.trees.filling import Bundle
+from p2pdist.store.trees.extraction import Bundle
 
 MIB = 1 << 20
 PACK = digest_of(b"a pack")

@@ -16,7 +16,7 @@ from p2pdist.core.eviction import choose
 from p2pdist.model.errors import DiskFull
 from p2pdist.model.tree import content_hash
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees.filling import Bundle
+from p2pdist.store.trees.extraction import Bundle
 
 pytestmark = pytest.mark.root
 

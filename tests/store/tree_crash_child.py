@@ -21,7 +21,7 @@ from store_tree_rig import Packed, Publisher, noise, pull, text
 
 from p2pdist.model.tree import WHOLE_MAX
 from p2pdist.store.store import BlobStore
-from p2pdist.store.trees import filling
+from p2pdist.store.trees import extraction
 
 CHANGES = {"open", "os.rename", "os.remove", "os.link", "os.mkdir", "os.truncate"}
 """Audit events (library reference, "Audit events table") around each of which a process is killed
@@ -82,5 +82,5 @@ def _die_at(number: int) -> None:
 
 
 if __name__ == "__main__":
-    filling._THREADS = 1  # so that the n-th change is the same one each time
+    extraction._THREADS = 1  # so that the n-th change is the same one each time
     steps(Path(sys.argv[1]), together=sys.argv[2] == "together")

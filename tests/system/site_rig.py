@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -19,13 +18,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import programs
 from aiohttp import web
 from ports import free_pair, free_port
+from programs import PROGRAM, Program
+from waits import wait_until as until
 
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.messages import PullRequest, PullStatus
 
-P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
+P2PDIST = PROGRAM
+"""For tests that start it elsewhere: in a namespace, by a script, as another user."""
+
+ENDING_S = 0.5
 
 
 class WebOrigin:
@@ -66,6 +71,10 @@ class WebOrigin:
         self._started.set()
         self._loop.run_forever()
         self._loop.run_until_complete(runner.cleanup())
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def _file(self, request: web.Request) -> web.Response:
@@ -106,7 +115,7 @@ class Agent:
         self.store = Path(options.pop("store", str(site.directory / f"store-{name}")))
         self.socket = site.directory / f"{name}.sock"
         self.log = site.directory / f"{name}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
         self.descriptors = 0
         """How many files it may have open; 0 for as many as the tests may."""
 
@@ -205,25 +214,23 @@ class Site:
         self.layout.mkdir()
         self.origin = WebOrigin(self.layout)
         self.tracker_port = free_port()
-        self.tracker_process: subprocess.Popen[bytes] | None = None
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.tracker_process: Program | None = None
+        self._processes: list[Program] = []
 
     @property
     def tracker_url(self) -> str:
         return f"http://127.0.0.1:{self.tracker_port}"
 
-    def spawn(self, words: list[str], log: Path, *, descriptors: int = 0) -> subprocess.Popen[bytes]:
+    def spawn(self, words: list[str], log: Path, *, descriptors: int = 0) -> Program:
         """Start a process; with `descriptors` it may have no more open files."""
-        limited = ["sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh"]
-        command = [*(limited if descriptors else []), *P2PDIST, *words]
         with log.open("ab") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+            process = programs.start(*words, stdout=output, stderr=output, descriptors=descriptors)
         self._processes.append(process)
         return process
 
     def command(self, *words: str) -> tuple[int, dict[str, Any], str]:
         """Run a command with --json: exit code, document, standard error."""
-        done = subprocess.run([*P2PDIST, *words, "--json"], capture_output=True, text=True, timeout=120, check=False)
+        done = programs.run(*words, "--json")
         return done.returncode, json.loads(done.stdout) if done.stdout.strip() else {}, done.stderr
 
     def publish(self, size: int) -> str:
@@ -256,8 +263,10 @@ class Site:
         return self.origin.sent.get(digest.removeprefix("sha256:"), 0)
 
     def close(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
+        for end in (time.monotonic(), time.monotonic() + ENDING_S):  # the second signal ends a drain at once
+            for process in self._processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end - time.monotonic()))
                 process.terminate()
         for process in self._processes:
             try:
@@ -280,7 +289,7 @@ def running_site(directory: Path, *, tracker: bool = True) -> Iterator[Site]:
         site.close()
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(url: str, process: Program, log: Path) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         assert process.poll() is None, f"ended at once: {log.read_text()[-2000:]}"
@@ -288,13 +297,5 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             with urllib.request.urlopen(url, timeout=2):
                 return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
+            time.sleep(0.01)
     raise AssertionError(f"{url} does not answer: {log.read_text()[-2000:]}")
-
-
-def until(condition: Any, timeout_s: float = 60.0) -> None:
-    """Wait until `condition()` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)

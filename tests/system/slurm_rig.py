@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 from site_rig import P2PDIST, Site, free_port, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "sinfo", "scancel")
@@ -140,15 +141,11 @@ class Slurm:
         self, *words: str, timeout_s: float = 40.0, variables: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """A command of Slurm, or of p2pdist, with this cluster, and with more variables."""
-        words = (*P2PDIST, *words[1:]) if words[0] == "p2pdist" else words
+        environment = self.environment | (variables or {})
+        if words[0] == "p2pdist":
+            return programs.run(*words[1:], env=environment, cwd=self.directory, timeout=timeout_s)
         return subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            env=self.environment | (variables or {}),
-            cwd=self.directory,
-            timeout=timeout_s,
-            check=False,
+            words, capture_output=True, text=True, env=environment, cwd=self.directory, timeout=timeout_s, check=False
         )
 
     def ask(self, *words: str) -> str:

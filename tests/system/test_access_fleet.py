@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 import pytest
-from site_rig import P2PDIST, Agent, Site, free_port, running_site, until
+from site_rig import Agent, Site, free_port, running_site, until
 
 MIB = 1 << 20
 
@@ -43,9 +43,7 @@ class AccessSite:
 
     def command(self, *words: str, token: str = "") -> tuple[int, str, str]:
         environment = {**os.environ, "P2PDIST_TOKEN": token}
-        done = subprocess.run(
-            [*P2PDIST, *words], capture_output=True, text=True, timeout=120, check=False, env=environment
-        )
+        done = programs.run(*words, env=environment)
         return done.returncode, done.stdout, done.stderr
 
     def authorities(self) -> int:

@@ -147,7 +147,7 @@ def test_the_demo_job_runs_to_its_end(docker: Docker, fleet: Path, prometheus: b
     assert ran.stdout.count("shard-") == 8
 
     if prometheus:
-        until(lambda: scraped(docker, fleet) == {"1": 6}, SCRAPED_S)
+        until(lambda: scraped(docker, fleet) == {"1": 6}, within_s=SCRAPED_S)
 
     docker.call("compose", "stop", *OURS, cwd=fleet)
     listed = docker.call("compose", "ps", "--all", "--format", "json", *OURS, cwd=fleet).stdout

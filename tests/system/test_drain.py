@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import threading
 import urllib.error
 import urllib.request
 
+import programs
 import pytest
-from site_rig import P2PDIST, Agent, Site, until
+from site_rig import Agent, Site, until
 
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.errors import Unavailable
@@ -58,9 +58,7 @@ def test_no_child_of_an_agent_that_leaves_loses_anything(site: Site, how: str) -
     if how == "signal":
         victim.process.terminate()
     else:
-        done = subprocess.run(
-            [*P2PDIST, "drain", "--socket", str(victim.socket), "--json"], capture_output=True, timeout=60, check=True
-        )
+        done = programs.run("drain", "--socket", victim.socket, "--json", check=True)
         assert json.loads(done.stdout)["streams"] == 0
     assert victim.process.wait(20) == 0
     rest = [agent for agent in agents if agent is not victim]

@@ -6,15 +6,15 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import programs
 import pytest
-from site_rig import P2PDIST, Agent, Site, free_port, until
+from site_rig import Agent, Site, free_port, until
 
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.manifest import Descriptor, Manifest, decode_manifest, encode_manifest, parse_reference
@@ -26,7 +26,7 @@ PIECE = 64 << 10
 
 def refused(*words: str) -> tuple[int, str]:
     """Run a service that cannot start: its exit code and what it says."""
-    done = subprocess.run([*P2PDIST, *words], capture_output=True, text=True, timeout=30, check=False)
+    done = programs.run(*words)
     assert "Traceback" not in done.stderr, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("p2pdist: ")]
     assert len(said) == 1, done.stderr

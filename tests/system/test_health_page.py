@@ -61,8 +61,8 @@ async def test_a_broadcast_is_seen_from_its_beginning_to_a_dead_host(site: Site)
         await page.until(f"{NODES}.some((node) => node.done > 0 && node.done < 1000)")
         await page.until(f"/MiB\\/s/.test({text('#swarms tbody')})")
         assert await page.evaluate(f"{NODES}.some((node) => node.parent === -1)"), "somebody has it from the origin"
-        assert await page.evaluate(painted("#hosts canvas")) > 8 * 200
-        assert await page.evaluate(painted("#tree canvas")) > 500
+        await page.until(painted("#hosts canvas") + f" > {8 * 200}")  # a picture follows its data
+        await page.until(painted("#tree canvas") + " > 500")
         assert digest.removeprefix("sha256:")[:12] in await page.evaluate(text("#swarms tbody"))
         assert "joins with" in await page.evaluate(text("#story"))
         racks = await page.evaluate(f"{HOSTS}.map((host) => host.zone + host.rack).sort()")

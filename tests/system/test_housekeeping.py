@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
-from site_rig import P2PDIST, Agent, Background, Site, until
+from site_rig import Agent, Background, Site, until
 
 pytestmark = pytest.mark.slow
 
@@ -133,8 +134,7 @@ def test_what_shows_wrong_bytes_on_is_named(agent: Agent, how: str) -> None:
         shared = next(path for path in objects(agent) if path.stat().st_size == 2 * MIB)
         with shared.open("r+b") as file:
             file.write(b"damage")
-        words = [*P2PDIST, "verify", "--no-repair", "--socket", str(agent.socket)]
-        told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        told = programs.run("verify", "--no-repair", "--socket", agent.socket)
         for target in (one, other):
             assert f"shown at {target}: unmount it and mount it again" in told.stdout
     finally:

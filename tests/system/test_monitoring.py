@@ -55,7 +55,7 @@ def test_every_panel_shows_something_and_a_sound_swarm_raises_no_alert(site: Sit
             return not lacking
 
         try:
-            until(shown, timeout_s=40)
+            until(shown)
         except AssertionError:
             raise AssertionError("nothing is shown by:\n" + "\n".join(lacking)) from None
         assert prometheus.firing() == {}

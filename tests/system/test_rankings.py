@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
-from site_rig import P2PDIST, Agent, Background, Site, until
+from site_rig import Agent, Background, Site, until
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -86,7 +86,7 @@ def test_whole_racks_and_roles_over_http_and_as_commands(site: Site) -> None:
         word for role in roles for word in ("--role", role["name"], str(role["count"]), ",".join(role["packages"]))
     ]
     assert site.command("rank", *words, *tracker)[1] == answer
-    said = subprocess.run([*P2PDIST, "rank", *words, *tracker], capture_output=True, text=True, timeout=60, check=True)
+    said = programs.run("rank", *words, *tracker, check=True)
     assert [line.split()[0] for line in said.stdout.splitlines()] == [
         *("trainers:", "h1", "parameter-servers:", "h4", "readers:", "h3", "h2"),
     ]

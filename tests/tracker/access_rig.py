@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 from aiohttp import web
 from torrent_rig import TorrentSite
 from yarl import URL
@@ -78,6 +79,8 @@ may = ["metrics"]
 
 PACKAGES = ("team-a/x:v1", "team-b/y:v1", "public/z:v1")
 SIZE = 200_000
+LOOK_S = 0.05
+"""How often its tracker looks at the access file, and says what changed to those that watch."""
 
 
 class AccessSite:
@@ -246,7 +249,9 @@ async def access_site(
     site.port = runner.addresses[0][1]
     tasks = [asyncio.create_task(each) for each in (service.run(), preseeds.run(), control.watch())]
     try:
-        yield site
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tracker.access.control.POLL_S", LOOK_S)
+            yield site
     finally:
         await site.close()
         for task in tasks:

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from access_rig import ACCESS, SIZE, AccessSite, Agent, Session, access_site, ask
+from access_rig import ACCESS, LOOK_S, SIZE, AccessSite, Agent, Session, access_site, ask
 from aiohttp import web
 from yarl import URL
 
@@ -432,7 +432,10 @@ async def test_a_preseed_lets_its_hosts_have_the_package_by_digest_after_a_resta
             await ask(agent.http, "GET", f"/v1/packages?reference=team-a/x@{site.manifests['team-b/y:v1']}")
 
 
-async def test_watchers_and_strangers_are_told_no_names_that_they_may_not_read(tmp_path: Path) -> None:
+async def test_watchers_and_strangers_are_told_no_names_that_they_may_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracker.http.pages.WATCHED_S", LOOK_S)
     roles = ACCESS + '\n[role.watcher]\nmay = ["watch"]\nread = ["team-a/*"]\n'
     async with access_site(tmp_path, roles) as site:
         ops = await site.stranger(site.token("ops"))

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import programs
 import pytest
 from access_rig import AccessSite, access_site, ask
 from ports import free_port
@@ -256,9 +257,7 @@ async def test_the_audit_tells_joins_changes_and_refusals_without_secrets(tmp_pa
 
 
 def command(*words: str, check: bool = True) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-m", "p2pdist.cli.main", *words], capture_output=True, text=True, check=False
-    )
+    ran = programs.run(*words)
     assert not check or ran.returncode == 0, ran.stderr
     return ran.stdout if check else ran.stderr
 
@@ -268,9 +267,7 @@ async def test_a_tracker_process_with_its_verbs(tmp_path: Path) -> None:
     words = ["tracker", "--listen", f"127.0.0.1:{port}", "--access", access, "--probe-listen", f"127.0.0.1:{probe}"]
     log = tmp_path / "log"
     with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "p2pdist.cli.main", *words, "--no-discovery", stderr=file, stdout=file
-        )
+        process = programs.start(*words, "--no-discovery", stderr=file, stdout=file)
     try:
         async with aiohttp.ClientSession() as http, asyncio.timeout(60):
             while True:
@@ -313,7 +310,7 @@ async def test_a_tracker_process_with_its_verbs(tmp_path: Path) -> None:
                         await asyncio.sleep(0.05)
     finally:
         process.terminate()
-        await process.wait()
+        await asyncio.to_thread(process.wait)
     secret = (tmp_path / "access" / "join-default.token").read_text().strip()
     assert secret not in log.read_text() and "access control is off" not in log.read_text()
     shown = json.loads(command("access", "show", "--access", access, "--json"))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from torrent_rig import TorrentSite, content, running, torrent_site, until
+from torrent_rig import TorrentSite, content, running, torrent_site
+from waits import until
 
 from p2pdist.model.digest import Digest, digest_of, hex_of
 from p2pdist.model.manifest import parse_reference

@@ -7,8 +7,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import programs
 import pytest
 from aiohttp import web
 from postgresql import binaries, running_server
@@ -54,17 +53,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("one", "two"):
         file = directory / name
         file.write_bytes(os.urandom(SIZE))
-        push = [
-            sys.executable,
-            "-m",
-            "p2pdist.cli.main",
-            "blob",
-            "push",
-            file,
-            "--origin",
-            f"file://{directory}/origin",
-        ]
-        subprocess.run(push, check=True, capture_output=True)
+        programs.run("blob", "push", file, "--origin", f"file://{directory}/origin", check=True)
     return directory / "origin"
 
 

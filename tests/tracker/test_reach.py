@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from ports import free_port
+from waits import until
 
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.server import make_apps
@@ -211,11 +212,3 @@ async def test_an_agent_hears_that_it_cannot_be_reached_and_says_so(
             assert found.state == "ok"
     finally:
         await runner.cleanup()
-
-
-async def until(condition: object) -> None:
-    for _ in range(500):
-        if condition():  # type: ignore[operator]
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")

@@ -16,8 +16,8 @@ from tracker.core.events import Received
 from tracker.core.fleet import Fleet
 from tracker.core.monitor.presence import LOST_S
 from tracker.core.preseeds.preseed import ShownState
+from tracker.core.views.fleet_view import View
 from tracker.core.views.rates import STALLED_S
-from tracker.core.views.view import View
 from tracker.http.metrics import ZONES_MAX, registry
 from tracker.service import Service
 

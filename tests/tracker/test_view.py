@@ -7,9 +7,19 @@ import pytest
 from fleet_rig import BLOB, PIECE, PIECES, Hosts, fleet_of, join_all
 
 from p2pdist.model.digest import Digest, digest_of
+from tracker.core.views.fleet_view import (
+    AWAY,
+    BLAMED,
+    GONE_S,
+    RECEIVING,
+    SHUNNED,
+    SLOW,
+    STORY_PER_UPDATE_MAX,
+    Change,
+    View,
+)
 from tracker.core.views.rates import STALLED_S, VISITS_MAX, SwarmRates
 from tracker.core.views.tree_view import ABSENT, NO_PARENT, ORIGIN
-from tracker.core.views.view import AWAY, BLAMED, GONE_S, RECEIVING, SHUNNED, SLOW, STORY_PER_UPDATE_MAX, Change, View
 
 HALF = PIECES // 4
 WHOLE = PIECES // 2

@@ -8,11 +8,11 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
+
+import programs
+from waits import until
 
 from p2pdist.origin.drivers import open_origin
 from tracker.content import Content
@@ -25,15 +25,7 @@ from tracker.warm_tags import WarmTags
 
 
 def command(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "p2pdist.cli.main", *map(str, words)], check=True, capture_output=True)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(400):
-        if holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never was so")
+    programs.run(*words, check=True)
 
 
 async def test_a_tag_whose_package_cannot_be_read_does_not_keep_others_cold(tmp_path: Path) -> None:

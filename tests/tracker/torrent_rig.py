@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
@@ -166,10 +166,3 @@ async def running(*words: str, output: Path) -> AsyncIterator[asyncio.subprocess
             except TimeoutError:
                 process.kill()
                 await process.wait()
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Wait until `condition()` holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)

@@ -4,6 +4,7 @@ ended."""
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import os
 import random
@@ -17,7 +18,7 @@ import uvloop
 from aiohttp import web
 from stream_rig import PIECE, Copy, Handler, RawPeer, Receiver, SampleBlob, Server, StartApp
 
-from p2pdist.model.digest import digest_of
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.transfer.problems import problems
 from p2pdist.transfer.stream import loop_receiver
@@ -48,15 +49,19 @@ async def start_app() -> AsyncIterator[StartApp]:
         await runner.cleanup()
 
 
-@pytest.fixture
-def blob(tmp_path: Path) -> SampleBlob:
+@pytest.fixture(scope="session")
+def content() -> tuple[bytes, PieceList, Digest]:
+    """The same bytes in every test, hashed once."""
     data = random.Random(1).randbytes(40 * PIECE + 1234)
-    layout = PieceLayout(len(data), PIECE)
+    return data, PieceList.of_stream(io.BytesIO(data), len(data)), digest_of(data)
+
+
+@pytest.fixture
+def blob(tmp_path: Path, content: tuple[bytes, PieceList, Digest]) -> SampleBlob:
+    data, pieces, digest = content
     path = tmp_path / "blob"
     path.write_bytes(data)
-    with path.open("rb") as file:
-        pieces = PieceList.of_stream(file, len(data))
-    return SampleBlob(path, data, layout, pieces, digest_of(data))
+    return SampleBlob(path, data, PieceLayout(len(data), PIECE), pieces, digest)
 
 
 @pytest.fixture

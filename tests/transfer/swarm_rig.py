@@ -12,12 +12,12 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats_rig import torrent_info
 from ports import free_port
+from waits import wait_until
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.pieces import PieceList
@@ -76,13 +76,6 @@ def stored(store: BlobStore, found: Sample) -> Blob:
 
 def seed_of(blob: Blob, torrent: Torrent, last_used: float = 0.0, swarm: Swarm | None = None) -> Seed:
     return Seed(blob.digest, blob.path, torrent, last_used, swarm or Swarm())
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def open_files(path: Path) -> int:

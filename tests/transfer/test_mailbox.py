@@ -52,7 +52,7 @@ async def test_a_letter_after_a_silence_is_delivered_at_once() -> None:
             while len(arrived) == number:
                 await asyncio.sleep(0.001)
         assert arrived[-1] - before < 0.1
-        await asyncio.sleep(0.45)
+        await asyncio.sleep(0.25)
 
 
 async def test_letters_in_quick_succession_are_gathered() -> None:

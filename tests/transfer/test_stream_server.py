@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from aiohttp import ClientSession, web
 from stream_rig import Pieces, Receiver, SampleBlob, Server
+from waits import until
 
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import StreamRequest
@@ -39,12 +40,6 @@ def ask(server: Server, *, receive_buffer: int | None = None) -> socket.socket:
         b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     )
     return connection
-
-
-async def until(holds, timeout_s: float = 30.0) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(timeout_s):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("abruptly", [False, True])

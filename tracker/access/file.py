@@ -94,7 +94,7 @@ class JoinDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CertificatesDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Agents whose certificates another authority issued: what they may. `authorities` are files
+    """Agents with certificates of another authority: what they may. `authorities` are files
     in PEM, by their names in the directory of the access file."""
 
     authorities: tuple[str, ...]
@@ -146,7 +146,7 @@ class AccessRules:
     local: LocalRules = field(default_factory=LocalRules)
     oidc: OidcDocument | None = None
     certificates: JoinRule | None = None
-    """What hosts may whose certificates another authority issued."""
+    """What hosts with certificates of another authority may."""
     authority_files: tuple[str, ...] = ()
 
 

@@ -94,7 +94,7 @@ class Joins:
         until = time.time() + CERTIFICATE_S
         try:
             await asyncio.to_thread(self._records.take, host, join, until, now=time.time(), holds=self._holds)
-        except P2PDistError as error:  # the certificate itself shows who it is
+        except P2PDistError as error:  # the certificate itself shows which host it is
             logger.warning("the renewal of %s is not in the record of joins: %s", host, error)
         return self._issue("renewal", host, join, request, remote)
 

@@ -39,7 +39,7 @@ class OidcIssuer:
         self._reading = asyncio.Lock()
 
     async def identity(self, text: str, rules: AccessRules) -> Identity:
-        """The person whose token this is. Raises Unauthenticated, Unavailable."""
+        """The person that this token names. Raises Unauthenticated, Unavailable."""
         key = await self._key(text)
         try:
             claims = jwt.decode(

@@ -79,8 +79,8 @@ class SessionAccess:
         self._serving.pop(session, None)
 
     def refused(self) -> dict[int, P2PDistError]:
-        """Why sessions must end whose hosts may no longer be here; the others read by the rules of
-        now."""
+        """Why the sessions of hosts that may no longer be here must end; the others read by the
+        rules of now."""
         ending: dict[int, P2PDistError] = {}
         for session, identity in self._identities.items():
             try:

@@ -190,7 +190,7 @@ class Capacities:
         return uplink.rate_bytes_s if uplink else None
 
     def slow_hosts(self) -> list[str]:
-        """Hosts whose uplinks or downlinks are held to be slow."""
+        """Hosts with uplinks or downlinks that are held to be slow."""
         return [host for host, uplink in self._uplinks.items() if uplink.share is not None]
 
     def typical(self) -> float:

@@ -43,7 +43,7 @@ from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
 
 NAMELESS_S = 15.0
-"""So long a host whose name servers do not answer is given no other that is known by name."""
+"""So long a host without answering name servers is given no other that is known by name."""
 
 
 @dataclass(frozen=True, slots=True)

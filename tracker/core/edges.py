@@ -178,7 +178,7 @@ class Edges:
         self.parted = {pair: until for pair, until in self.parted.items() if pair[0] != child}
 
     def expire(self, now: float) -> None:
-        """Forget the pairs whose time is over."""
+        """Forget the pairs that have had their time."""
         if self.avoided:
             self.avoided = {pair: until for pair, until in self.avoided.items() if until > now}
         if self.parted:

@@ -27,7 +27,7 @@ STARVED_BY = 3
 these parents may be any, and vouch for each other."""
 
 TOLD_MAX = 8
-"""Plans whose parents and alternates a host may complain of; it forgets earlier ones itself."""
+"""Plans in which a host may complain of parents and alternates; it forgets earlier ones itself."""
 
 
 def site_of(zone: str) -> str:

@@ -236,13 +236,13 @@ def announce_of(fields: Fields, ip: bytes) -> Announce:
     event, key, numwant = _one(fields, "event"), _one(fields, "key"), _one(fields, "numwant", b"-1")
     if event not in _EVENTS or len(key) > KEY_BYTES_MAX or not _NUMWANT.match(numwant):
         raise UsageError("event, key or numwant is malformed")
+    for count in ("uploaded", "downloaded"):
+        _number(fields, count, b"0")  # a peer may say them, and nothing here depends on them
     return Announce(
         info_hash,
         peer_id,
         _private_ip(_one(fields, "ip"), ip),
         port,
-        _number(fields, "uploaded", b"0"),
-        _number(fields, "downloaded", b"0"),
         _number(fields, "left"),
         _EVENTS[event],
         int(numwant) if int(numwant) >= 0 else None,

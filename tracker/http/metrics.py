@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from tracker.cluster.cluster import Cluster
 from tracker.core.preseeds.preseed import ShownState
+from tracker.core.views.fleet_view import View
 from tracker.core.views.rates import SwarmState
-from tracker.core.views.view import View
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
 

@@ -27,8 +27,8 @@ from p2pdist.model.errors import NotFound, Unavailable, UsageError
 from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.core.views.fleet_view import Change, View
 from tracker.core.views.tree_view import TreeView
-from tracker.core.views.view import Change, View
 from tracker.http.access import still_allowed
 from tracker.http.keys import SERVICE
 from tracker.preseed_service import PreseedService

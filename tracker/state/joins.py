@@ -18,7 +18,7 @@ from tracker.state.database import Database
 FILE_NAME = "joins.sqlite"
 TRIES_MAX = 5
 PURGE_EVERY = 1000
-"""After so many joins those whose certificates have ended are forgotten."""
+"""After so many joins the ones with ended certificates are forgotten."""
 
 _metadata = sql.MetaData()
 _joins = sql.Table(

@@ -157,7 +157,7 @@ class Upstreams:
         self._lists = KeptLists(documents)
         """Tags and referrers."""
         self._open: OrderedDict[str, float] = OrderedDict()
-        """By name until when the repository is taken to be open to everybody."""
+        """By name until when the repository is taken to be open to all users."""
         self._described: OrderedDict[str, float] = OrderedDict()
         """By `name@digest` when `learned` heard of a manifest's blobs."""
         self.learned: Callable[[tuple[tuple[Digest, PieceLayout], ...]], None] = lambda layouts: None
@@ -406,7 +406,7 @@ class Upstreams:
         return registry
 
     async def _ask(self, registry: _Registry, name: ImageName, key: str, ask: Ask[Value]) -> Value:
-        """Ask an upstream, once for all who want to know the same, unless it wants to be left
+        """Ask an upstream, once for all that want the same, unless it wants to be left
         alone."""
         registry.require_open(key)
 

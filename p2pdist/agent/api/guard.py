@@ -77,8 +77,8 @@ def caller_of(request: web.Request) -> Caller:
 
 
 def host_of(request: web.Request) -> str:
-    """The host whose agent sent a request over TCP, by its certificate; "" for any other sender,
-    and while access is off."""
+    """The host of the agent that sent a request over TCP, by its certificate; "" for any other
+    sender, and while access is off."""
     identity = identity_of(request)
     return identity.name if identity.kind == "agent" else ""
 

@@ -10,7 +10,7 @@ become one network. A running process follows links that come and go.
 Questions ask for multicast answers from the first one on. A unicast answer reaches one process of a
 host, and there may be several, such as the system's own responder.
 
-Names in conflict: a tracker whose name another tracker uses on the link takes another name (RFC
+Names in conflict: a tracker takes another name where one on the link has its own (RFC
 6762, 9). An agent's name is its identity, so it stays unannounced, logs that and tries again. Where
 both began at once, the process with the lower address keeps the name.
 """

@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 
 class BlobFetcher(Protocol):
-    """Fetches blobs of which nobody made a piece list."""
+    """Fetches blobs that have no piece list."""
 
     async def fetch_vouched(
         self, digest: Digest, size: int, upstream: UpstreamBlobs, priority: Priority

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from p2pdist.cli.fleet_watch import FleetState, HostState
-    from tracker.core.views.view import SwarmRow
+    from tracker.core.views.fleet_view import SwarmRow
 
 RETRY_S = 2.0
 SWARMS_SHOWN, RACKS_SHOWN, TROUBLED_SHOWN, STORY_SHOWN, TREE_SHOWN, PRESEEDS_SHOWN = 8, 16, 8, 10, 24, 5
@@ -236,13 +236,13 @@ def _racks(hosts: list[HostState]) -> Table:
 
 
 def _standing(host: HostState) -> int:
-    from tracker.core.views.view import AWAY
+    from tracker.core.views.fleet_view import AWAY
 
     return -1 if host.flags & AWAY else host.done
 
 
 def _style(host: HostState) -> str:
-    from tracker.core.views.view import AWAY, BLAMED, SLOW
+    from tracker.core.views.fleet_view import AWAY, BLAMED, SLOW
 
     if host.flags & AWAY:
         return "red"

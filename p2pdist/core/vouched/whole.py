@@ -11,8 +11,8 @@ all stored is not complete yet:
     any       -> Open       pieces are lost, since another round lists other hashes for them
 
 The whole is compared as soon as all pieces are there, whatever is still to be listed: a digest that
-matches is right, whoever stated the hashes. That it does not match says something of a round only
-once the round has stated every hash, and the pieces are stored as it states them.
+matches is right, whichever hosts stated the hashes. That it does not match says something of a
+round only once the round has stated every hash, and the pieces are stored as it states them.
 
 While the whole is wrong the host waits for the tracker's next round. If none has begun after
 VERIFY_S the others may have what matches, and this host's disk be at fault: it verifies its pieces

@@ -223,7 +223,7 @@ class UpstreamRepository:
 
     async def _first_range(self, digest: Digest, start: int, length: int) -> bytes:
         """Read a range, and find out whether there are any. A response with the whole blob instead
-        is not thrown away: all who read the blob share it."""
+        is not thrown away: all readers of the blob share it."""
         held = AsyncExitStack()
         try:
             response = await held.enter_async_context(self.blob_response(digest, start, length))
@@ -380,7 +380,7 @@ class _WholeRead:
         self._asked = asyncio.Event()
 
     def begin(self, response: ClientResponse, held: AsyncExitStack) -> None:
-        """Go on with a response that has come already, for a blob that nobody reads yet."""
+        """Go on with a response that has come already, for a blob without a reader."""
         assert self._response is None and self._task is None
         self._response, self._held = response, held
 

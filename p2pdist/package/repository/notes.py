@@ -30,7 +30,7 @@ a collection spares.
 Times. A note of a process that was killed stays, so both kinds end by age, by the clock of the
 storage alone, against one's own note: a lease is void after LEASE_S, a removal after REMOVAL_S. A
 collector begins no deletion later than START_S after its note, which leaves REMOVAL_S - START_S for
-the request itself (the drivers give up after 5 minutes); a writer whose lease is older than LEASE_S
+the request itself (the drivers give up after 5 minutes); a writer with a lease older than LEASE_S
 / 2 (its process was stopped, or the storage away) takes a new one and looks at everything again
 before it tags. Only a process that stands still for long exactly between such a look at its clock
 and the request can do harm; for that the writer looks at all blobs once more after the tag and

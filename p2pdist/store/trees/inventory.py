@@ -10,7 +10,7 @@ to come. What neither a record nor an open Missing names is garbage: a pull that
 it, and it goes when room is needed, or at collect(). A tree that is pinned, held or being pulled is
 neither evicted nor removed.
 
-Lock order: Missing.filling, store, objects.
+Lock order: Missing.extraction, store, objects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from p2pdist.store.index import Index, TreeRecord
 from p2pdist.store.layout import Paths
 from p2pdist.store.objects.files import Objects
 from p2pdist.store.trees.assembly import Damaged
-from p2pdist.store.trees.filling import Filled, Filling
+from p2pdist.store.trees.extraction import Extracted, Extraction
 from p2pdist.store.trees.images import Images
 from p2pdist.store.trees.missing import Backed, Missing, OpenPulls, back, plan
 from p2pdist.store.trees.reader import TreeReader
@@ -186,14 +186,14 @@ class Trees:
             missing.close = claims.pop_all().close
         return missing
 
-    def fill(self, missing: Missing) -> Filled:
+    def fill(self, missing: Missing) -> Extracted:
         """Make objects from the packs that are here. May be called as often as packs or pieces
         arrive; blocks, so call it in a thread. Raises Corrupt, naming pack and chunk, when a pack
         does not hold what a catalog says; DiskFull; Conflict after it was closed."""
-        with missing.filling:
+        with missing.extraction:
             self.pulls.require(missing)
             try:
-                return Filling(missing, self._objects, self._context.get).run()
+                return Extraction(missing, self._objects, self._context.get).run()
             except Damaged as error:
                 self.drop_object(error.content)
                 raise Corrupt(
@@ -217,7 +217,7 @@ class Trees:
             self._context.sync_objects()
 
     def _close(self, missing: Missing) -> None:
-        with missing.filling, self._lock:
+        with missing.extraction, self._lock:
             for assembly in missing.assemblies.values():
                 assembly.close()
             if missing.image_bytes_max is not None:

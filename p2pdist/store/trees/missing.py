@@ -88,7 +88,7 @@ class Missing:
     packs: tuple[Digest, ...]
     """All packs that the catalogs list."""
     contents: dict[bytes, int] = field(default_factory=dict)
-    """Sizes in bytes of the contents without an object; filling removes what it makes."""
+    """Sizes in bytes of the contents without an object; extraction removes what it makes."""
     needs: tuple[Need, ...] = ()
     """What is taken of which packs, whether these are here or not."""
     bytes_content: int = 0
@@ -101,7 +101,7 @@ class Missing:
     """Older objects from which chunks are taken."""
     close: Callable[[], None] = lambda: None
     """Gives up what is kept. Idempotent."""
-    filling: threading.Lock = field(default_factory=threading.Lock)
+    extraction: threading.Lock = field(default_factory=threading.Lock)
     """Held while objects are made."""
     whole: dict[Digest, list[Stored]] = field(default_factory=dict)
     """By pack, the contents of one chunk that are not objects yet."""

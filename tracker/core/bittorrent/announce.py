@@ -79,8 +79,6 @@ class Announce:
     peer_id: bytes
     ip: bytes
     port: int
-    uploaded: int = 0
-    downloaded: int = 0
     left: int = 0
     event: AnnounceEvent = ""
     numwant: int | None = None

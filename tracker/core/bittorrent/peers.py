@@ -2,7 +2,7 @@
 
 Theory. A peer hears of peers in its rack first, then in its zone, then of any; of seeds before
 others, as they have what it lacks; of the least handed out first. An eighth of the answer is kept
-for each wider circle as long as it has peers: a swarm whose peers know only their own racks would
+for each wider circle as long as it has peers: a swarm of peers that know only their own racks would
 fall apart into islands (Bindal et al., "Improving Traffic Locality in BitTorrent via Biased
 Neighbor Selection", ICDCS 2006). Seeds do not hear of seeds.
 

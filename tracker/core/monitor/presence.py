@@ -1,6 +1,6 @@
-"""Presence: hosts whose sessions ended, or that fall silent, and what they lose.
+"""Presence: hosts that lost their sessions, or fall silent, and what they lose.
 
-A host whose session ends is absent in its swarms until it has said again what it holds; what it
+A host without a session is absent in its swarms until it has said again what it holds; what it
 does not confirm within ABSENCE_S is taken from it. For GRACE_S after the tracker's start no host is
 given up, since many may still be reconnecting.
 

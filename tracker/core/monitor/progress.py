@@ -13,14 +13,14 @@ Slow: all children of a host in a stripe lag behind it, for LAG_S without a brea
 SLOW_SHARE of the rate at which others advance, although some of them keep up elsewhere. Then the
 parent's uplink is slow. Where a host lags in every stripe that its parents have for it, and other
 children of its parents do not, its own downlink is slow, and it is no good as a parent either. But
-over a slow uplink acknowledgements wait behind what the host sends, so a host whose uplink was just
-found slow has LAG_S to show otherwise. A stripe that starves higher up says nothing of the hosts
-below. Where there is no host to compare with, another parent for LAG_S tells. Where one child alone
-lags, in one stripe alone, for EDGE_S, the connection between the two is slow, and another parent
-may do better. A root has no parent to lag behind, and reads no faster than its children follow, so
-it is compared with the roots of other stripes. Acting on less costs more than it gains: after a
-move a host may be at half its rate for a moment. But the more pieces wait at the parent while they
-trickle in, the plainer it is.
+over a slow uplink acknowledgements wait behind what the host sends, so a host with an uplink that
+was just found slow has LAG_S to show otherwise. A stripe that starves higher up says nothing of the
+hosts below. Where there is no host to compare with, another parent for LAG_S tells. Where one child
+alone lags, in one stripe alone, for EDGE_S, the connection between the two is slow, and another
+parent may do better. A root has no parent to lag behind, and reads no faster than its children
+follow, so it is compared with the roots of other stripes. Acting on less costs more than it gains:
+after a move a host may be at half its rate for a moment. But the more pieces wait at the parent
+while they trickle in, the plainer it is.
 """
 
 from __future__ import annotations

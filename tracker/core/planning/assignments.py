@@ -23,7 +23,7 @@ STEP = 7919
 
 
 def assignments(swarm: Swarm, hosts: Mapping[str, Host], epoch: int = 0) -> list[Send]:
-    """The messages to the hosts whose parents changed since the last call. `epoch` is that of the
+    """The messages to the hosts that got other parents since the last call. `epoch` is that of the
     ownership by which the swarm is this tracker's, 0 where it is alone."""
 
     def source(name: str) -> Source | None:
@@ -59,7 +59,7 @@ def present_superpeers(
 
 
 def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[str, list[StripePlan]]:
-    """The stripes whose parents changed since the last call, by host name. `source` says where a
+    """The stripes with other parents since the last call, by host name. `source` says where a
     parent is reached; children of a parent that has not said yet where it is are told once it
     has."""
     names = list(swarm.members)

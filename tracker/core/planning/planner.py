@@ -28,7 +28,7 @@ with the most pieces comes first and so gets the slot that became free. Where a 
 unallotted ones are used, then idle ones of other stripes, and then a host is overloaded. Only where
 no host inside could serve at all does a second host of the rack receive from outside.
 
-Cycles cannot arise: only hosts whose path up ends at the origin or at a whole copy are offered as
+Cycles cannot arise: only hosts with a path up to the origin or to a whole copy are offered as
 parents, and a host below one that waits for a parent has no such path.
 
 A pass costs O(members of the racks in question) for each stripe that has work, however many hosts

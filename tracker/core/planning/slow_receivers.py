@@ -1,8 +1,8 @@
-"""Slow receivers: the parents of hosts whose downlinks are slow.
+"""Slow receivers: the parents of hosts with slow downlinks.
 
 Theory. A slow receiver takes no upload slot, as it takes next to nothing of an uplink. But each of
 several below one host takes a part, its first blocks delay the other children, and all hosts below
-these lose by it. So each slow receiver has a parent of its own, all of whose children are leaves,
+these lose by it. So each slow receiver has a parent of its own with leaves alone as children,
 and moves to such a one when things change around it. Slow receivers could as well feed one another;
 but one that was called slow by mistake could then never show that it is not.
 """

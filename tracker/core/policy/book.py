@@ -84,7 +84,7 @@ class PolicyBook:
             return str(next((tag for tag in reversed(tags) if tag.name == package.name), package.name))
         return ""
 
-    # -- who may read
+    # -- rights to read
 
     def bind(self, name: str, manifest: Digest, parts: Iterable[Digest]) -> None:
         """A package of this name is known to be the manifest, which consists of these blobs and

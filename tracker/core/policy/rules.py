@@ -153,7 +153,7 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True)
 class Zones(Rule):
-    """`zones = ["a", "b"]`: the zones whose hosts may have a package, none for all. Hosts that name
+    """`zones = ["a", "b"]`: hosts of these zones may have a package; none for all. Hosts that name
     no zone are in none of them. Zones order a fleet and protect no secret: hosts name their own."""
 
     zones: tuple[str, ...] = ()

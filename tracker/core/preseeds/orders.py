@@ -89,7 +89,7 @@ def progress(
     now: float,
 ) -> Progress:
     """How far a preseed is. `settled`: all its members are known; `hosts`: those of this tracker;
-    `lost`: hosts whose sessions broke in the last hour."""
+    `lost`: hosts with sessions that broke in the last hour."""
     record, request = preseed.record, preseed.request
     members, others = preseed.members(hosts), dict(preseed.others())
     ended = record.state in ("cancelled", "expired")
@@ -206,7 +206,7 @@ class Preseeds:
 
     grace_s: float = GRACE_S
     lost: Mapping[str, Host] = field(default_factory=dict)
-    """Hosts whose sessions broke in the last hour; the fleet's."""
+    """Hosts that lost their sessions in the last hour; the fleet's."""
 
     by_id: dict[str, Preseed] = field(default_factory=dict)
     _dirty: dict[str, None] = field(default_factory=dict)

@@ -143,7 +143,7 @@ class _Left:
         return _gains(self.ends(member, stripe), self.time(member, stripe, 0.0, 1))
 
     def time(self, member: Member, stripe: int, above: float, shared: int) -> float:
-        """When a host is done whose parent is done at `above` and serves so many."""
+        """When a host is done below a parent that is done at `above` and serves so many."""
         lacks = self.lacks(member)
         return max(above + 1, lacks[stripe] * shared, sum(lacks))
 
@@ -291,7 +291,7 @@ class _Line:
 
     def run(self, limit: int) -> int:
         """Give the late hosts their parents; return how many moved. Beyond the limit
-        only hosts move whose slots were taken."""
+        only hosts that lost their slots move."""
         moved, left, stripe = 0, self.left, self.stripe
         for child in self.late:
             above = self.swarm.members[child.parents[stripe] or ""]

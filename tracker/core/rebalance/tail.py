@@ -1,12 +1,13 @@
 """The tail: hosts that are behind when others are done.
 
-Theory. A stripe that fell behind cannot catch up through its own tree, whose inner hosts are busy
-with all their children. Once hosts have the whole of a stripe and few children left to serve, their
-uplinks are idle, wholly or in part. Near the end of a swarm the tracker moves late hosts to them,
-the one that lacks most first, if it gets a larger part of the uplink there than of its parent's;
-what it used to take is left to others. A host with a slow downlink would gain nothing, and its new
-parent would first have to find that out. Hosts are not moved for a few pieces, and stay within
-their rack. Where no host in the rack has the whole stripe, the late hosts line up (chains.py).
+Theory. A stripe that fell behind cannot catch up through its own tree, since the inner hosts there
+are busy with all their children. Once hosts have the whole of a stripe and few children left to
+serve, their uplinks are idle, wholly or in part. Near the end of a swarm the tracker moves late
+hosts to them, the one that lacks most first, if it gets a larger part of the uplink there than of
+its parent's; what it used to take is left to others. A host with a slow downlink would gain
+nothing, and its new parent would first have to find that out. Hosts are not moved for a few pieces,
+and stay within their rack. Where no host in the rack has the whole stripe, the late hosts line up
+(chains.py).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def hand_over(swarm: Swarm) -> int:
     moved = 0
     for names in swarm.racks.values():
         members = [swarm.members[name] for name in names]
-        # Not the hosts whose uplinks are held to be slow.
+        # Not the hosts with uplinks that are held to be slow.
         idle = [member for member in members if member.present and swarm.stripes <= member.slots > member.load]
         if idle:
             for stripe in range(swarm.stripes):

@@ -96,8 +96,8 @@ class Claims:
             self._fail(swarm, parent, now)
 
     def look(self, *, late: bool, now: float) -> None:
-        """Doubt hosts whose children got nothing in time, unless the whole fleet is late with its
-        reports; end doubts. Called often and regularly."""
+        """Doubt hosts that gave their children nothing in time, unless the whole fleet is late with
+        its reports; end doubts. Called often and regularly."""
         while self._watched and self._watched[0][0] <= now:
             _, key, child, stripe, parent = heapq.heappop(self._watched)
             swarm = self.swarms.get(key)

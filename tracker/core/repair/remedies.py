@@ -7,8 +7,8 @@ up, and moving this host would help no host: the complaint is followed up to the
 (Edges.blocked). The host below that edge complains as well. Once it has done so STUCK_COMPLAINTS
 times without getting a piece, it may be cut off from all others, and its children are freed.
 
-A lease whose holder cannot read the origin, or passes on nothing good of what it reads, goes to one
-of its children. The origin itself may be away, so leases move with growing pauses, from
+A lease of a holder that cannot read the origin, or passes on nothing good of what it reads, goes to
+one of its children. The origin itself may be away, so leases move with growing pauses, from
 LEASE_MOVE_S, unless the holder says that the content is wrong. Where agents bring along a lease for
 a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the
 most pieces keeps it: the others would read again what it has read. Once a host has the whole of a

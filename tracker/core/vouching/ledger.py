@@ -47,7 +47,7 @@ ROUNDS_MAX = 4
 """Rounds after the first that may be begun because the one before did not hold."""
 
 ARBITERS_MAX = 16
-"""Rounds in all, with those whose arbiter went away."""
+"""Rounds in all, those that an arbiter left included."""
 
 OBJECTIONS_MAX = 4096
 """Statements of a round that differ from its list and are remembered."""

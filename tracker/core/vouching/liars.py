@@ -53,7 +53,7 @@ class Liars:
                 self.schedule.ask(swarm.key, "liar", now)
 
     def unbar(self, swarm: Swarm) -> None:
-        """Let those read again whose time is over, and all where none but liars are left: the
+        """Let liars read again after their time, and all where none but liars are left: the
         digest tells what comes of it."""
         alone = all(name in swarm.origin.barred for name, member in swarm.members.items() if member.present)
         for name in list(swarm.origin.barred):

@@ -1,4 +1,4 @@
-// The feed: what the tracker reports at /v1/events (tracker/core/views/view.py), everything at first, then what changed.
+// The feed: what the tracker reports at /v1/events (tracker/core/views/fleet_view.py), everything at first, then what changed.
 //
 // Hosts and the nodes of the watched tree are as the last report left them, at once; which of them changed since they were drawn is noted
 // beside them. The parts of a report that are shown as text wait in `pending` until a frame takes them.

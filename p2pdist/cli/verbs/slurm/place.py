@@ -66,7 +66,7 @@ def place(
         return
     hosts = [row["host"] for row in ranking if row["present"]]
     if len(hosts) < needed:
-        raise _too_few(needed, len(hosts), "idle nodes whose agents are connected")
+        raise _too_few(needed, len(hosts), "idle nodes with a connected agent")
     _print([("", hosts)], as_json=as_json)
 
 

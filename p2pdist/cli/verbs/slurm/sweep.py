@@ -1,7 +1,7 @@
 """`p2pdist slurm sweep`: what jobs left behind for which no epilog ran, as on a node that crashed.
 
-Pins outlive an agent and its node, so a job whose node went down would keep its packages there for
-ever.
+Pins outlive an agent and its node, so a job on a node that went down would keep its packages there
+for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sweep(jobs_dir: Path, agent_wait: float, tracker: str, socket: Path) -> None
     """Undo on this node what the prologs of jobs did that are here no longer, where no epilog has.
 
     Run it when the agent has started. Slurm is asked only where there is anything of a job; the
-    node is the one whose name the agent bears.
+    node is the one that the agent is named after.
 
     \b
     Example:
@@ -42,7 +42,7 @@ def sweep(jobs_dir: Path, agent_wait: float, tracker: str, socket: Path) -> None
     with suppress(FileNotFoundError):
         pinned.update(each.name for each in jobs_dir.iterdir())
     left = {name for name in pinned if is_job(name)}
-    # Asked after the look: a job whose prolog has begun since is in neither, or in both.
+    # Asked after the look: a job that began its prolog since is in neither, or in both.
     for name in sorted(left - controller.jobs_on(node) if left else left):
         record = read_record(jobs_dir / name) or JobRecord(OWNER + name, ())
         undo(record, jobs_dir / name, socket, tracker, agent_wait)

@@ -1,4 +1,5 @@
-"""Filling: objects are made from the packs that are here, whole or in part, and from older objects.
+"""Extraction: objects are made from the packs that are here, whole or in part, and from older
+objects.
 
 Contents of one chunk are made run by run: a thread reads neighbours in a pack at once, decodes and
 verifies them, and collects them in a Bundle. A bundle makes objects of several contents together
@@ -99,7 +100,7 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class Extracted:
     """How many objects a call made, and how many contents are still missing."""
 
     objects: int
@@ -121,7 +122,7 @@ class _Desk:
         return self._memory[:length]
 
 
-class Filling:
+class Extraction:
     """Makes the objects that are missing of one tree. One call at a time for each tree."""
 
     def __init__(self, missing: Missing, objects: Objects, get: Callable[[Digest], Blob | None]) -> None:
@@ -129,7 +130,7 @@ class Filling:
         self._sizes = {need.pack: need.size for need in missing.needs}
         self._desks = [_Desk() for _ in range(_THREADS)]
 
-    def run(self) -> Filled:
+    def run(self) -> Extracted:
         """Make what can be made now. Raises Corrupt, Damaged, DiskFull; what was made stays."""
         missing, objects = self._missing, self._objects
         before = len(missing.contents)
@@ -139,13 +140,13 @@ class Filling:
                 packs = dict(self._present())
                 for pack in packs.values():
                     holds.enter_context(pack.held())
-                with ThreadPoolExecutor(_THREADS, thread_name_prefix="store-filling") as pool:
+                with ThreadPoolExecutor(_THREADS, thread_name_prefix="store-extraction") as pool:
                     self._drain(pool, list(self._tasks(packs)))
         finally:
             objects.save()
             for content in missing.contents.keys() & objects.contents():
                 del missing.contents[content]
-        return Filled(before - len(missing.contents), len(missing.contents))
+        return Extracted(before - len(missing.contents), len(missing.contents))
 
     def _present(self) -> Iterator[tuple[Digest, PackHere]]:
         for digest, size in self._sizes.items():
