@@ -144,11 +144,10 @@ class Fleet:
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
         self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
         self._claims = Claims(self.hosts, self.swarms, schedule, self.reputation)
-        self._turnover = LeaseTurnover(
-            self.swarms, schedule, self.policies, self.membership.described, self.origin_streams_max
-        )
+        described, leases_max = self.membership.described, self.origin_streams_max
+        self._turnover = LeaseTurnover(self.swarms, schedule, self.policies, described, leases_max)
         self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail)
-        self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, self.membership.described)
+        self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
         self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims, self.vouching)
         self._slowness = Slowness(
@@ -172,10 +171,8 @@ class Fleet:
                     self.membership.describe(blob, layout, now=now)
             case ListKept():
                 out += self.vouching.kept(event)
-            case Followed(ownership, me):
-                self.handover.follow(ownership, me, self._sessions, now=now)
-            case LeasesAllowed(allowed):
-                self.handover.allow_leases(allowed)
+            case Followed() | LeasesAllowed():
+                self.handover.handle(event, self._sessions, now=now)
         self._plan_due(now, out)  # Due asks for nothing else
         return out
 

@@ -232,13 +232,6 @@ class Member:
         """The host is sent this plan."""
         self.told = (stripes, *self.told[: TOLD_MAX - 1])
 
-    def was_told(self, source: str) -> bool:
-        """Whether a plan of late names a host as parent or alternate."""
-        plans = (plan for stripes in self.told for plan in stripes)
-        return any(
-            each is not None and each.host == source for plan in plans for each in (plan.parent, *plan.alternates)
-        )
-
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""
         self.superpeers = superpeers

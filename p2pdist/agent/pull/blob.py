@@ -208,13 +208,7 @@ class BlobPull:
         self.vouched = VouchedPull(blob, blob.vouched, _VouchedSide(self)) if blob.vouched is not None else None
         """What the pull of a blob without a piece list does beside."""
         self._streams = PullStreams(
-            blob,
-            context,
-            self._mail,
-            priority=priority,
-            selection=selection,
-            upstream=upstream,
-            vouched=self.vouched,
+            blob, context, self._mail, priority=priority, selection=selection, upstream=upstream, vouched=self.vouched
         )
         self.unreached, self.leave_revoked = self._streams.unreached, self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)

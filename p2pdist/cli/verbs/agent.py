@@ -40,6 +40,39 @@ MIRROR_ADDRESS = f"127.0.0.1:{MIRROR_PORT}"
 logger = logging.getLogger(__name__)
 
 
+Reached = tuple[tuple[str, int], tuple[str, ...], DiscoverySettings | None]
+"""Where an agent listens, the trackers that were named, and how others are discovered."""
+
+
+def _reaching(command: Function) -> Function:
+    """The command gets `reached` for the options that say how agent, trackers and neighbours reach
+    each other."""
+
+    @functools.wraps(command)
+    def resolved(
+        *args: Any,
+        listen: str,
+        tracker: str,
+        discover: bool | None,
+        network_id: str,
+        discovery_interface: tuple[str, ...],
+        **more: Any,
+    ) -> Any:
+        return command(*args, reached=_reached(listen, tracker, discover, network_id, discovery_interface), **more)
+
+    return resolved  # type: ignore[return-value]
+
+
+def _reached(
+    listen: str, trackers: str, discover: bool | None, network_id: str, interfaces: tuple[str, ...]
+) -> Reached:
+    """Where the agent listens, the trackers that were named, and how others are discovered: where
+    none was named, or where that was asked for."""
+    address, urls = listen_address(listen), _urls(trackers)
+    discovers = not urls if discover is None else discover
+    return address, urls, discovery_settings(address, network_id, interfaces) if discovers else None
+
+
 def lazy_options(command: Function) -> Function:
     """--lazy-wait and --lazy-way. The command gets `lazy`."""
 
@@ -235,9 +268,9 @@ def tls_options(command: Function) -> Function:
 @click.option("--name", default="", metavar="HOST", help="The name of this host [default: its hostname].")
 @hostnames_option
 @log_options
+@_reaching
 def command(
-    tracker: str,
-    listen: str,
+    reached: Reached,
     advertise: str,
     store: Path,
     socket: Path,
@@ -255,9 +288,6 @@ def command(
     mirror: str,
     transport: Policy | None,
     bt_listen: str,
-    network_id: str,
-    discovery_interface: tuple[str, ...],
-    discover: bool | None,
     scrub_days: float,
     lazy: LazySettings,
     drain_seconds: float,
@@ -274,7 +304,7 @@ def command(
     """
     from p2pdist.agent.agent import AgentSettings
 
-    address, trackers, discovery = _reached(listen, tracker, discover, network_id, discovery_interface)
+    address, trackers, discovery = reached
     settings = AgentSettings(
         trackers=trackers,
         host=name or sockets.gethostname(),
@@ -299,16 +329,6 @@ def command(
         audited=_audit(audit_log),
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
-
-
-def _reached(
-    listen: str, trackers: str, discover: bool | None, network_id: str, interfaces: tuple[str, ...]
-) -> tuple[tuple[str, int], tuple[str, ...], DiscoverySettings | None]:
-    """Where the agent listens, the trackers that were named, and how others are discovered: where
-    none was named, or where that was asked for."""
-    address, urls = listen_address(listen), _urls(trackers)
-    discovers = not urls if discover is None else discover
-    return address, urls, discovery_settings(address, network_id, interfaces) if discovers else None
 
 
 def _urls(text: str) -> tuple[str, ...]:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from tracker.policies import PolicyFile
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
+    from tracker.state.documents import Documents
+    from tracker.traces import Traces
     from tracker.upstreams.settings import UpstreamsFile
+    from tracker.upstreams.upstreams import Upstreams
 
 OWN_ADDRESSES_MAX = 50
 """Addresses of this machine in the tracker's certificate."""
@@ -391,6 +394,26 @@ async def _leave_cluster(siblings: Siblings | None) -> None:
         await siblings.cluster.stop()
 
 
+def _traces(state: str) -> Traces:
+    from tracker.state.traces import TraceRecords
+    from tracker.traces import Traces
+
+    return Traces(TraceRecords(state) if state else None)
+
+
+def _upstreams_file(named: tuple[str, ...], path: Path | None, upstreams: Upstreams) -> UpstreamsFile | None:
+    from tracker.upstreams.settings import UpstreamsFile
+
+    return UpstreamsFile(named, path, upstreams.replace) if path is not None else None
+
+
+def _documents(state: str) -> Documents | None:
+    from tracker.state.database import is_postgresql
+    from tracker.state.documents import Documents
+
+    return Documents(Path(state)) if state and not is_postgresql(state) else None
+
+
 async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
     hostnames: tuple[str, ...],
@@ -410,31 +433,25 @@ async def _serve(
     from tracker.http.app import make_app
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
-    from tracker.state.database import is_postgresql
-    from tracker.state.documents import Documents
     from tracker.state.preseeds import PreseedDatabase
-    from tracker.state.traces import TraceRecords
-    from tracker.traces import Traces
-    from tracker.upstreams.settings import UpstreamsFile
     from tracker.upstreams.upstreams import Upstreams
 
     origin_url, settings, (named, upstreams_path) = sources
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = _fleet(origin_url, *limits)
     policy_file = _policy_file(policies, fleet) if policies is not None else None
-    documents = Documents(Path(state)) if state and not is_postgresql(state) else None
+    documents = _documents(state)
     upstreams = Upstreams(settings, documents)
     service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
-    service.traces = Traces(TraceRecords(state) if state else None)
+    service.traces = _traces(state)
     await preseeds.load()
     siblings = await _join_cluster(part, state, service, access)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings)
     runners = await _listen(addresses, app, access)
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     clocks += [asyncio.create_task(siblings.cluster.run())] if siblings is not None else []
-    upstreams_file = UpstreamsFile(named, upstreams_path, upstreams.replace) if upstreams_path is not None else None
-    clocks += _follow(policy_file, access, upstreams_file, service, preseeds)
+    clocks += _follow(policy_file, access, _upstreams_file(named, upstreams_path, upstreams), service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
     try:
         if discovery is not None:

@@ -31,7 +31,7 @@ from p2pdist.model.messages import (
     Welcome,
 )
 from p2pdist.model.ownership import Ownership, owner
-from tracker.core.events import Broadcast, Command, Send
+from tracker.core.events import Broadcast, Command, Followed, LeasesAllowed, Send
 from tracker.core.host import Host
 from tracker.core.monitor.presence import GRACE_S
 from tracker.core.swarm import Swarm
@@ -59,11 +59,11 @@ class Handover:
     started_at: float
     """Time at which this tracker started."""
     me: str = ""
-    """The id of this tracker; empty where it is alone. `follow`."""
+    """The id of this tracker; empty where it is alone. `handle`."""
     ownership: Ownership | None = None
-    """The ownership that counts. `follow`."""
+    """The ownership that counts. `handle`."""
     leases_allowed: bool = True
-    """Whether this tracker may grant leases. `allow_leases`."""
+    """Whether this tracker may grant leases. `handle`."""
     _former: list[tuple[float, Ownership]] = field(default_factory=list)
     """Ownerships that were replaced, and when, the latest last."""
     _untold: dict[int, None] = field(default_factory=dict)
@@ -78,19 +78,20 @@ class Handover:
         """The number of the ownership that counts; 0 without one."""
         return self.ownership.epoch if self.ownership is not None else 0
 
-    def follow(self, ownership: Ownership, me: str, sessions: Iterable[int], *, now: float) -> None:
-        """Another ownership counts from now on; `sessions` are the open ones."""
-        if self.ownership is not None:
-            self._former = [each for each in self._former if now - each[0] < GRACE_S][-FORMER_MAX + 1 :]
-            self._former.append((now, self.ownership))
-        self.ownership, self.me = ownership, me
-        self._mine.clear()
-        self._untold = dict.fromkeys(sessions)
-        self._unchecked = list(self.swarms)
-
-    def allow_leases(self, allowed: bool) -> None:
-        """Whether this tracker may grant leases from now on."""
-        self.leases_allowed = allowed
+    def handle(self, event: Followed | LeasesAllowed, sessions: Iterable[int], *, now: float) -> None:
+        """Another ownership counts from now on, or leases may be granted, or may not. `sessions`
+        are the open ones."""
+        match event:
+            case LeasesAllowed(allowed):
+                self.leases_allowed = allowed
+            case Followed(ownership, me):
+                if self.ownership is not None:
+                    self._former = [each for each in self._former if now - each[0] < GRACE_S][-FORMER_MAX + 1 :]
+                    self._former.append((now, self.ownership))
+                self.ownership, self.me = ownership, me
+                self._mine.clear()
+                self._untold = dict.fromkeys(sessions)
+                self._unchecked = list(self.swarms)
 
     def closed(self, session: int) -> None:
         """A session has ended."""
