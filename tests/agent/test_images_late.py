@@ -319,9 +319,11 @@ async def test_a_pull_ends_that_no_client_wants_any_more(
         assert answer.status == 200
     async with http.get(f"/v2/team/app/blobs/{digest}?ns={odd.address}") as answer:
         assert answer.status == 503
-    assert list(agent.vouched_blobs.arriving()) == [(f"docker://{odd.address}/team/app", 0, len(image.blobs[digest]))]
+    assert [(str(name), pull.blob.digest) for name, pull in agent.images.arriving.values()] == [
+        (f"{odd.address}/team/app", digest)
+    ]
     await until(lambda: agent.registry.fetching(digest) is None)
-    assert list(agent.vouched_blobs.arriving()) == []
+    assert not agent.images.arriving
     del odd.answers[str(digest)]
     async with http.get(f"/v2/team/app/blobs/{digest}?ns={odd.address}") as answer:
         assert (answer.status, await answer.read()) == (200, image.blobs[digest])

@@ -61,6 +61,7 @@ from p2pdist.model.errors import (
     Unavailable,
     UsageError,
 )
+from p2pdist.model.image import SCHEME
 from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import (
     DEMAND_PIECES_MAX,
@@ -627,10 +628,11 @@ async def _status(request: web.Request) -> web.Response:
 def _arriving(agent: Agent) -> list[ArrivingImage]:
     """The images on their way, by name."""
     found: dict[str, tuple[int, int, int]] = {}
-    for image, done, size in agent.vouched_blobs.arriving():
-        blobs, before, total = found.get(image, (0, 0, 0))
-        found[image] = blobs + 1, before + done, total + size
-    return [ArrivingImage(image, *counts) for image, counts in sorted(found.items()) if image]
+    for name, pull in agent.images.arriving.values():
+        layout, (blobs, done, total) = pull.blob.layout, found.get(f"{SCHEME}{name}", (0, 0, 0))
+        here = min(layout.size, len(pull.blob.have) * layout.piece_size)
+        found[f"{SCHEME}{name}"] = blobs + 1, done + here, total + layout.size
+    return [ArrivingImage(image, *counts) for image, counts in sorted(found.items())]
 
 
 def _mirror_status(counts: MirrorCounts) -> MirrorStatus | None:

@@ -156,6 +156,8 @@ class Images:
         """Manifests, by `name@digest`, that the tracker which answers has been asked for."""
         self._announcing: dict[str, tuple[asyncio.Task[None], float]] = {}
         """Those that it is being asked for, and until when pulls wait for that."""
+        self.arriving: dict[Digest, tuple[ImageName, BlobPull]] = {}
+        """The blobs on their way, and the image for which each was asked first."""
         self._reads: dict[str, asyncio.Task[ImageDocument]] = {}
         self._lists = ImageLists(store, tracked, registries, self._ask)
 
@@ -345,7 +347,11 @@ class Images:
         if self._ruled():
             self.confirmed.ask_later(name, digest)
         await self._announce(name, digest)
-        return await self._fetcher.fetch_vouched(digest, size, self._registries.source(name), priority)
+        blob, pull = await self._fetcher.fetch_vouched(digest, size, self._registries.source(name), priority)
+        if pull is not None and digest not in self.arriving:
+            self.arriving[digest] = name, pull
+            pull.done.add_done_callback(lambda _: self.arriving.pop(digest, None))
+        return blob, pull
 
     async def _announce(self, name: ImageName, digest: Digest) -> None:
         """Have the tracker know the blob's manifest, if it has been asked for neither since it

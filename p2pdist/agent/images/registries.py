@@ -22,7 +22,7 @@ import msgspec
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, Unavailable, UsageError
-from p2pdist.model.image import SCHEME, ImageName, image_name
+from p2pdist.model.image import ImageName, image_name
 from p2pdist.model.image_manifest import ImageDocument, TagPage, clean_media_type, decode_image
 from p2pdist.model.policy import NO_POLICY, POLICY_HEADER, PackagePolicy, decode_policy
 from p2pdist.model.upstream import UPSTREAMS_MAX, Upstream, UpstreamSettings, parse_redirects, unique, upstream_of
@@ -271,8 +271,6 @@ class UpstreamBlobs:
 
     def __init__(self, registries: UpstreamRegistries, name: ImageName) -> None:
         self._registries, self._name = registries, name
-        self.shown = f"{SCHEME}{name}"
-        """The image, as `pull` takes it."""
         self._repository: UpstreamRepository | None = None
         """What was read from last: its readers find out together whether there are ranges."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from p2pdist.agent.pull.blob import BlobPull
@@ -43,11 +43,6 @@ class Sources:
         if source not in self._sources:
             self._sources.insert(0, source)
             del self._sources[SOURCES_MAX:]
-
-    @property
-    def shown(self) -> str:
-        """The image for which it was asked last; "" where that is not known."""
-        return next((str(getattr(source, "shown", "")) for source in self._sources), "")
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
         """`length` bytes of the blob. Raises P2PDistError, that of the last one tried."""
@@ -112,14 +107,6 @@ class VouchedBlobs:
         self._sources.pop(digest, None)
         if not done.cancelled() and isinstance(done.exception(), Corrupt):
             self._tasks.spawn(self._registry.discard(digest))
-
-    def arriving(self) -> Iterator[tuple[str, int, int]]:
-        """The blobs that are being pulled: the image of each, bytes that are here, and its size."""
-        for digest in self._watched:
-            pull, sources = self._registry.fetching(digest), self._sources.get(digest)
-            if pull is not None and sources is not None:
-                layout = pull.blob.layout
-                yield sources.shown, min(layout.size, len(pull.blob.have) * layout.piece_size), layout.size
 
     # -- the tracker
 
