@@ -91,8 +91,8 @@ def agent(place: Path, number: int, name: str) -> tuple[list[str], Path]:
 
 
 def round_of(place: Path, hosts: int, *options: str) -> tuple[list[float], int, float]:
-    """Seconds until each host's program ended, bytes that the seed sent until everything was everywhere,
-    and the share of what was received that came twice."""
+    """Seconds until each host's program ended, bytes that the seed sent until everything was
+    everywhere, and the share of what was received that came twice."""
     tag = "-".join(("host", *options)).replace("--", "")
     numbers = range(1, hosts + 1)
     with ExitStack() as agents:
