@@ -4,7 +4,6 @@ own."""
 from __future__ import annotations
 
 import json
-import os
 import resource
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.packers import call
-from bench.processes import ProgramFailed
+from bench.processes import ProgramFailed, cpu_s
 
 READY_S = 60.0
 ENDED_WITHIN_S = 30.0
@@ -108,7 +107,7 @@ class Installation:
         """Seconds that all commands that have ended took of the processors; and tracker and
         agents."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return ended.ru_utime + ended.ru_stime, sum(_cpu_s(process.pid) for process in self._processes)
+        return ended.ru_utime + ended.ru_stime, sum(cpu_s(process.pid) for process in self._processes)
 
     def everywhere(self, *words: str) -> list[str]:
         """Run a verb with the socket of every agent, at the same time; what each wrote."""
@@ -116,9 +115,3 @@ class Installation:
             return list(
                 pool.map(lambda path: call(self.program, words[0], "--socket", str(path), *words[1:]), self.sockets)
             )
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process (proc_pid_stat(5))."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

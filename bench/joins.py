@@ -30,7 +30,8 @@ from pathlib import Path
 import msgspec
 
 from bench.load_hosts import raise_file_limit
-from bench.tracker_load import cpu_s, resident
+from bench.processes import cpu_s
+from bench.tracker_load import resident
 from p2pdist.credentials.authority import TRACKER_DNS, encode_key, make_key, make_request
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Joined, JoinRequest, encode
 

@@ -30,7 +30,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from p2pdist.model.pieces import piece_size_for
+from bench.processes import cpu_s
+from p2pdist.model.vouched import vouched_layout
 
 P2PDIST = Path(sys.executable).parent / "p2pdist"
 GOAL_S = 0.1
@@ -82,7 +83,7 @@ class Registry:
         return response
 
     async def _send(self, response: web.StreamResponse, digest: str, start: int, end: int) -> None:
-        data, first = self.blobs[digest], piece_size_for(len(self.blobs[digest]))
+        data, first = self.blobs[digest], vouched_layout(len(self.blobs[digest])).piece_size
         for position in range(start, end, READ_BYTES):
             part = data[position : min(end, position + READ_BYTES)]
             await asyncio.sleep(len(part) / RATE_BYTES_S)
@@ -114,12 +115,6 @@ async def ready(url: str) -> None:
             return
         await asyncio.sleep(0.05)
     raise RuntimeError(f"{url} does not answer")
-
-
-def cpu_s(process: subprocess.Popen[bytes]) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def read(http: aiohttp.ClientSession, url: str) -> tuple[float, float, int]:
@@ -173,10 +168,10 @@ async def measure(directory: Path, size: int, colds: int, turns: int) -> dict[st
                 costs: dict[str, list[float]] = {"mirror": [], "digest": []}
                 for turn in range(2 * turns):
                     name = ("mirror", "digest")[turn % 2]
-                    before = cpu_s(agent)
+                    before = cpu_s(agent.pid)
                     _, _, count = await read(http, f"{through}/blobs/{warm}" if name == "mirror" else by_digest)
                     assert count == size
-                    costs[name].append((cpu_s(agent) - before) * (1 << 30) / size)
+                    costs[name].append((cpu_s(agent.pid) - before) * (1 << 30) / size)
     finally:
         await runner.cleanup()
     return {

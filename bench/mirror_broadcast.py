@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.links import Links, Node, links
+from bench.processes import cpu_s, idle_s
 from bench.table import figure, median, render
 from p2pdist.model.image import MIRROR_PORT, path_of_upstream
 
@@ -51,6 +53,13 @@ class Run:
     median_s: float
     copies: float
     """What the registry's host sent, headers of segments included, over the image."""
+    ours_cpu_s: float
+    """Processor time of agents and tracker between the first request and the last byte."""
+    registry_cpu_s: float
+    clients_cpu_s: float
+    idle: float
+    """The share of this machine's processor time that nothing used: at 0 the machine carries no
+    more, and the seconds say nothing of the ways."""
 
 
 def write_layout(directory: Path, layers: int, size: int) -> None:
@@ -189,6 +198,11 @@ class Fleet:
                 process.wait()
         return list(seconds.values())
 
+    def cpu_s(self) -> tuple[float, float]:
+        """Processor seconds so far of the registry, and of tracker and agents."""
+        registry, *ours = (cpu_s(process.pid) for process in self._processes)
+        return registry, sum(ours)
+
     def stop(self) -> None:
         """End what was started."""
         for process in self._processes:
@@ -222,7 +236,8 @@ def measure(chosen: argparse.Namespace, case: str, way: str) -> Run:
     mirrors = way == "mirrors"
     with fleet(chosen, hosts) as made:
         made.start(4 if case == "four layers" else 1, mirrors=mirrors)
-        before = made.registry.sent_bytes()
+        before, cpu, idle = made.registry.sent_bytes(), made.cpu_s(), idle_s()
+        clients = _children_s()
         group = max(1, round(hosts * ROLLING_SHARE)) if case == "rolling" else hosts
         seconds: list[float] = []
         began = time.monotonic()
@@ -230,7 +245,16 @@ def measure(chosen: argparse.Namespace, case: str, way: str) -> Run:
             seconds += made.pull(made.hosts[start : start + group], mirrors=mirrors)
         makespan = time.monotonic() - began
         copies = (made.registry.sent_bytes() - before) / (chosen.size_mib << 20)
-    return Run(case, way, hosts, makespan, median(seconds) or 0.0, copies)
+        registry, ours = (after - then for after, then in zip(made.cpu_s(), cpu, strict=True))
+        free = (idle_s() - idle) / makespan / (os.cpu_count() or 1)
+        clients = _children_s() - clients
+    return Run(case, way, hosts, makespan, median(seconds) or 0.0, copies, ours, registry, clients, free)
+
+
+def _children_s() -> float:
+    """Processor seconds of the children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def report(runs: Sequence[Run]) -> str:
@@ -244,10 +268,25 @@ def report(runs: Sequence[Run]) -> str:
             figure(run.makespan_s / alone if alone else None),
             figure(run.median_s, 1),
             figure(run.copies),
+            figure(run.ours_cpu_s, 1),
+            figure(run.registry_cpu_s, 1),
+            figure(run.clients_cpu_s, 1),
+            figure(100 * run.idle, 0, " %"),
         ]
         for run in runs
     ]
-    heads = ["an image", "hosts", "seconds", "x one alone", "median s", "copies sent"]
+    heads = [
+        "an image",
+        "hosts",
+        "seconds",
+        "x one alone",
+        "median s",
+        "copies sent",
+        "CPU ours",
+        "registry",
+        "clients",
+        "idle",
+    ]
     return render("Container images, each host through skopeo", heads, rows)
 
 

@@ -55,6 +55,18 @@ def undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far (proc_pid_stat(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def idle_s() -> float:
+    """Processor seconds since the boot that nothing used (proc_stat(5))."""
+    fields = Path("/proc/stat").read_text().split(maxsplit=6)
+    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a program that leads a group, wait for it, and kill what is left of the group."""
     if process.poll() is None:

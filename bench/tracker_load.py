@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import json
 import multiprocessing
-import os
 import resource
 import signal
 import socket
@@ -39,19 +38,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.load_hosts import PIECE_BYTES, clients, layout_of, raise_file_limit
-from p2pdist.model.pieces import piece_size_for
+from bench.load_hosts import clients, layout_of, raise_file_limit
+from bench.processes import cpu_s
+from p2pdist.model.vouched import vouched_layout
 
 PAGE = resource.getpagesize()
 
 
 # -- the tracker process
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> int:
@@ -209,8 +203,8 @@ def main() -> int:
     parser.add_argument("--profile", default="", metavar="DIRECTORY")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
-    if chosen.vouched and piece_size_for(layout_of(chosen.pieces).size) != PIECE_BYTES:
-        parser.error("a vouched list has the pieces that the blob's size asks for: 2049 to 4096 here")
+    if chosen.vouched and vouched_layout(layout_of(chosen.pieces).size) != layout_of(chosen.pieces):
+        parser.error("a vouched list has the pieces that the blob's size asks for: 1025 to 2048 here")
     raise_file_limit()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # the tracker ends with this process
     found = {

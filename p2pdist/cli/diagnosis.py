@@ -375,12 +375,17 @@ def mounts(directory: Path) -> list[Finding]:
         ("loop", "images", "Allow /dev/loop-control and loop devices; images are unpacked instead"),
         ("writable", "views that programs write to", "Give --store a disk, no overlay; files are copied instead"),
         ("erofs", "trees", "It takes Linux 6.12 and a --store on a disk; files are copied instead"),
+        (
+            "lazy",
+            "trees whose contents come later",
+            "It takes Linux 6.14 and --store on ext4, Btrfs or XFS, or p2pdist[fuse], libfuse 3 and loop devices",
+        ),
     ):
         why = _probe(way, directory) if root else "takes root"
         state: State = "warning" if why else "ok"
         findings.append(Finding(way, state, why or f"{needs} can be mounted", remedy if why else ""))
     if why := _probe("reflink", directory):
-        mounted = findings[-1].state == "ok"
+        mounted = next(finding for finding in findings if finding.name == "erofs").state == "ok"
         detail = f"none here ({why}): trees are copied where they are not mounted"
         remedy = "" if mounted else "Give --store on Btrfs or XFS"
         findings.append(Finding("reflink", "ok" if mounted else "warning", detail, remedy))

@@ -7,6 +7,7 @@ the file system of the store.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import sys
 from collections.abc import Callable
@@ -53,6 +54,19 @@ def erofs(directory: Path) -> None:
     mount_image(image, target)
 
 
+def lazy(directory: Path) -> None:
+    """A lazy view, in the first way to fill it that works: a file that a thread reads before its
+    content is there. Raises OSError."""
+    from p2pdist.mount.lazy.trial import choose
+    from p2pdist.mount.lazy.ways import WAYS as FILLED
+
+    records = directory / "records"
+    records.mkdir()
+    choice = choose(records, [way.name for way in FILLED])
+    if choice.way is None:
+        raise OSError(errno.EOPNOTSUPP, "; ".join(choice.reasons))
+
+
 def userns(directory: Path) -> None:
     """A user namespace, which `main` has made by now."""
 
@@ -62,6 +76,7 @@ WAYS: dict[str, Callable[[Path], None]] = {
     "writable": partial(overlay, writable=True),
     "loop": loop,
     "erofs": erofs,
+    "lazy": lazy,
     "reflink": reflink,
     "userns": userns,
 }

@@ -19,7 +19,6 @@ from p2pdist.model.digest import EMPTY_DIGEST, Digest, digest_of, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused
 from p2pdist.model.image import ImageReference
 from p2pdist.model.manifest import MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor
-from p2pdist.model.pieces import PieceLayout, piece_size_for
 from p2pdist.model.platform import Platform, platform_of
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -141,11 +140,6 @@ class Image:
     digest: Digest
     documents: tuple[Digest, ...]
     blobs: tuple[Descriptor, ...]
-
-
-def image_layout(size: int) -> PieceLayout:
-    """How every host cuts a blob of an image: no manifest says it, so it follows from the size."""
-    return PieceLayout(size, piece_size_for(size))
 
 
 def decode_image(data: bytes, media_type: str = "") -> ImageManifest | ImageIndex:

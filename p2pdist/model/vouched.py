@@ -20,11 +20,27 @@ from __future__ import annotations
 from typing import Literal
 
 from p2pdist.model.errors import Conflict
-from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, PieceSet
+from p2pdist.model.pieces import HASH_SIZE, PIECE_SIZE_MAX, PIECE_SIZE_MIN, PieceLayout, PieceList, PieceSet
+
+PIECES_WANTED_MAX = 2048
 
 Verdict = Literal["good", "unlisted", "stale", "wrong"]
 """What a list says of the hash of bytes that came for a piece: it is the listed one; nothing yet,
 wait for the list; it was the listed one before, and the sender has not heard; it is wrong."""
+
+
+def vouched_layout(size: int) -> PieceLayout:
+    """How every host cuts a blob of `size` bytes that nobody has cut before: no document says it,
+    so it follows from the size.
+
+    The pieces are fewer and larger than those of prepared content: each is a request of its own to
+    the registry, and registries may do much for a request (docker-registry reads 4 MiB for any
+    range, which takes it 8 ms of a processor).
+    """
+    piece = PIECE_SIZE_MIN
+    while piece < PIECE_SIZE_MAX and size > piece * PIECES_WANTED_MAX:
+        piece *= 2
+    return PieceLayout(size, piece)
 
 
 class VouchedList:

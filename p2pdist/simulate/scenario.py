@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from p2pdist.core.transport import Policy
 from p2pdist.model.pieces import piece_size_for
+from p2pdist.model.vouched import vouched_layout
 from p2pdist.simulate.faults import Crash, Fault, Late, Partition, Slow
 from p2pdist.simulate.network import Cut
 from tracker.core.report_rate import report_interval_s
@@ -240,10 +241,11 @@ class Scenario:
     def filled(self) -> Scenario:
         """This scenario with every default worked out. The time limit is generous: a run that
         reaches it has a host that waits forever."""
+        usual = vouched_layout(self.size).piece_size if self.vouched else piece_size_for(self.size)
         filled = replace(
             self,
             origin_bytes_s=self.origin_bytes_s or 2 * self.nic_bytes_s,
-            piece_size=self.piece_size or piece_size_for(self.size),
+            piece_size=self.piece_size or usual,
             report_interval_s=self.report_interval_s or report_interval_s(self.hosts),
         )
         limit = self.time_limit_s or 300 + 20 * filled.bound_s(filled.parties())

@@ -90,7 +90,18 @@ async def test_a_sound_host_ends_with_0(tmp_path: Path, free_port: int, origin: 
     space = {name: states.pop(name) for name in ("store", "disk", "BitTorrent port")}
     assert set(space.values()) <= {"ok", "warning"}, "it depends on the machine"
     assert {states[name] for name in sound} == {"ok"}
-    mounts = {"root", "overlay", "loop", "writable", "erofs", "reflink", "squashfs", "squashfuse", "user namespaces"}
+    mounts = {
+        "root",
+        "overlay",
+        "loop",
+        "writable",
+        "erofs",
+        "lazy",
+        "reflink",
+        "squashfs",
+        "squashfuse",
+        "user namespaces",
+    }
     assert set(states) == {*sound, "agent", *mounts}
     assert all(bool(check["remedy"]) == (check["state"] != "ok") for check in found["checks"])
     assert "has 1 packages, and a manifest could be read" in plain and "FAILED" not in plain

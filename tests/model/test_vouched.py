@@ -5,11 +5,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.model.errors import Conflict
-from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList
-from p2pdist.model.vouched import VouchedList
+from p2pdist.model.pieces import HASH_SIZE, PIECE_SIZE_MAX, PieceLayout, PieceList
+from p2pdist.model.vouched import PIECES_WANTED_MAX, VouchedList, vouched_layout
 
 LAYOUT = PieceLayout(4 * 65536, 65536)
 RIGHT, OTHER = b"r" * HASH_SIZE, b"o" * HASH_SIZE
+
+
+@pytest.mark.parametrize(
+    ("size", "piece_size"),
+    [
+        (0, 1 << 16),
+        (1, 1 << 16),
+        (128 << 20, 1 << 16),
+        ((128 << 20) + 1, 1 << 17),
+        (10 << 30, 8 << 20),
+        (1 << 40, 16 << 20),
+    ],
+)
+def test_the_size_alone_says_how_a_blob_is_cut(size: int, piece_size: int) -> None:
+    layout = vouched_layout(size)
+    assert layout == PieceLayout(size, piece_size)
+    assert layout.count <= PIECES_WANTED_MAX or piece_size == PIECE_SIZE_MAX
 
 
 def test_bytes_wait_until_their_hash_is_listed() -> None:

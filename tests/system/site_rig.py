@@ -234,8 +234,8 @@ class Site:
         assert code == 0, errors
         return str(document["digest"])
 
-    def start_tracker(self) -> None:
-        words = ["tracker", "--listen", f"127.0.0.1:{self.tracker_port}", "--origin", self.origin.url]
+    def start_tracker(self, *options: str) -> None:
+        words = ["tracker", "--listen", f"127.0.0.1:{self.tracker_port}", "--origin", self.origin.url, *options]
         log = self.directory / "tracker.log"
         self.tracker_process = self.spawn([*words, "--state", str(self.directory / "state")], log)
         wait_for(self.tracker_url + "/readyz", self.tracker_process, log)

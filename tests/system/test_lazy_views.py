@@ -288,3 +288,35 @@ def test_where_it_cannot_be_lazy_it_is_eager_and_says_why(site: Site, source: Pa
     view = View(agent)
     assert view.how == "erofs" and "all of the package is here" in view.said
     view.umount()
+
+
+def test_policies_say_what_is_lazy_and_users_may_wait_for_everything(site: Site, source: Path) -> None:
+    policies, target = site.directory / "policies.toml", site.directory / "target"
+
+    def start(lazy: str) -> None:
+        policies.write_text(f'[[policy]]\nmatch = "app:*"\nlazy = {lazy}\n')
+        site.kill_tracker()
+        site.start_tracker("--policies", str(policies))
+
+    def mount(agent: Agent, *options: str) -> tuple[dict[str, Any], str]:
+        socket = ("--socket", str(agent.socket))
+        code, shown, said = site.command("mount", "app:v1", str(target), *socket, *options)
+        assert code == 0, said
+        (view,) = site.command("status", *socket)[1]["views"]
+        assert (view["path"], view["lazy"]) == (str(target), shown["lazy"] is not None)
+        assert site.command("umount", str(target), *socket)[0] == 0
+        return shown, said
+
+    site.origin.rate_bytes_s = 4 * SLOW_BYTES_S
+    start("true")
+    first, second = site.agents(2)
+    shown, _ = mount(first)
+    assert shown["how"] == "lazy" and not shown["lazy"]["whole"]
+    shown, _ = mount(second, "--lazy", "--wait")
+    assert shown["how"] == "lazy" and shown["lazy"]["whole"]
+    shown, said = mount(first, "--eager")
+    assert shown["how"] == "erofs" and "eager" not in said
+    start("false")
+    third = Agent(site, "h9").start()
+    shown, said = mount(third, "--lazy")
+    assert shown["how"] == "erofs" and "eager: its policy says so" in said

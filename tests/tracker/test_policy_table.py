@@ -35,6 +35,7 @@ priority = "preseed"
 upload = "100MB/s"
 download = "2Gbit/s"
 ttl = "2h"
+lazy = true
 
 [[policy]]
 match = "*"
@@ -58,7 +59,7 @@ def test_every_key_says_what_it_says() -> None:
     assert (prod.readers.readers, prod.zones.zones) == (8, ("eu-1", "eu-2"))
     warm = prod.warm
     assert (warm.tags, warm.selector, warm.count, warm.every_s) == (("team/trainer:prod",), "zone=eu-1", 10, 30.0)
-    assert data.for_agents() == PackagePolicy("datasets/*", "preseed", 1e8, 2.5e8, None, "ttl", 7200.0)
+    assert data.for_agents() == PackagePolicy("datasets/*", "preseed", 1e8, 2.5e8, None, "ttl", 7200.0, True)
     assert rest.for_agents() == PackagePolicy("*", cache="none")
     assert rest.readers.readers is None and rest.zones.zones == () and rest.warm.tags == ()
 
@@ -107,6 +108,7 @@ def test_what_no_reference_could_match_is_no_pattern(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "key", "what", "remedy"),
     [
+        ("lazy = 'yes'", "lazy", "neither true nor false", "Write one of them"),
         ("priorty = 'start'", "priorty", "no such key", "Write priority"),
         ("speed = 1", "speed", "no such key", "keys are match"),
         ("priority = 'high'", "priority", "'high' is none of them", "start, preseed"),

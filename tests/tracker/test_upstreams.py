@@ -22,10 +22,10 @@ from registry_rig import PASSWORD, Realm, Registry, free_port, needs_registry, r
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, Refused, Unavailable, UsageError
 from p2pdist.model.image import ImageName, image_name, parse_image
-from p2pdist.model.image_manifest import image_layout
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.platform import parse_platform
 from p2pdist.model.upstream import UpstreamSettings, parse_upstream, upstream_of
+from p2pdist.model.vouched import vouched_layout
 from tracker import reads as reading
 from tracker.content import Content
 from tracker.core.fleet import Fleet
@@ -91,7 +91,7 @@ async def test_a_fleet_that_asks_at_once_reads_each_thing_once(odd: Odd, opened:
     await asyncio.gather(*(host() for _ in range(200)))
     assert odd.count("GET", "manifests") == 2 and odd.count("HEAD", "") == 0
     layouts: dict[Digest, PieceLayout] = dict(itertools.chain(*learned))
-    assert layouts == {blob: image_layout(len(data)) for blob, data in images["amd64"].blobs.items()}
+    assert layouts == {blob: vouched_layout(len(data)) for blob, data in images["amd64"].blobs.items()}
 
 
 async def test_a_tag_is_known_for_a_while_and_then_asked_for_with_head(

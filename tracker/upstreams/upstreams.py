@@ -36,12 +36,12 @@ from p2pdist.model.image_manifest import (
     ImageManifest,
     TagPage,
     decode_image,
-    image_layout,
 )
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.platform import Platform
 from p2pdist.model.upstream import Upstream, UpstreamSettings
+from p2pdist.model.vouched import vouched_layout
 from p2pdist.origin.registry.authentication import PullToken
 from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepository
 from tracker.reads import DocumentCache, JoinedReads, remember
@@ -268,7 +268,7 @@ class Upstreams:
         if isinstance(document, ImageManifest):
             for blob in document.blobs:
                 remember(self._sizes, f"{name}@{blob.digest}", blob.size, SIZES_MAX)
-            self.learned(tuple((blob.digest, image_layout(blob.size)) for blob in document.blobs if blob.size))
+            self.learned(tuple((blob.digest, vouched_layout(blob.size)) for blob in document.blobs if blob.size))
         remember(self._described, key, now, MANIFESTS_MAX)
 
     async def image(self, reference: ImageReference, platform: Platform, *, exact: bool = True) -> ResolvedImage:
@@ -296,7 +296,7 @@ class Upstreams:
             remember(self._sizes, key, size, SIZES_MAX)
             remember(self._confirmed, key, None, SIZES_MAX)
         if size:
-            self.learned(((digest, image_layout(size)),))
+            self.learned(((digest, vouched_layout(size)),))
         return size
 
     async def confirmed(self, name: ImageName, blobs: Sequence[Digest], of: Digest) -> set[Digest]:

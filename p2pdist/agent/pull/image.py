@@ -12,9 +12,10 @@ from p2pdist.agent.pull.trees import together
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound
 from p2pdist.model.image import ImageName, ImageReference
-from p2pdist.model.image_manifest import Image, image_layout
+from p2pdist.model.image_manifest import Image
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import Priority
+from p2pdist.model.vouched import vouched_layout
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
@@ -69,7 +70,7 @@ class ImagePull:
     async def _bring(self, blob: Descriptor, holds: ExitStack) -> None:
         if not blob.size:
             return  # there is nothing to be had of it
-        async with self._large if image_layout(blob.size).stripes > 1 else self._small:
+        async with self._large if vouched_layout(blob.size).stripes > 1 else self._small:
             for attempt in range(ATTEMPTS):
                 try:
                     stored, fetching = await self._source.fetch_blob(

@@ -45,9 +45,10 @@ from p2pdist.model.messages import (
     StreamRequest,
     Vouched,
 )
-from p2pdist.model.pieces import PieceSet, piece_size_for
+from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan, Source
 from p2pdist.model.selection import Selection
+from p2pdist.model.vouched import vouched_layout
 from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.vouched import Listing, VouchedPieces
@@ -433,7 +434,7 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
     layout = blob.layout
     counts = tuple(blob.have.stripe_counts(layout.stripes))
     ticket, selected = resources.shown(blob.digest)
-    matched = blob.whole and layout.piece_size == piece_size_for(layout.size)
+    matched = blob.whole and layout == vouched_layout(layout.size)
     return Holding(
         blob.digest,
         layout.size,

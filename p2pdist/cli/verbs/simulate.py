@@ -197,9 +197,9 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
 
 def _check_vouched(scenario: Scenario) -> None:
     """Raises UsageError for what a vouched list cannot be of."""
-    from p2pdist.model.pieces import piece_size_for
+    from p2pdist.model.vouched import vouched_layout
 
-    if scenario.piece_size != piece_size_for(scenario.size):
+    if scenario.piece_size != vouched_layout(scenario.size).piece_size:
         raise UsageError(
             "a vouched list has the pieces that the size asks for", remedy="Leave out --piece-size or --vouched"
         )

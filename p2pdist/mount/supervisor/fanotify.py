@@ -125,6 +125,7 @@ def open_silently(path: Path) -> int:
         child = os.fork()
         if child == 0:
             try:
+                os.close(group)  # else nothing would end its wait, nor that of others, when its parent is killed
                 with open(path, "rb", buffering=0) as file:
                     file.read(1)
             finally:
@@ -132,8 +133,11 @@ def open_silently(path: Path) -> int:
         try:
             if not select.select([group], [], [], PROBE_S)[0]:
                 raise OSError(errno.ETIME, "no event has come", str(path))
-            (fault, *_) = read_faults(group)
-            answer(group, fault.key)
+            (fault, *others) = read_faults(group)
+            for other in (fault, *others):
+                answer(group, other.key)
+            for other in others:
+                os.close(other.key)
             return fault.key
         finally:
             os.waitpid(child, 0)

@@ -23,8 +23,8 @@ from p2pdist.model.pieces import (
     PieceList,
     PieceSet,
     encoded_size,
-    piece_size_for,
 )
+from p2pdist.model.vouched import vouched_layout
 from p2pdist.store.blobs.blob import Blob, content_digest
 from p2pdist.store.blobs.documents import Documents
 from p2pdist.store.blobs.files import BlobContext
@@ -86,7 +86,7 @@ class Admission:
                 raise Corrupt(f"{digest} has {found.size} bytes, and not {size}", remedy="Push the image again")
             return found.size == size and (found.vouched is not None or self._is_whole(found))
 
-        return self._begin(digest, PieceLayout(size, piece_size_for(size)), None, usable)
+        return self._begin(digest, vouched_layout(size), None, usable)
 
     def held(self, begin: Callable[[], Blob]) -> Blob:
         """The blob that `begin` gives, held for the caller to release."""

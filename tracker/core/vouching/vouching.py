@@ -29,7 +29,8 @@ from math import inf
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.messages import Holding, Judged, Recall, Reject, Reread, Vouched
-from p2pdist.model.pieces import HASH_SIZE, PieceList, piece_size_for
+from p2pdist.model.pieces import HASH_SIZE, PieceList
+from p2pdist.model.vouched import vouched_layout
 from tracker.core.events import Blamed, Command, ListMatched, ListWanted, Send
 from tracker.core.host import Host
 from tracker.core.planning.schedule import Schedule
@@ -93,7 +94,7 @@ class Vouching:
             if (case := self._found(swarm)) is not None:
                 case.followers.pop(host.name, None)
             return []
-        if swarm.layout.piece_size != piece_size_for(swarm.layout.size):
+        if swarm.layout != vouched_layout(swarm.layout.size):
             raise UsageError(f"{holding.blob} has no vouched list with pieces of {swarm.layout.piece_size} bytes")
         out: list[Command] = []
         case = self._case(swarm, out)
