@@ -378,7 +378,7 @@ def mounts(directory: Path) -> list[Finding]:
         (
             "lazy",
             "trees whose contents come later",
-            "It takes Linux 6.14 and --store on ext4, Btrfs or XFS; see --lazy",
+            "It takes Linux 6.14 and --store on ext4, Btrfs or XFS, or p2pdist[fuse], libfuse 3 and loop devices",
         ),
     ):
         why = _probe(way, directory) if root else "takes root"

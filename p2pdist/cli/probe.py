@@ -7,18 +7,14 @@ the file system of the store.
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import os
-import select
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from p2pdist.mount import kernel
-
-POLL_S = 0.05
 
 
 def overlay(directory: Path, *, writable: bool = False) -> None:
@@ -59,35 +55,16 @@ def erofs(directory: Path) -> None:
 
 
 def lazy(directory: Path) -> None:
-    """A lazy view: a file that a thread reads before its content is there. Raises OSError."""
-    from p2pdist.model.device import BLOCK_BYTES, Cells, DeviceLayout
-    from p2pdist.model.tree import File, content_hash
-    from p2pdist.mount.erofs.writer import Device, mount_image, write_image
-    from p2pdist.mount.supervisor import fanotify
+    """A lazy view, in the first way to fill it that works: a file that a thread reads before its
+    content is there. Raises OSError."""
+    from p2pdist.mount.lazy.trial import choose
+    from p2pdist.mount.lazy.ways import WAYS as FILLED
 
-    content, cells = bytes(range(256)) * (BLOCK_BYTES // 64), Cells(headed=True)
-    name = content_hash(content)
-    layout = DeviceLayout({name: len(content)}, {})
-    image, device, target = directory / "image", directory / "device", directory / "target"
-    target.mkdir()
-    with device.open("wb") as file:
-        file.truncate(cells.file_size(layout.size))
-    write_image([File(b"file", 0o644, 0, len(content), name)], image, Device(layout.size, layout.first_blocks(), cells))
-    filler, group, read = fanotify.open_silently(device), fanotify.open_group(), list[bytes]()
-    fanotify.mark(group, device)  # before the kernel opens it: files opened without marks make no events
-    mount_image(image, target, device)
-    reader = threading.Thread(target=lambda: read.append((target / "file").read_bytes()), daemon=True)
-    reader.start()
-    while reader.is_alive():
-        for fault in fanotify.read_faults(group) if select.select([group], [], [], POLL_S)[0] else ():
-            for offset, begin, end in cells.places(0, len(content)):
-                os.pwrite(filler, content[begin:end], offset)
-            offset, head = cells.head(0)
-            os.pwrite(filler, head, offset)
-            fanotify.answer(group, fault.key)
-            os.close(fault.key)
-    if read != [content]:
-        raise OSError("the kernel does not wait for what is filled")
+    records = directory / "records"
+    records.mkdir()
+    choice = choose(records, [way.name for way in FILLED])
+    if choice.way is None:
+        raise OSError(errno.EOPNOTSUPP, "; ".join(choice.reasons))
 
 
 def userns(directory: Path) -> None:
