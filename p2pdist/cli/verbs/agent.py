@@ -8,7 +8,7 @@ import socket as sockets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import click
 
@@ -40,7 +40,7 @@ MIRROR_ADDRESS = f"127.0.0.1:{MIRROR_PORT}"
 logger = logging.getLogger(__name__)
 
 
-Reached = tuple[tuple[str, int], tuple[str, ...], DiscoverySettings | None]
+Reached: TypeAlias = "tuple[tuple[str, int], tuple[str, ...], DiscoverySettings | None]"
 """Where an agent listens, the trackers that were named, and how others are discovered."""
 
 

@@ -1,10 +1,10 @@
 """Vouching: the tracker's part in vouched piece lists (p2pdist/model/vouched.py).
 
 Theory. The hosts that hold the lease of a stripe, or held it, state the hashes of its pieces, and a
-ledger (ledger.py) keeps which host stated what. Every host that follows the list, since it has not found
-the whole to match, is sent what is listed: at once what was listed before it came, then all news
-together with the others (pace.py), and the end of the list at once. When the ledger says that a
-round cannot hold, an arbiter is chosen, which reads all pieces again: a host that had no part in
+ledger (ledger.py) keeps which host stated what. Every host that follows the list, since it has not
+found the whole to match, is sent what is listed: at once what was listed before it came, then all
+news together with the others (pace.py), and the end of the list at once. When the ledger says that
+a round cannot hold, an arbiter is chosen, which reads all pieces again: a host that had no part in
 the rounds so far, nor had one that votes with it, if there is one. An arbiter that is gone, or far
 slower than the first readers were, is replaced. The trees go on meanwhile: most of what is listed
 is right.
