@@ -11,6 +11,7 @@ from p2pdist.model.messages import (
     Holding,
     Holdings,
     NotOwner,
+    OriginShare,
     OwnershipChanged,
     Welcome,
 )
@@ -161,3 +162,20 @@ def test_a_message_of_a_session_that_has_ended_is_ignored() -> None:
     holding = Holding(MINE[0], 8 * PIECE, PIECE, (0,), (None,))
     assert control.fleet.handle(Received(1, holding), now=0.0) == []
     assert control.tick(0.05) == []
+
+
+def test_the_trackers_share_the_limits_on_reading_the_origin() -> None:
+    """Leases and rates of all of them together stay within what one tracker may grant."""
+    control = Control(origin_streams_max=4, origin_bytes_s=4000.0)
+    control.fleet.handle(Followed(BOTH, "a"), now=0.0)
+    control.open("h1", "h2", "h3", "h4")
+    for host, blob in zip(("h1", "h2", "h3", "h4"), MINE, strict=False):
+        control.join(host, blob=blob)
+    told = control.tick(JOIN_BATCH_S)
+    assert len(plans(told)) == 2 and control.fleet.leases() == 2
+    rates = [each.message.bytes_s for each in told if isinstance(each, Send) and isinstance(each.message, OriginShare)]
+    assert rates == [1000.0, 1000.0]
+    control.fleet.handle(Followed(ALONE, "a"), now=control.now)
+    for _ in range(20):
+        control.tick(0.2)
+    assert control.fleet.leases() == 4

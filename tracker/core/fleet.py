@@ -144,9 +144,8 @@ class Fleet:
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
         self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
         self._claims = Claims(self.hosts, self.swarms, schedule, self.reputation)
-        self._turnover = LeaseTurnover(
-            self.swarms, schedule, self.policies, self.membership.described, self.origin_streams_max
-        )
+        limit, described = (self.origin_streams_max, self.handover.fraction), self.membership.described
+        self._turnover = LeaseTurnover(self.swarms, schedule, self.policies, described, *limit)
         self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, self.membership.described)
         self.membership.renamed = self.vouching.renamed
@@ -390,4 +389,4 @@ class Fleet:
             self.vouching.planned(swarm)
             self._claims.planned(swarm, interval_s=self._interval_s, now=now)
             out += assignments(swarm, self.hosts, owned.epoch)
-        out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s)
+        out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s * self.handover.fraction())

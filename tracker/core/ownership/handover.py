@@ -78,6 +78,11 @@ class Handover:
         """The number of the ownership that counts; 0 without one."""
         return self.ownership.epoch if self.ownership is not None else 0
 
+    def fraction(self) -> float:
+        """The part of what is limited for all trackers together that is this tracker's."""
+        shares = {tracker.id: tracker.share for tracker in self.ownership.trackers} if self.ownership else {}
+        return shares.get(self.me, 0.0) / total if (total := sum(shares.values())) else 1.0
+
     def follow(self, ownership: Ownership, me: str, sessions: Iterable[int], *, now: float) -> None:
         """Another ownership counts from now on; `sessions` are the open ones."""
         if self.ownership is not None:

@@ -71,7 +71,9 @@ class LeaseTurnover:
     described: Callable[[Digest], bool]
     """Whether a manifest that was read here names a blob."""
     leases_max: int
-    """Cap on leases over all swarms."""
+    """Cap on leases over all swarms of all trackers."""
+    fraction: Callable[[], float] = lambda: 1.0
+    """The part of that which is this tracker's, where there are several."""
     first_piece_s: float = FIRST_PIECE_S
     """Running mean of the time from a grant to the first verified piece. `progressed`."""
     measured: bool = False
@@ -126,7 +128,11 @@ class LeaseTurnover:
 
     def leases(self) -> Leases:
         """The leases that are out now."""
-        return Leases(self.reading(), self.leases_max, self.policies)
+        return Leases(self.reading(), self._cap, self.policies)
+
+    @property
+    def _cap(self) -> int:
+        return max(1, int(self.leases_max * self.fraction()))
 
     def deadline_s(self, interval_s: float) -> float:
         """How long a holder may take for its first piece, where hosts report every `interval_s`."""
@@ -197,7 +203,7 @@ class LeaseTurnover:
                     idle = _idle(member, stripe, before)
                     unnamed += not named
                     out.append((not idle, named, -held[host], member.attached_at[stripe], swarm, stripe, host))
-        over = unnamed - self.leases_max // 2 if by_manifest else 0
+        over = unnamed - self._cap // 2 if by_manifest else 0
         for busy, named, _, _, swarm, stripe, host in sorted(out, key=lambda each: each[:4]):
             if count <= 0:
                 return
