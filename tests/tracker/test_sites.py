@@ -126,3 +126,16 @@ def test_a_host_says_its_site() -> None:
     swarm = control.fleet.swarms[BLOB]
     for stripe in range(2):
         assert sorted(crossings(swarm, stripe)) == [("", "s0"), ("", "s1")]
+
+
+@pytest.mark.parametrize(("site", "reads"), [("s1", True), ("s2", False)])
+def test_a_starved_host_reads_the_origin_only_where_its_site_may(site: str, reads: bool) -> None:
+    swarm = at_sites(96)
+    planner = Planner(origin_sites=frozenset(["s1"]))
+    planner.plan(swarm, leases=64)
+    host = next(name for name in swarm.sites[site] if name not in swarm.edges.roots[0])
+    swarm.edges.detach(0, host)
+    swarm.starved[host] = None
+    planner.plan(swarm, leases=64)
+    assert (swarm.members[host].parents[0] == FROM_ORIGIN) is reads
+    assert swarm.members[host].parents[0] is not None

@@ -146,7 +146,8 @@ class _StripePass:
                     (root.host for root in rescued if root.free(stripe) > 0 and (host, root.host) not in edges.avoided),
                     None,
                 )
-                if not rescued and self.leases > 0 and (host, FROM_ORIGIN) not in edges.avoided:
+                reads = self._site_reads(members[host]) and (host, FROM_ORIGIN) not in edges.avoided
+                if not rescued and self.leases > 0 and reads:
                     parent = FROM_ORIGIN
                 if parent is None:
                     continue
@@ -314,13 +315,17 @@ class _StripePass:
             ):  # it would wait for a host that waits for it
                 self.swarm.edges.detach(self.stripe, other.host)
 
+    def _site_reads(self, member: Member) -> bool:
+        """Whether hosts at the site of a host may read the origin."""
+        return not self.limits.origin_sites or member.site in self.limits.origin_sites
+
     def _may_read(self, member: Member) -> bool:
         """Whether a host may be granted the lease of the stripe: its site has none and may read the
         origin, it did not lie, and the origin has not just failed it."""
         roots = [self.swarm.members[root] for root in self.swarm.edges.roots[self.stripe]]
         if member.host in self.swarm.origin.barred:
             return False
-        if self.limits.origin_sites and member.site not in self.limits.origin_sites:
+        if not self._site_reads(member):
             return False
         streams_max = self.limits.origin_streams_max
         if self.leases <= 0 or sum(1 for root in roots if root.site == member.site) >= streams_max:
