@@ -219,7 +219,7 @@ async def _agents(
         agents, port = [], first_port
         for name in names:
             port = free_port(port + 1)
-            settings = AgentSettings((url,), name, f"127.0.0.1:{port}", work / name)
+            settings = AgentSettings(tuple(url.split(",")), name, f"127.0.0.1:{port}", work / name)
             agent = Agent(settings)
             stack.push_async_callback(agent.stop)
             public, _ = make_apps(agent)
