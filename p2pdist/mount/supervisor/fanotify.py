@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 import select
+import signal
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,7 @@ def open_silently(path: Path) -> int:
                 os.close(other.key)
             return fault.key
         finally:
+            os.kill(child, signal.SIGKILL)  # other groups may be asked about its read as well
             os.waitpid(child, 0)
     finally:
         os.close(group)
