@@ -39,7 +39,7 @@ _INFO = struct.Struct("=BBHIQQ")
 
 _RESPONSE = struct.Struct("=iI")
 EVENTS_BYTES = 1 << 16
-PROBE_S = 2.0
+PROBE_S = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fanotify_mark.argtypes = (ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p)
