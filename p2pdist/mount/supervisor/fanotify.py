@@ -14,6 +14,7 @@ import ctypes
 import errno
 import os
 import select
+import signal
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ _INFO = struct.Struct("=BBHIQQ")
 
 _RESPONSE = struct.Struct("=iI")
 EVENTS_BYTES = 1 << 16
-PROBE_S = 2.0
+PROBE_S = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fanotify_mark.argtypes = (ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p)
@@ -140,6 +141,7 @@ def open_silently(path: Path) -> int:
                 os.close(other.key)
             return fault.key
         finally:
+            os.kill(child, signal.SIGKILL)  # other groups may be asked about its read as well
             os.waitpid(child, 0)
     finally:
         os.close(group)

@@ -73,7 +73,7 @@ REFUSED_MAX = 1000
 """Processes for which that is known."""
 
 POLL_S = 0.5
-READY_S = 10.0
+READY_S = 30.0
 LOG = "supervisor.log"
 _SLOT = struct.Struct("=QQQd")
 """A reader that waits, by key: its number, offset, count, and since when (CLOCK_MONOTONIC); zeros
@@ -157,6 +157,7 @@ class _Supervisor:
         os.chdir(directory)
         self._listener.bind(SOCKET)
         self._listener.listen(8)
+        self._bound = os.stat(SOCKET).st_ino
         os.chdir("/")
         self._pending = _Pending()
         if held is not None:
@@ -176,6 +177,7 @@ class _Supervisor:
     def run(self) -> None:
         """Serve until the device is whole, or the view is gone."""
         self._hire()
+        look_at = 0.0
         while True:
             ready = _ready((self._group, self._listener, self._guard_fd, *self._agents))
             if self._guard_fd in ready:
@@ -189,7 +191,14 @@ class _Supervisor:
                 self._accept()
             if self._group in ready:
                 self._take()
+            if time.monotonic() < look_at:
+                continue
+            look_at = time.monotonic() + POLL_S
             self._expire()
+            if self._replaced():
+                self._say("another supervisor has taken the place of this one")
+                self._end(0)
+                return
 
     # -- the other process
 
@@ -264,11 +273,20 @@ class _Supervisor:
         with contextlib.suppress(OSError):
             os.close(key)
 
+    def _replaced(self) -> bool:
+        """Whether another supervisor listens in place of this one: two agents started one each."""
+        try:
+            return os.stat(self._directory / SOCKET).st_ino != self._bound
+        except OSError:
+            return False  # the view is out of sight, and in use
+
     def _expire(self) -> None:
         now = time.monotonic()
         for waiting in self._pending.all():
             fault = waiting.fault
-            if now - waiting.since > self._limit_s:
+            if self._heads.cover(fault.offset, fault.count):
+                self._answer(fault.key, 0)
+            elif now - waiting.since > self._limit_s:
                 self._answer(fault.key, errno.EIO)
                 self._refused += 1
                 why = "no agent runs" if not self._agents else "the agent has not brought them"
