@@ -447,16 +447,18 @@ class _Stripe:
         receiving.moved_at = receiving.quiet_since = now
         return receiving.source
 
-    def starved(self, limit_s: float, *, now: float) -> Source | None:
-        """Its source, if that has given nothing for `limit_s` and this is still to be said."""
+    def starved(self, sources: Sources, layout: PieceLayout, *, now: float) -> list[Starved]:
+        """What is to be said of its source, which has given nothing so far to this host, which has
+        nothing."""
         receiving = self.state
         if not isinstance(receiving, Receiving) or receiving.source.is_origin or receiving.awaiting:
-            return None
-        if receiving.starves or self.starved_by >= STARVED_MAX or now - receiving.opened_at < limit_s:
-            return None
+            return []
+        late = now - receiving.opened_at >= sources.times.starved_s(layout.piece_size)
+        if receiving.starves or self.starved_by >= STARVED_MAX or not late:
+            return []
         receiving.starves = True
         self.starved_by += 1
-        return receiving.source
+        return [Starved(self.number, receiving.source)]
 
     def is_slow(self, best: int) -> bool:
         """Whether a complaint is due since it got far less than the `best` in the window that ends
@@ -669,8 +671,7 @@ class Download:
 
     def parents(self) -> tuple[str | None, ...]:
         """The host that each stripe comes from: "" for the origin, None for no host."""
-        states = [stripe.state for stripe in self._stripes]
-        return tuple(state.source.host if isinstance(state, Receiving) else None for state in states)
+        return tuple(each.state.source.host if isinstance(each.state, Receiving) else None for each in self._stripes)
 
     @property
     def writing(self) -> set[int]:
@@ -851,17 +852,11 @@ class Download:
             self._open(stripe, now, out)
 
     def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
-        """Say that this host starves; complain of a source that was silent for too long, and leave
-        it if there is another."""
-        stripe = self._streams.stripes.get(event.stream)
-        if stripe is None or not self._tracker:
-            return
-        if not len(self.have):
-            limit_s = self.sources.times.starved_s(self.layout.piece_size)
-            if (starver := stripe.starved(limit_s, now=now)) is not None:
-                out.append(Starved(stripe.number, starver))
-        source = stripe.silent(event, self.sources, now=now)
-        if source is None:
+        """Complain of a source that was silent for too long, and leave it if there is another."""
+        stripe = self._streams.stripes.get(event.stream) if self._tracker else None
+        out += stripe.starved(self.sources, self.layout, now=now) if stripe is not None and not len(self.have) else ()
+        source = stripe.silent(event, self.sources, now=now) if stripe is not None else None
+        if stripe is None or source is None:
             return
         self.sources.silent(source, now=now)
         out.append(Complain(stripe.number, source, "stalled"))

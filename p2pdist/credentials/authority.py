@@ -28,7 +28,7 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -48,6 +48,7 @@ _DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\Z")
 UNREADABLE = (
     ValueError,
     TypeError,
+    InternalError,  # a key of the wrong length, of a kind that OpenSSL has and this module has not
     InvalidSignature,
     UnsupportedAlgorithm,
     x509.InvalidVersion,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -37,6 +37,8 @@ class SigningKey:
         """Raises UsageError for what is no Ed25519 key in PEM."""
         try:
             private = serialization.load_pem_private_key(pem, password=None)
+        except InternalError as error:  # a key of another kind, of the wrong length
+            raise UsageError("the signing key is no Ed25519 key") from error
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise UsageError(f"the signing key cannot be read: {error}") from error
         if not isinstance(private, Ed25519PrivateKey):

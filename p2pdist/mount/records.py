@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from p2pdist.model.manifest import ROOT_VARIABLE
 from p2pdist.mount import kernel
 from p2pdist.mount.files.remove import remove_tree
@@ -249,7 +251,8 @@ def _parse(path: Path) -> Record | None:
             fields = {**json.loads(file.read(_BYTES_MAX))}  # raises TypeError where it is no object
         method, images = fields.pop("how"), tuple(fields.pop("images"))
         record = Record(**fields, method=method, images=images)
-    except (OSError, ValueError, TypeError, KeyError):
+        msgspec.convert(asdict(record), Record)  # raises where a field has another type
+    except (OSError, ValueError, TypeError, KeyError, msgspec.ValidationError):
         return None
     named = record.id == path.stem and _ID.match(record.id)
     return record if named and _OWNER.match(record.owner) else None

@@ -162,6 +162,20 @@ def test_signatures_of_the_right_key_alone_are_right():
         VerifyKeys({"k": "AAAA"})
 
 
+WRONG_LENGTH = (
+    b"-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VvBCIEIDVrYAd1a3WzqfnDmV03Y7szG3O/TjRLpr1erPWmKDOT\n"
+    b"-----END PRIVATE KEY-----\n"
+)
+"""An X448 key of 32 bytes, for which OpenSSL has an error of its own."""
+
+
+def test_a_key_of_the_wrong_length_is_told_as_one_that_cannot_be_read():
+    with pytest.raises(UsageError, match="no Ed25519 key"):
+        SigningKey.load(WRONG_LENGTH)
+    with pytest.raises(UsageError, match="cannot be read"):
+        Authority.load("prod", Authority.create("prod", now=time.time()).pem, WRONG_LENGTH)
+
+
 def test_a_join_token_fits_its_own_secret_and_shows_it_to_nobody():
     token = JoinToken.create("ab" * 32, "default")
     assert JoinToken.parse(f" {token}\n") == token

@@ -65,8 +65,19 @@ def test_a_hold_is_inherited(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "none") and hold(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize("text", ["", "1", "null", '"x"', "[]", "{}", '{"how": "copy"}', "no JSON"])
+RECORD = '{"id": "0123456789abcdef", "target": "/v\\udcff", "how": "overlay", "images": ["/a"], "owner": "1:2"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "1", "null", '"x"', "[]", "{}", '{"how": "copy"}', "no JSON"),
+        *(RECORD.replace(right, wrong) for right, wrong in (('"1:2"', "-1"), ('"/a"', "1"), ('"/v\\udcff"', "[]"))),
+    ],
+)
 def test_files_that_are_no_records_are_left_alone(tmp_path: Path, text: str) -> None:
     stray = tmp_path / "0123456789abcdef.json"
     stray.write_text(text)
     assert records(tmp_path) == [] and stray.read_text() == text
+    stray.write_text(RECORD)
+    assert [record.target for record in records(tmp_path)] == ["/v\udcff"]

@@ -154,13 +154,14 @@ class Complaints:
         claims = parent.counts[stripe] and child.parents[stripe] == parent.host and was_told(child, parent.host)
         if not claims or any(child.counts):
             return
-        child.starve(stripe, parent.host)
+        starved_by = swarm.starving.setdefault(child.host, {})
+        starved_by[stripe] = parent.host
         claiming = [
             (number, child.parents[number] or "")
             for number in _stripes_from_peers(child)
             if swarm.members[child.parents[number] or ""].counts[number]
         ]
-        if any(child.starved_by.get(number) != host for number, host in claiming):
+        if any(starved_by.get(number) != host for number, host in claiming):
             return
         for number, host in claiming:
             avoided = (child.host, host) in swarm.edges.avoided

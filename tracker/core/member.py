@@ -107,9 +107,6 @@ class Member:
     failed_by: dict[str, None] = field(default_factory=dict)
     """Parents that the tracker named and that gave the host nothing, while it has no piece; at most
     STARVED_BY. `fail_by`, Swarm.advance."""
-    starved_by: dict[int, str] = field(default_factory=dict)
-    """By stripe the parent of which the host said that nothing came, while it has no piece.
-    `starve`, Swarm.advance."""
     rescued: set[int] = field(default_factory=set)
     """Stripes that the host reads although its site has a root, since it was starved. Edges."""
     told: tuple[tuple[StripePlan, ...], ...] = ()
@@ -191,10 +188,6 @@ class Member:
         if len(self.failed_by) < STARVED_BY:
             self.failed_by[parent] = None
         return len(self.failed_by) >= STARVED_BY
-
-    def starve(self, stripe: int, parent: str) -> None:
-        """The host, which has no piece, says that nothing has come from its parent yet."""
-        self.starved_by[stripe] = parent
 
     def hear(self, now: float) -> None:
         """A report of the host came."""

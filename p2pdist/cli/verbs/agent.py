@@ -211,7 +211,7 @@ def tls_options(command: Function) -> Function:
 @tls_options
 @click.option(
     "--audit-log",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(dir_okay=False),
     metavar="FILE",
     help="Where to write refusals and what local processes change [default: the log, with access control alone].",
 )
@@ -283,7 +283,6 @@ def command(
     upstreams: tuple[str, ...],
     join_file: Path | None,
     tls: TlsFiles | None,
-    audit_log: Path | None,
     probe_listen: str,
     mirror: str,
     transport: Policy | None,
@@ -293,7 +292,7 @@ def command(
     drain_seconds: float,
     name: str,
     hostnames: tuple[str, ...],
-    **limits: str,
+    **more: str,
 ) -> None:
     """Run the agent of this host: it fetches, keeps, shares and shows packages.
 
@@ -316,7 +315,8 @@ def command(
         site=site,
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
-        **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in limits.items() if rate},
+        audited=_audit(more.pop("audit_log", None)),
+        **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in more.items() if rate},
         tls=tls,
         join_file=join_file,
         discovery=discovery,
@@ -326,7 +326,6 @@ def command(
         drain_s=drain_seconds,
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
         hostnames=hostnames,
-        audited=_audit(audit_log),
     )
     run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
 
@@ -341,13 +340,13 @@ def _address_text(address: tuple[str, int]) -> str:
     return address_text(*address)
 
 
-def _audit(path: Path | None) -> bool:
+def _audit(path: str | None) -> bool:
     """Write the audit to a file, if one is named; returns whether. Raises P2PDistError."""
     from p2pdist.transfer.audit import audit_to
 
-    if path is not None:
-        audit_to(path.absolute())
-    return path is not None
+    if path:
+        audit_to(Path(path).absolute())
+    return bool(path)
 
 
 def _probe_address(text: str) -> tuple[str, int] | None:
