@@ -196,8 +196,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "grant leases while roots may come back",
         "tracker/core/fleet.py",
-        "may_be_out = now - self.started_at < GRACE_S and swarm.passes.under_way",
-        "may_be_out = False",
+        "granted = free if owned.granting(swarm, now=now) else 0",
+        "granted = free",
         ("tests/tracker/test_fleet.py",),
     ),
     Mutant(
@@ -224,8 +224,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tell of the superpeers in every plan",
         "tracker/core/planning/assignments.py",
-        "if zones[member.zone] != member.superpeers else ()",
-        "if zones[member.zone] else ()",
+        "if sites[member.site] != member.superpeers else ()",
+        "if sites[member.site] else ()",
         ("tests/tracker/test_origin_superpeers.py",),
     ),
     Mutant(

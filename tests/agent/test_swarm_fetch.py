@@ -151,17 +151,20 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         made.append(Rig(store, policy))
         context = made[-1].context
 
-        def stream(source: Source, request: object, layout: object, write: object, post: Any, **rest: Any) -> Stream:
-            return Stream(context, source, post, rest["number"])
+        class Incoming(Stream):
+            quiet, responded_s = False, None
 
-        monkeypatch.setattr(streams, "IncomingStream", stream)
+            def __init__(self, source: Source, request: object, layout: object, write: object, post: Any, **rest: Any):
+                super().__init__(context, source, post, rest["number"])
+
+        monkeypatch.setattr(streams, "IncomingStream", Incoming)
         begin = made[-1].begin
         made[-1].begin = lambda: pulls.append(begin()) or pulls[-1]  # type: ignore[method-assign, func-returns-value]
         return made[-1]
 
     yield rig
     for pull in pulls:
-        pull.stop()
+        pull.reject(Unavailable("the agent stops"))
     await asyncio.sleep(0.01)
     store.close()
 
@@ -227,7 +230,7 @@ async def test_a_pull_that_ends_waits_for_its_transfer(make: Callable[[str], Rig
     rig.swarming.answering.clear()
     pull = rig.begin()
     await until(lambda: rig.swarming.opened == 1)
-    pull.stop()
+    pull.reject(Unavailable("the agent stops"))
     await asyncio.sleep(0.05)
     assert not pull.done.done()
     assert rig.context.writers == {rig.blob.digest: 1}

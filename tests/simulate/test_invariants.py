@@ -64,8 +64,7 @@ def open_twice(self: download.Download, stripe: Any, now: float, out: list[Any])
     open_once(self, stripe, now, out)
     match out[-1:]:
         case [download.OpenStream(_, source, number)]:
-            out.append(download.OpenStream(self._next_stream, source, number))
-            self._next_stream += 1
+            out.append(download.OpenStream(self._streams._number(), source, number))
 
 
 open_once = download.Download._open
