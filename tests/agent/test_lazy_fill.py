@@ -4,10 +4,12 @@ and files; the limit of file sizes of the process stands for a full disk."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import resource
 import socket
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import pytest
 from p2pdist.agent.lazy import views
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.stalls import Stalls
-from p2pdist.agent.lazy.views import LazyView
+from p2pdist.agent.lazy.traces import Start, Traces
+from p2pdist.agent.lazy.views import LazySettings, LazyView, LazyViews
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.digest import digest_of
@@ -25,10 +28,10 @@ from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.selection import Selection
-from p2pdist.model.tree import content_hash
+from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy.fuse import IMAGE
 from p2pdist.mount.lazy.view import is_filled
-from p2pdist.mount.supervisor.protocol import DEVICE, NOTICE, READ
+from p2pdist.mount.supervisor.protocol import DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
@@ -141,3 +144,38 @@ async def test_an_image_that_was_evicted_under_its_view_is_not_taken_for_another
         late.check()
     late.close()
     store.close()
+
+
+async def test_a_view_that_is_whole_keeps_no_trees(tmp_path: Path) -> None:
+    """It may be shown for months: served over the supervisor's protocol until that has ended."""
+    view = whole_view(tmp_path)
+    layout = weakref.ref(view.layout)
+    assert view.layout is not None
+    entries = tuple(File(b"%d" % at, 0o644, 0, len(data), content_hash(data)) for at, data in enumerate(CONTENTS))
+    view.layers, view._bytes_content = [entries], view.layout.bytes_content
+    view._start = Start(Traces(Absent), "app:v1", "train")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with listener:
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen(1)
+        view.serve(tmp_path)
+        supervisor, _ = await asyncio.to_thread(listener.accept)
+    with supervisor, (tmp_path / DEVICE).open("r+b") as device:
+        socket.send_fds(supervisor, [NOTICE.pack(GREETING, 0, 0, 0)], [device.fileno(), device.fileno()])
+        assert await asyncio.to_thread(supervisor.recv, ORDER.size) == ORDER.pack(WHOLE, 0, 0)
+    while layout() is not None:
+        gc.collect()
+        await asyncio.sleep(0.01)
+    assert view.layers == []
+    total = sum(map(len, CONTENTS))
+    assert (view.status().whole, view.status().bytes_total, view.status().bytes_filled) == (True, total, total)
+    await view.close()
+
+
+async def test_views_that_go_while_the_agent_stops_do_not_end_its_stop(tmp_path: Path) -> None:
+    lazy = LazyViews(Absent, Absent, Absent, Absent, Traces(Absent), tmp_path, LazySettings())
+    for number in range(3):
+        (tmp_path / f"{number}").mkdir()
+        lazy.handed_out(f"/{number}", whole_view(tmp_path / f"{number}"))
+    await asyncio.gather(lazy.close(), *(lazy.unmounted(f"/{number}", in_use=False) for number in (0, 1, 2)))
+    assert lazy.all() == []

@@ -211,6 +211,8 @@ class Filler:
         for task in (*self._filling.values(), *self._finishing.values()):
             task.cancel()
         self.device.close()
+        self.layout, self.whereabouts = None, Whereabouts()
+        self._filled.clear()
 
     async def _fill(self, chunk: DeviceChunk) -> None:
         data = await asyncio.to_thread(self._from_objects, chunk)

@@ -124,7 +124,9 @@ class LazyView:
         """Trees, None for an image among them."""
         self.images = LazyImages(fetcher)
         self.layout: DeviceLayout | None = None
-        """None until roots and catalogs are here."""
+        """None until roots and catalogs are here, and once nothing serves the view any more."""
+        self._bytes_content = 0
+        """Bytes of all contents of the trees."""
         self.whole = False
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
@@ -212,6 +214,7 @@ class LazyView:
         self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest)
         await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
         self.layout = self._filler.layout = layout
+        self._bytes_content = layout.bytes_content
         parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
@@ -377,7 +380,7 @@ class LazyView:
 
     def status(self) -> LazyStatus:
         """How far it is."""
-        total = self.images.bytes_total + (self.layout.bytes_content if self.layout is not None else 0)
+        total = self.images.bytes_total + self._bytes_content
         return LazyStatus(
             self.whole,
             total,
@@ -407,8 +410,12 @@ class LazyView:
     def _finish(self) -> None:
         if self._start is not None:
             self._start.end()
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
         self._holds.close()
         self._filler.close()
+        # A view may be shown for months, and the pull of its package is remembered.
+        self.layers, self.layout = [], None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -551,7 +558,7 @@ class LazyViews:
 
     async def close(self) -> None:
         """The agent stops; views and their supervisors stay."""
-        for view in self._views.values():
+        for view in list(self._views.values()):  # mounts and unmounts under way end meanwhile
             await view.close()
         self._views.clear()
         await self.traces.close()
