@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.trace import Trace, decode_trace, encode_trace, merge
 from tracker.core.traces.ledger import Key, Recording, Summary, TraceLedger
 from tracker.reads import JoinedReads
@@ -120,5 +120,13 @@ class Traces:
 
 
 def _merged(recordings: Sequence[bytes]) -> bytes:
-    """The encoded trace of encoded recordings, which were checked when they came. In a thread."""
-    return encode_trace(merge([decode_trace(data) for data in recordings]))
+    """The encoded trace of encoded recordings, empty without one that can be read: a release before
+    or behind this one may have kept them. In a thread."""
+    traces = []
+    for data in recordings:
+        try:
+            traces.append(decode_trace(data))
+        except Corrupt as error:
+            logger.warning("a recording that was kept is left out: %s", error)
+    merged = merge(traces)
+    return encode_trace(merged) if merged.spans else b""

@@ -127,9 +127,14 @@ class PackageMounts:
         opened = await self._lazy.open(request.package, command, alone=alone)
         if opened is None:
             return None
-        view, package = opened
-        if os.geteuid() != 0:
-            return await self._hand_out_lazily(view, package, request, caller)
+        # A caller that goes away must not leave a view behind that nothing fills.
+        show = self._show_lazily if os.geteuid() == 0 else self._hand_out_lazily
+        return await self._mounts.finish(show(*opened, request, caller))
+
+    async def _show_lazily(
+        self, view: LazyView, package: Package, request: MountRequest, caller: Caller | None
+    ) -> MountStatus:
+        """Mount an open view, and serve it."""
         loop = asyncio.get_running_loop()
         try:
             show = partial(
@@ -367,14 +372,14 @@ class Mounts:
         show = show or partial(mount_view, layers, method=_method(request), checked=True)
         if len(images) == len(layers):
             if request.how == "userns" or (request.how == "images" and os.geteuid() != 0):
-                return await self._finish(self._hand_out(status, images, hold, caller.uid))
+                return await self.finish(self._hand_out(status, images, hold, caller.uid))
         elif request.how == "userns":
             raise UsageError("a package with tree layers cannot be shown in a user namespace", remedy="Leave out --how")
         if request.path and not caller.trusted:
-            return await self._finish(self._mount_for(caller, request.path, status, show, hold, roots))
+            return await self.finish(self._mount_for(caller, request.path, status, show, hold, roots))
         target = await asyncio.to_thread(self._target, request.path, caller.uid)
         self._reserve(target)
-        return await self._finish(self._mount(str(target), status, show, hold, uid=caller.uid))
+        return await self.finish(self._mount(str(target), status, show, hold, uid=caller.uid))
 
     def _reserve(self, target: Path) -> None:
         key = str(target)
@@ -424,7 +429,7 @@ class Mounts:
                 f"what the agent shows at {path} is not what the caller sees there, which has mounts of its own",
                 remedy="Unmount it from the host's mount namespace, or use --force",
             )
-        return await self._finish(self._unmount(key, force))
+        return await self.finish(self._unmount(key, force))
 
     async def close(self) -> None:
         """A clean stop: views stay mounted, for the next agent to take over, and claims are given
@@ -469,8 +474,9 @@ class Mounts:
             else:
                 logger.info("%s is no longer shown: its process has ended", key)
 
-    async def _finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
-        # A caller that goes away must not leave a mount behind that has no entry.
+    async def finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
+        """Do `work` to its end, also where the caller goes away meanwhile: it must not leave a
+        mount behind that has no entry."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

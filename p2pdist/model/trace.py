@@ -221,10 +221,14 @@ class TraceBuilder:
         each content that has one."""
         contents = tuple(Traced(content, paths.get(content, b"")) for content in self._numbers)
         lasted_ms = min(AT_MS_MAX, max(lasted_ms, self._last_ms))
-        made = Trace(contents, tuple(self._spans), lasted_ms)
-        while made.spans and not _fits(made):
-            made = _shortened(made)
-        return made
+        return _fitting(Trace(contents, tuple(self._spans), lasted_ms))
+
+
+def _fitting(trace: Trace) -> Trace:
+    """A trace, shortened from its end until it can be encoded."""
+    while trace.spans and not _fits(trace):
+        trace = _shortened(trace)
+    return trace
 
 
 def _fits(trace: Trace) -> bool:
@@ -269,7 +273,8 @@ def merge(recordings: Sequence[Trace]) -> Trace:
     """One trace of several recordings, the newest first: the chunks that at least half of them
     read, of those that lasted so long, by the median time of their first reads."""
     if len(recordings) <= 1:
-        return recordings[0] if recordings else Trace()
+        # It may have been encoded in fewer bytes than are possible here.
+        return _fitting(recordings[0]) if recordings else Trace()
     times: dict[tuple[bytes, int], list[int]] = {}
     paths: dict[bytes, bytes] = {}
     for trace in recordings:

@@ -3,6 +3,7 @@ slow looks at every chunk."""
 
 from __future__ import annotations
 
+import random
 from statistics import median_low
 
 import msgspec
@@ -294,3 +295,19 @@ def test_what_was_read_is_of_the_cells_that_were_read(sizes: list[int], data: st
     assert [at_ms for _, at_ms in found] == sorted(at_ms for _, at_ms in found)
     whole = read_chunks(layout, cells, dict.fromkeys(everything, 0))
     assert {chunk.at for chunk, _ in whole} == {chunk.at for chunk in layout.chunks()}
+
+
+def test_a_recording_that_was_encoded_in_fewer_bytes_than_here_makes_a_trace() -> None:
+    """What a host states need not come from this encoder."""
+    drawn = random.Random(3)
+    paths = [drawn.randbytes(4000) for _ in range(125)]
+    paths += [bytes(4000)] * 550 + paths
+    contents = [Traced(content_hash(b"%d" % number), path) for number, path in enumerate(paths)]
+    spans = [Span(number, 0, 1, number) for number in range(len(paths))]
+    plain = msgspec.msgpack.encode(["p2pdist-trace-1", len(paths), contents, spans])
+    tight = decode_trace(zstandard.ZstdCompressor(level=19, write_content_size=True).compress(plain))
+    with pytest.raises(TooLarge):
+        encode_trace(tight)
+    made = decode_trace(encode_trace(merge([tight])))
+    assert made.spans and made.spans == tight.spans[: len(made.spans)]
+    assert merge([tight, tight]).spans == made.spans

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -171,6 +173,26 @@ def test_a_view_is_there_before_its_contents_and_ends_up_whole(site: Site, sourc
     assert wrong_files(view.path, source) == []
     view.umount()
     assert View(agent).how == "erofs"
+    view.umount()
+
+
+def test_a_view_whose_caller_goes_away_while_it_is_mounted_is_filled(site: Site, source: Path) -> None:
+    site.origin.rate_bytes_s = SLOW_BYTES_S
+    (agent,) = site.agents(1)
+    path, body = site.directory / f"view-{agent.name}", {"package": "app:v1", "lazy": True}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(agent.socket))
+        data = json.dumps(body | {"path": str(path)}).encode()
+        head = f"POST /v1/mounts HTTP/1.1\r\nHost: agent\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
+        until(lambda: "lazy views are filled by" in agent.log.read_text(), "no way is tried")
+        until(lambda: list((agent.store / "mounts/records").glob("*/device")), "nothing is mounted")
+    view = View.__new__(View)
+    view.agent, view.path = agent, path
+    until(lambda: agent.site.command("status", "--socket", str(agent.socket))[1]["mounts"], "it is not mounted")
+    assert view.status()["bytes_total"]
+    assert wrong_files(path, source) == []
+    until(lambda: view.status()["whole"], "the view lacks something")
     view.umount()
 
 

@@ -86,6 +86,17 @@ def test_few_of_many_hosts_are_to_record() -> None:
     assert ledger.summaries() == []
 
 
+def test_hosts_that_ask_push_no_recordings_out() -> None:
+    """Else what is in the database would be forgotten here alone."""
+    ledger = TraceLedger(keys_max=4)
+    ledger.state(APP, recording("h0"))
+    for number in range(20):
+        assert ledger.invite(Key(f"n{number}", ""), now=1.0)
+    assert ledger.recordings(APP, now=1.0) == (b"data",)
+    ledger.forget(now=1.0)
+    assert sum(ledger.invite(Key("n19", ""), now=1.0) for _ in range(20)) == INVITED_MAX - 1
+
+
 STATED = st.lists(
     st.tuples(
         st.sampled_from("abc"),

@@ -4,6 +4,7 @@ for identities that may read the package."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -123,6 +124,18 @@ async def test_hosts_that_start_are_asked_to_record(site: Site) -> None:
     assert await site.wanted("serve")
 
 
+async def test_what_another_release_kept_is_left_out(site: Site, tmp_path: Path) -> None:
+    await site.ask("POST", "/v1/traces", body(trace(A)))
+    await site.stop()
+    records = TraceRecords(str(tmp_path / "state"))
+    records.write(("team-a/x", "train", "h1", time.time(), b"of a later release"))
+    records.write(("team-a/x", "serve", "h1", time.time(), b"of a later release"))
+    records.close()
+    await site.start()
+    assert contents(await site.found()) == [A]
+    assert await site.found("serve") == b""
+
+
 async def test_what_is_no_trace_is_refused(site: Site) -> None:
     sound = msgspec.to_builtins(body(trace(A)))
     for change, kind in (
@@ -177,3 +190,7 @@ async def test_a_trace_is_for_those_that_may_read_the_package(guarded: AccessSit
     await ask(reader, "GET", path + "team-a/x:v1")
     with pytest.raises(Refused):
         await ask(reader, "POST", "/v1/traces", body(trace(C)))
+    for client, records in ((reader, False), (agent.http, True), (scheduler, True)):
+        url = guarded.url + path + "team-a/x:v1&starts=1"
+        async with client.get(url) as answer:
+            assert answer.status == 200 and (WANTED_HEADER in answer.headers) is records

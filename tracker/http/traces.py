@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from p2pdist.model.access import Right
 from p2pdist.model.errors import Corrupt, NotFound, TooLarge, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.preseed import decode_request
@@ -21,6 +22,10 @@ from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.traces.ledger import Key
 from tracker.http.content import CHUNK, readable_package
 from tracker.http.keys import SERVICE
+
+
+RECORDERS: tuple[Right, ...] = ("agent", "preseed")
+"""Rights of the identities that may state a recording: hosts, and schedulers for them."""
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
@@ -76,7 +81,8 @@ async def trace(request: web.Request) -> web.StreamResponse:
     traces = request.app[SERVICE].traces
     key = await _key(request, request.query.get("reference", ""), request.query.get("entry", ""))
     body = memoryview(await traces.find(key))
-    wanted = bool(request.query.get("starts")) and traces.invite(key)
+    records = any(map(identity_of(request).may, RECORDERS))  # others have no start to record
+    wanted = bool(request.query.get("starts")) and records and traces.invite(key)
     response = web.StreamResponse(headers={"Content-Type": TRACE_TYPE} | ({WANTED_HEADER: "1"} if wanted else {}))
     response.content_length = len(body)
     await response.prepare(request)
@@ -134,8 +140,8 @@ ROUTES = (
         (Answer(TraceStated),),
         request=TraceRequest,
         errors=(*_ERRORS, TooLarge),
-        right="agent",
-        also=("preseed",),
+        right=RECORDERS[0],
+        also=RECORDERS[1:],
     ),
     Route(
         "GET",

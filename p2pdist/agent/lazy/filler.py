@@ -37,6 +37,9 @@ from p2pdist.store.trees.missing import Missing
 PAUSE_S, PAUSE_S_MAX = 0.1, 2.0
 """Between two attempts to get a chunk: this at first, then twice as long each time."""
 
+AT_ONCE = 64
+"""Cells that are filled in one go while no reader waits for them."""
+
 WRONG_MAX = 3
 """So often in a row a pack may hold pieces that are not what they should be."""
 
@@ -208,6 +211,8 @@ class Filler:
         for task in (*self._filling.values(), *self._finishing.values()):
             task.cancel()
         self.device.close()
+        self.layout, self.whereabouts = None, Whereabouts()
+        self._filled.clear()
 
     async def _fill(self, chunk: DeviceChunk) -> None:
         data = await asyncio.to_thread(self._from_objects, chunk)
@@ -378,3 +383,13 @@ async def keep_trying(filler: Filler, cell: int, failed: list[str]) -> None:
             del failed[:-1]
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+async def fill_all(filler: Filler, cells: Sequence[int]) -> None:
+    """Fill those of the cells that are missing, and bring the device to the disk. Raises OSError,
+    and Corrupt for a package that is packed wrongly; what was filled by then stays."""
+    for first in range(0, len(cells), AT_ONCE):
+        batch = [cell for cell in cells[first : first + AT_ONCE] if not filler.has_cell(cell)]
+        rest = await filler.fill_from_objects(batch)
+        await asyncio.gather(*(keep_trying(filler, cell, [""]) for cell in rest))
+    await asyncio.to_thread(filler.device.flush)

@@ -61,7 +61,7 @@ class Start:
         self._read_ms: dict[int, int] | None = None
         """By cell when it was read first, in order; None while nothing is recorded."""
         self._shown: Shown | None = None
-        """None until the view is mounted."""
+        """None until the view is mounted, and once the recording has ended."""
         self._mounted_at = 0.0
         self._ending: asyncio.TimerHandle | None = None
 
@@ -88,11 +88,11 @@ class Start:
 
     def end(self) -> None:
         """Nothing more is recorded; the tracker gets what was. Idempotent."""
-        read_ms, self._read_ms = self._read_ms, None
+        (read_ms, shown), self._read_ms, self._shown = (self._read_ms, self._shown), None, None
         if self._ending is not None:
             self._ending.cancel()
-        if read_ms and self._shown is not None:
-            self.traces.state(self._reference, self._entry, self._shown, read_ms, self._since_ms())
+        if read_ms and shown is not None:
+            self.traces.state(self._reference, self._entry, shown, read_ms, self._since_ms())
 
     def _since_ms(self) -> int:
         return int(1000 * (asyncio.get_running_loop().time() - self._mounted_at))

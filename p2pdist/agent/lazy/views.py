@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_trying
+from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, fill_all, keep_trying
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.stalls import Stalls
@@ -65,8 +65,7 @@ TRY_S = 0.25
 """A supervisor that does not answer so often in a row is gone: its guard takes less time."""
 
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
-AT_ONCE = 64
-"""Cells that are filled in one go while no reader waits for them."""
+"""Between two attempts to get what is missing: this at first, then twice as long each time."""
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +124,9 @@ class LazyView:
         """Trees, None for an image among them."""
         self.images = LazyImages(fetcher)
         self.layout: DeviceLayout | None = None
-        """None until roots and catalogs are here."""
+        """None until roots and catalogs are here, and once nothing serves the view any more."""
+        self._bytes_content = 0
+        """Bytes of all contents of the trees."""
         self.whole = False
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
@@ -213,6 +214,7 @@ class LazyView:
         self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest)
         await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
         self.layout = self._filler.layout = layout
+        self._bytes_content = layout.bytes_content
         parts = (part for part in (*manifest.layers, *manifest.parts) if part.media_type in (TREE_TYPE, CATALOG_TYPE))
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
@@ -224,7 +226,7 @@ class LazyView:
     def serve(self, directory: Path) -> None:
         """Serve readers of the view whose files are in `directory`, and fill it. Idempotent."""
         if not self._served:
-            self._served = True
+            self._served, self.images.directory = True, directory
             if self._start is not None and self.layout is not None and None not in self.layers:
                 trees = [entries for entries in self.layers if entries is not None]
                 self._start.mounted(Shown(trees, self.layout, self._filler.device.cells))
@@ -282,7 +284,7 @@ class LazyView:
                 case Notice(kind=kind, number=number, offset=offset, count=count) if kind == FAULT:
                     self._spawn(self._fault(connection, number, offset, count))
                 case Notice(kind=kind, offset=offset, count=count) if kind == READ:
-                    self._noted(self._filler.device.cells.covering(offset, count))
+                    self._read(self._filler.device.cells.covering(offset, count))
                 case Notice(kind=kind, number=number) if kind == EXPIRED:
                     self._told_refused += 1
                     self._stalls.refuse()
@@ -321,11 +323,15 @@ class LazyView:
         with suppress(OSError):  # the supervisor has ended: its guard asks again
             connection.send(ORDER.pack(ANSWER, number, refused))
 
-    def _noted(self, cells: range) -> list[int]:
-        """Those of the cells that a reader reads which are missing."""
+    def _read(self, cells: range) -> None:
+        """A reader reads these cells, filled or not."""
         self._prefetch.read(cells)
         if self._start is not None:
             self._start.read(cells)
+
+    def _noted(self, cells: range) -> list[int]:
+        """Those of the cells that a reader reads which are missing."""
+        self._read(cells)
         missing = [cell for cell in cells if not self._filler.has_cell(cell)]
         self._misses += bool(missing)
         return missing
@@ -355,12 +361,16 @@ class LazyView:
         await self._pulled.wait()
         await self._planned.wait()
         assert self.layout is not None
-        cells = self._filler.device.cells.holding(0, self.layout.size)
-        for first in range(0, len(cells), AT_ONCE):
-            batch = [cell for cell in cells[first : first + AT_ONCE] if not self._filler.has_cell(cell)]
-            rest = await self._filler.fill_from_objects(batch)
-            await asyncio.gather(*(keep_trying(self._filler, cell, [""]) for cell in rest))
-        await asyncio.to_thread(self._filler.device.flush)
+        pause_s = PULL_AGAIN_S
+        while True:
+            try:
+                await fill_all(self._filler, self._filler.device.cells.holding(0, self.layout.size))
+                await asyncio.to_thread(self.images.check)
+                break
+            except (P2PDistError, OSError) as error:
+                logger.warning("the lazy view of %s still lacks something: %s", self._reference, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PULL_AGAIN_S_MAX)
         with suppress(OSError):  # the view is out of sight by now
             await asyncio.to_thread(mark_filled, directory)
         self.whole = True
@@ -370,7 +380,7 @@ class LazyView:
 
     def status(self) -> LazyStatus:
         """How far it is."""
-        total = self.images.bytes_total + (self.layout.bytes_content if self.layout is not None else 0)
+        total = self.images.bytes_total + self._bytes_content
         return LazyStatus(
             self.whole,
             total,
@@ -400,8 +410,12 @@ class LazyView:
     def _finish(self) -> None:
         if self._start is not None:
             self._start.end()
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
         self._holds.close()
         self._filler.close()
+        # A view may be shown for months, and the pull of its package is remembered.
+        self.layers, self.layout = [], None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -544,7 +558,7 @@ class LazyViews:
 
     async def close(self) -> None:
         """The agent stops; views and their supervisors stay."""
-        for view in self._views.values():
+        for view in list(self._views.values()):  # mounts and unmounts under way end meanwhile
             await view.close()
         self._views.clear()
         await self.traces.close()

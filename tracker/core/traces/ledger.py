@@ -61,8 +61,6 @@ class _Kept:
     """By host, the oldest first."""
     trace: bytes | None = None
     """The trace of these recordings; None until it is noted."""
-    invited_at: deque[float] = field(default_factory=lambda: deque(maxlen=INVITED_MAX))
-    """When hosts were invited last."""
 
 
 class TraceLedger:
@@ -73,6 +71,8 @@ class TraceLedger:
         self._bytes_max, self._keys_max = bytes_max, keys_max
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
         """The most recently used keys last."""
+        self._invited_at: OrderedDict[Key, deque[float]] = OrderedDict()
+        """When hosts were invited last. Keys that are asked for push no recordings out."""
         self._bytes = 0
         """Of all recordings; traces, which are no longer than the longest recordings, beside."""
 
@@ -121,10 +121,10 @@ class TraceLedger:
 
     def invite(self, key: Key, *, now: float) -> bool:
         """Whether a host that starts the package is to record it."""
-        kept = self._kept.setdefault(key, _Kept())
-        self._kept.move_to_end(key)
-        self._shrink()
-        invited_at = kept.invited_at
+        invited_at = self._invited_at.setdefault(key, deque(maxlen=INVITED_MAX))
+        self._invited_at.move_to_end(key)
+        if len(self._invited_at) > self._keys_max:
+            self._invited_at.popitem(last=False)
         if len(invited_at) == INVITED_MAX and now - invited_at[0] < INVITED_S:
             return False
         invited_at.append(now)
@@ -150,7 +150,7 @@ class TraceLedger:
                 self._drop(kept, host)
                 kept.trace = None
             forgotten += ((key, host) for host in old)
-            if not kept.recordings and not any(now - at < INVITED_S for at in kept.invited_at):
+            if not kept.recordings:
                 del self._kept[key]
         return forgotten
 

@@ -1,0 +1,181 @@
+"""How a lazy view is filled once its package is here, and what reads count as: with a real store
+and files; the limit of file sizes of the process stands for a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import resource
+import socket
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pdist.agent.lazy import views
+from p2pdist.agent.lazy.images import LazyImages
+from p2pdist.agent.lazy.stalls import Stalls
+from p2pdist.agent.lazy.traces import Start, Traces
+from p2pdist.agent.lazy.views import LazySettings, LazyView, LazyViews
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Conflict
+from p2pdist.model.manifest import Descriptor
+from p2pdist.model.messages import Priority
+from p2pdist.model.pieces import PieceLayout, PieceList
+from p2pdist.model.selection import Selection
+from p2pdist.model.tree import File, content_hash
+from p2pdist.mount.lazy.fuse import IMAGE
+from p2pdist.mount.lazy.view import is_filled
+from p2pdist.mount.supervisor.protocol import DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+
+CONTENTS = [random.Random(number).randbytes(100_000) for number in range(8)]
+CELLS = Cells(headed=True)
+Absent: Any = None
+
+
+def whole_view(directory: Path) -> LazyView:
+    """A view of a package that is here, whose device is empty."""
+    store = BlobStore(directory / "store")
+    for data in CONTENTS:
+        assert store.objects.add(content_hash(data), data)
+    view = LazyView(store, Absent, Absent, "app:v1", 60.0, Stalls(), CELLS)
+    view.layout = view._filler.layout = DeviceLayout({content_hash(data): len(data) for data in CONTENTS}, {})
+    view._planned.set()
+    view._pulled.set()
+    with (directory / DEVICE).open("xb") as device:
+        device.truncate(CELLS.file_size(view.layout.size))
+    view._filler.device.take(os.open(directory / DEVICE, os.O_RDWR), os.open(os.devnull, os.O_RDONLY))
+    return view
+
+
+async def test_a_view_is_filled_once_a_full_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(views, "PULL_AGAIN_S", 0.01)
+    view = whole_view(tmp_path)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setblocking(False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with here, there:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4 * CELL_BYTES, limits[1]))
+        try:
+            filling = asyncio.create_task(view._fill(tmp_path, here))
+            while not filling.done() and "still lacks something" not in caplog.text:
+                await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        await filling
+    assert view.whole and is_filled(tmp_path)
+    device, at = (tmp_path / DEVICE).read_bytes(), 0
+    for data in CONTENTS:
+        places = CELLS.places(at, len(data))
+        assert b"".join(device[offset : offset + end - begin] for offset, begin, end in places) == data
+        at += -(-len(data) // 4096) * 4096
+    await view.close()
+
+
+async def test_a_read_that_found_everything_is_no_miss(tmp_path: Path) -> None:
+    """Also of an image behind the device, and of what an earlier agent has filled."""
+    view = whole_view(tmp_path)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here.setblocking(False)
+    with here:
+        listening = asyncio.create_task(view._listen(here))
+        with there:
+            there.send(NOTICE.pack(READ, 0, 0, 4096))
+            there.send(NOTICE.pack(READ, 0, 1 << 30, 4096))
+        await listening
+    assert view.status().misses == 0
+    await view.close()
+
+
+class _Store:
+    """Fetches blobs of a store that are begun there, and of which nothing comes."""
+
+    def __init__(self, store: BlobStore, pieces: PieceList) -> None:
+        self.store, self.pieces = store, pieces
+
+    async def fetch(
+        self, layer: Descriptor, priority: Priority, selection: Selection | None
+    ) -> tuple[Blob, BlobPull | None]:
+        return self.store.begin(layer.digest, self.pieces), None
+
+
+async def test_an_image_that_was_evicted_under_its_view_is_not_taken_for_another_file(tmp_path: Path) -> None:
+    """While no agent ran, or before it held it: what comes now is not in the file of the view."""
+    data = CONTENTS[0]
+    layout = PieceLayout(len(data), 1 << 16)
+    cuts = [data[layout.offset(piece) :][: layout.length(piece)] for piece in range(layout.count)]
+    pieces = PieceList(layout, b"".join(map(content_hash, cuts)))
+    store = BlobStore(tmp_path / "store")
+    layer = Descriptor("image", digest_of(data), len(data))
+    (tmp_path / "view").mkdir()
+
+    async def images() -> LazyImages:
+        found = LazyImages(_Store(store, pieces))
+        await found.begin([layer], 4096)
+        return found
+
+    before = await images()
+    os.link(os.readlink(before.paths()[0]), tmp_path / f"view/{IMAGE}1")
+    before.directory = tmp_path / "view"
+    await before.bring(4096, 100, [])
+    before.close()
+
+    again = await images()  # of the next agent
+    again.directory = tmp_path / "view"
+    await again.bring(4096, 100, [])
+    again.close()
+
+    store.drop_partial(layer.digest)
+    late = await images()
+    late.directory = tmp_path / "view"
+    with pytest.raises(Conflict):
+        await late.bring(4096, 100, [])
+    (tmp_path / f"view/{IMAGE}1").unlink()  # out of sight
+    with pytest.raises(Conflict):
+        late.check()
+    late.close()
+    store.close()
+
+
+async def test_a_view_that_is_whole_keeps_no_trees(tmp_path: Path) -> None:
+    """It may be shown for months: served over the supervisor's protocol until that has ended."""
+    view = whole_view(tmp_path)
+    layout = weakref.ref(view.layout)
+    assert view.layout is not None
+    entries = tuple(File(b"%d" % at, 0o644, 0, len(data), content_hash(data)) for at, data in enumerate(CONTENTS))
+    view.layers, view._bytes_content = [entries], view.layout.bytes_content
+    view._start = Start(Traces(Absent), "app:v1", "train")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with listener:
+        listener.bind(str(tmp_path / SOCKET))
+        listener.listen(1)
+        view.serve(tmp_path)
+        supervisor, _ = await asyncio.to_thread(listener.accept)
+    with supervisor, (tmp_path / DEVICE).open("r+b") as device:
+        socket.send_fds(supervisor, [NOTICE.pack(GREETING, 0, 0, 0)], [device.fileno(), device.fileno()])
+        assert await asyncio.to_thread(supervisor.recv, ORDER.size) == ORDER.pack(WHOLE, 0, 0)
+    while layout() is not None:
+        gc.collect()
+        await asyncio.sleep(0.01)
+    assert view.layers == []
+    total = sum(map(len, CONTENTS))
+    assert (view.status().whole, view.status().bytes_total, view.status().bytes_filled) == (True, total, total)
+    await view.close()
+
+
+async def test_views_that_go_while_the_agent_stops_do_not_end_its_stop(tmp_path: Path) -> None:
+    lazy = LazyViews(Absent, Absent, Absent, Absent, Traces(Absent), tmp_path, LazySettings())
+    for number in range(3):
+        (tmp_path / f"{number}").mkdir()
+        lazy.handed_out(f"/{number}", whole_view(tmp_path / f"{number}"))
+    await asyncio.gather(lazy.close(), *(lazy.unmounted(f"/{number}", in_use=False) for number in (0, 1, 2)))
+    assert lazy.all() == []
