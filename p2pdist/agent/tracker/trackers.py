@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
+from p2pdist.agent.tracker.attention import Attention
 from p2pdist.agent.tracker.session import Handlers, OwnershipNews, ToHost, TrackerSession
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
@@ -157,6 +158,11 @@ class Trackers:
             return session is not None
         now = asyncio.get_running_loop().time()
         return link is not None and now - link.opened_at < LATE_S and self.home.connected
+
+    def attention(self, blob: Digest) -> Attention:
+        """What is known of whether the owner of a blob hangs."""
+        session = self._session(self._owner(blob))
+        return session.attention if session is not None else Attention()
 
     def send(self, message: FromAgent) -> None:
         """Send a message to the tracker that it is for, if that one answers. Never waits."""
