@@ -17,10 +17,12 @@ from aiohttp.typedefs import Handler
 from yarl import URL
 
 from p2pdist.model.errors import Unavailable
+from p2pdist.model.messages import PROTOCOL_VERSION, EpochSeen, Hello
 from p2pdist.model.ownership import Ownership, Tracker
 from tracker.cluster.cluster import Cluster
 from tracker.cluster.siblings import Siblings
 from tracker.content import Content
+from tracker.core.events import Received
 from tracker.core.fleet import Fleet
 from tracker.core.ownership.ownerships import MembersSeen
 from tracker.http.app import make_app
@@ -36,8 +38,9 @@ class Site:
         self.headers: list[Any] = []
 
     async def start(self, stack: AsyncExitStack) -> None:
-        service = Service(Fleet(started_at=asyncio.get_running_loop().time()), Content(None))
+        service = self.service = Service(Fleet(started_at=asyncio.get_running_loop().time()), Content(None))
         self.cluster = Cluster(cast(Any, SimpleNamespace(me=self.name)), service)
+        service.heard_epoch = self.cluster.heard
         self.siblings = Siblings(self.cluster)
         stack.push_async_callback(self.siblings.close)
         app = make_app(service, siblings=self.siblings)
@@ -98,3 +101,11 @@ async def test_a_tracker_with_tls_shows_tokens_to_no_tracker_without() -> None:
         assert b.asked == []
         answer = await a.siblings.ask(a.cluster.others()[0], "/v1/hosts", {"Authorization": "Bearer secret"})
         assert answer.status == 200 and b.headers == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(("hosts", "believed"), [(1, True), (2, False)])
+async def test_an_agent_is_believed_alone_where_there_is_no_other(hosts: int, believed: bool) -> None:
+    async with sites("a", "b") as (a, _):
+        sessions = [a.service.open_session(Hello(PROTOCOL_VERSION, f"h{n}", f"h{n}:1"))[0] for n in range(hosts)]
+        a.service.submit(Received(sessions[0], EpochSeen(5)))
+        assert a.service.fleet.handover.leases_allowed is not believed
