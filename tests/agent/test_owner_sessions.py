@@ -348,3 +348,31 @@ async def test_an_agent_tells_a_tracker_of_a_newer_epoch() -> None:
         async with host_at(a.url):
             await until(lambda: b.heard_epochs == [5])
             assert a.heard_epochs == []
+
+
+@pytest.mark.parametrize("other", ["another of the fleet", "one that is alone"])
+async def test_a_url_that_leads_to_another_tracker_is_no_session_with_the_owner(other: str) -> None:
+    """What answers there does not own the blobs, and must not plan them: nothing is told to it."""
+    async with sites("a", "c") as (a, c):
+        ownership = shared(1, a.listed, Tracker("b", (c.url,)), c.listed)
+        a.follow(ownership)
+        if other == "another of the fleet":
+            c.follow(ownership)
+        of_b = min(parts(ownership)["b"])
+        async with host_at(a.url, blobs=[of_b, *parts(ownership)["a"]]) as host:
+            await until(lambda: a.blobs == parts(ownership)["a"])
+            link = host.trackers._links["b"].session
+            await until(lambda: "at the URL of b" in link.problem)
+            assert not link.connected and not c.blobs
+            assert (True, frozenset({of_b})) not in host.changes
+
+
+async def test_a_url_that_none_can_turn_to_costs_no_other_session() -> None:
+    """One tracker's row may name anything: the agent stays with the others."""
+    async with sites("a") as (a,):
+        ownership = shared(1, a.listed, Tracker("b", ("http://127.0.0.1:70707", "http://[::zz]:1", "http://:1")))
+        a.follow(ownership)
+        async with host_at(a.url) as host:
+            await until(lambda: a.blobs == parts(ownership)["a"])
+            assert host.homes == [True]
+            assert not host.trackers.answers(min(parts(ownership)["b"]))

@@ -95,8 +95,13 @@ def test_what_no_tracker_of_this_version_wrote_is_left_out_or_told(url: str) -> 
         assert [row.registered.id for row in one.beat(Beat(2)).rows] == ["a"]
         two.register()
         connection.execute("INSERT INTO cluster_ownership VALUES (1, 5, '{}')")
-    with pytest.raises(Corrupt, match="cluster_ownership"):
-        one.beat(Beat(3))
+        with pytest.raises(Corrupt, match="cluster_ownership"):
+            one.beat(Beat(3))
+        connection.execute("DELETE FROM cluster_ownership")
+        assert one.publish(Ownership(1, (Tracker("a"),)), 0)
+        connection.execute("UPDATE cluster_ownership SET epoch = 7")
+    with pytest.raises(Corrupt, match="its epoch is 1 and 7"):
+        one.beat(Beat(4))
 
 
 def test_rows_of_trackers_that_are_long_gone_are_removed(url: str) -> None:

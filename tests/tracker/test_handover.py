@@ -117,6 +117,19 @@ def test_a_swarm_that_came_from_another_owner_gets_no_lease_before_its_root_has_
     assert swarm.members["h2"].parents == ["h1"]
 
 
+def test_the_first_ownership_counts_as_a_start_however_late_it_comes() -> None:
+    """A tracker that waited long for its place knows nothing of the roots of its swarms."""
+    control = Control()
+    control.open("h1", "h2")
+    control.tick(2 * GRACE_S)
+    control.fleet.handle(Followed(ALONE, "a"), now=control.now)
+    control.join("h2", 2, None, THEIRS[0])
+    assert plans(control.tick(GRACE_S / 2)) == []
+    control.join("h1", 3, "", THEIRS[0])
+    control.tick(JOIN_BATCH_S)
+    assert control.fleet.swarms[THEIRS[0]].members["h2"].parents == ["h1"]
+
+
 def test_a_swarm_that_came_from_another_owner_gets_a_lease_in_the_end() -> None:
     control = Owner()
     control.open("h2")

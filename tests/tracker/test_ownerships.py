@@ -10,6 +10,7 @@ from p2pdist.model.ownership import Ownership, Tracker, owner
 from tracker.core.ownership.ownerships import (
     BUSY_S,
     DEAD_S,
+    DEAF_S,
     EPOCH_AHEAD_MAX,
     FIRST_SHARE,
     FROZEN_S,
@@ -35,7 +36,8 @@ BLOB = digest_of(b"blob")
 
 class Cluster:
     """Some trackers, the database that they share, and the time. The ones that are `frozen` do
-    nothing, the ones that are `cut` do not reach the database."""
+    nothing, the ones that are `cut` do not reach the database, and what the ones that are `stuck`
+    count stands still there."""
 
     def __init__(self, *names: str) -> None:
         self.now = 100.0
@@ -44,6 +46,7 @@ class Cluster:
         self.stored: Ownership | None = None
         self.frozen: set[str] = set()
         self.cut: set[str] = set()
+        self.stuck: set[str] = set()
         self.available = True
         self.published: list[tuple[str, Ownership]] = []
         self.followed: dict[str, list[int]] = {name: [] for name in names}
@@ -66,7 +69,8 @@ class Cluster:
                     continue
                 self.handle(name, Tick())
                 if self.available and name not in self.cut:
-                    self.rows[name] = replace(self.rows[name], progress=self.rows[name].progress + 1)
+                    progress = self.rows[name].progress + (name not in self.stuck)
+                    self.rows[name] = replace(self.rows[name], progress=progress)
                     self.handle(name, MembersSeen(tuple(self.rows.values()), self.stored))
 
     def restart(self, name: str) -> None:
@@ -224,6 +228,35 @@ def test_lies_of_a_newer_epoch_cost_half_a_second() -> None:
     cluster.run(2)
     assert cluster.stored is not None and cluster.stored.epoch == 501
     assert all(core.leases_allowed and core.followed == cluster.stored for core in cluster.cores.values())
+
+
+def test_lies_that_go_on_cost_one_epoch_a_minute() -> None:
+    """Else all hosts would hear of another one at each beat, and half of the time no lease would be
+    granted."""
+    cluster = running("a", "b")
+    for _ in range(round(DEAF_S / BEAT_S)):
+        for name in ("10.0.0.1", "10.0.0.2"):
+            cluster.handle("a", EpochHeard(cluster.stored.epoch + 500 if cluster.stored else 0, name))
+        cluster.run(BEAT_S)
+    assert len(cluster.published) <= 3
+    assert cluster.cores["a"].leases_allowed
+
+
+def test_the_only_agent_is_believed_alone() -> None:
+    """Of a database from a backup no other one can tell, and it would go by what is no more."""
+    cluster = running("a", "b")
+    assert cluster.handle("a", EpochHeard(7, "10.0.0.1", alone=True)) == [AllowLeases(False)]
+    cluster.run(2)
+    assert cluster.stored is not None and cluster.stored.epoch == 8
+    assert cluster.handle("a", EpochHeard(9, "10.0.0.1", alone=True)) == [], "not twice in a minute"
+
+
+def test_a_tracker_that_counts_no_more_does_not_propose_itself_again_and_again() -> None:
+    """Its ticks fail and its beats do not: the others leave it out, once."""
+    cluster = running("a", "b")
+    cluster.stuck.add("a")
+    cluster.run(30)
+    assert len(cluster.published) == 2 and cluster.shares() == {"b": 1.0}
 
 
 def test_a_database_from_a_backup_goes_on_above_what_trackers_know() -> None:

@@ -172,7 +172,8 @@ class Cluster:
 
     def heard(self, epoch: int, by: str) -> None:
         """An agent has told of an ownership of this epoch."""
-        self._handle(EpochHeard(epoch, by))
+        alone = bool(by) and all(host.voter == by for host in self._service.fleet.hosts.values())
+        self._handle(EpochHeard(epoch, by, alone=alone))
 
     async def _beat(self, progress: int) -> bool:
         """Beat once, and do what follows; returns whether another look is worth it at once."""

@@ -209,12 +209,15 @@ def _row(row: Any) -> Row | None:
 
 
 def _stored(connection: sql.Connection) -> Ownership | None:
-    row = connection.execute(sql.select(_ownership.c.body).where(_ownership.c.only == _ONLY)).one_or_none()
+    row = connection.execute(sql.select(_ownership).where(_ownership.c.only == _ONLY)).one_or_none()
     if row is None:
         return None
     try:
-        return _ownership_decoder.decode(row.body)
-    except UNDECODABLE as error:
+        stored = _ownership_decoder.decode(row.body)
+        if stored.epoch != row.epoch:  # no proposal would ever be taken
+            raise ValueError(f"its epoch is {stored.epoch} and {row.epoch}")
+        return stored
+    except (*UNDECODABLE, ValueError) as error:
         raise Corrupt(
             f"the ownership in the trackers' database is no ownership: {' '.join(str(error).split())[:200]}",
             remedy="Delete the row of cluster_ownership",

@@ -25,6 +25,7 @@ from typing import Annotated
 import aiohttp
 import msgspec
 from msgspec import Meta
+from yarl import URL
 
 from p2pdist.credentials.authority import TRACKER_DNS
 from p2pdist.model.digest import Digest, WireDigest
@@ -125,7 +126,8 @@ class Siblings:
         return self.cluster.owner(blob)
 
     async def ask(self, tracker: Tracker, path: str, headers: Mapping[str, str]) -> Asked:
-        """What a tracker answers to a GET of a path. Raises Unavailable."""
+        """What a tracker answers to a GET of a path, encoded as in a URL: what a client wrote into
+        it must not become a query. Raises Unavailable."""
         try:
             async with asyncio.timeout(ASK_S):
                 return await self._ask(tracker, path, headers)
@@ -210,10 +212,13 @@ class Siblings:
         secure = self._secure() if self._secure is not None else None
         failure: aiohttp.ClientError | OSError = aiohttp.ClientConnectionError("it names no URL")
         for url in tracker.urls:
+            if secure is not None and not url.startswith("https:"):
+                failure = aiohttp.ClientConnectionError("it does not speak TLS, and would be shown a client's token")
+                continue
             try:
                 async with self._http.request(
                     method,
-                    url.rstrip("/") + path,
+                    URL(url.rstrip("/") + path, encoded=True),
                     data=body,
                     headers={**headers, **({"Content-Type": "application/json"} if body is not None else {})},
                     ssl=secure if secure is not None else True,

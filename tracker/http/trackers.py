@@ -254,7 +254,7 @@ async def from_owner(request: web.Request, blob: Digest) -> web.Response | None:
     owner = siblings.owner(blob) if siblings is not None else None
     if siblings is None or owner is None:
         return None
-    asked = await siblings.ask(owner, request.path, _passed_on(request))
+    asked = await siblings.ask(owner, request.rel_url.raw_path, _passed_on(request))
     kind = JSON_TYPE if asked.status < 400 else PROBLEM_TYPE
     return web.Response(body=asked.body, status=asked.status, content_type=kind)
 
@@ -265,7 +265,7 @@ async def from_others(request: web.Request) -> tuple[list[bytes], dict[str, str]
     siblings = siblings_of(request)
     if siblings is None:
         return [], {}
-    bodies, silent = await siblings.ask_all(request.path, _passed_on(request))
+    bodies, silent = await siblings.ask_all(request.rel_url.raw_path, _passed_on(request))
     return bodies, {UNANSWERED_HEADER: ",".join(silent)} if silent else {}
 
 

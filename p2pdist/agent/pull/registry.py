@@ -527,15 +527,17 @@ class _UntrackedPulls:
         wanted: Callable[[Digest], bool],
     ) -> None:
         self._wanted = wanted
-        self._host, self._session, self._packages = resources.host, resources.trackers.home, packages
+        self._host, self._packages = resources.host, packages
+        self._trackers, self._session = resources.trackers, resources.trackers.home
         self._neighbourhood, self._alone, self._tracker_wait_s = neighbourhood, alone, tracker_wait_s
         self._unplanned: dict[Digest, BlobPull] = {}
         """The pulls from upstream registries for which a tracker is to plan, and has not."""
         self._waits = Tasks(logger, "waiting for a tracker failed")
 
     def begun(self, pull: BlobPull, *, tracked: bool, of_upstream: bool) -> None:
-        """A pull has begun; `tracked`: while a tracker was connected."""
-        if tracked and of_upstream:
+        """A pull has begun; `tracked`: while the owner of its blob answered. While the home answers
+        another tracker soon takes the place of an owner that is away."""
+        if of_upstream and (tracked or self._session.connected):
             self._unplanned[pull.blob.digest] = pull
             self._waits.spawn(self._watch(pull))
         else:
@@ -550,13 +552,15 @@ class _UntrackedPulls:
         await self._waits.stop()
 
     async def _watch(self, pull: BlobPull) -> None:
-        """Where the tracker goes away before it has planned, have the pull go on as without one.
-        Where it hangs, that is waited for, as it may be busy, unless a client waits, which would
-        turn to the registry. What a tracker plans later counts as always."""
-        digest, attention = pull.blob.digest, self._session.attention
-        if not attention.silent:
+        """Where all trackers go away before the owner has planned, have the pull go on as without
+        one. Where the owner hangs or is away, that is waited for, as it may be busy or get a
+        successor, unless a client waits, which would turn to the registry. What a tracker plans
+        later counts as always."""
+        digest = pull.blob.digest
+        if not self._trackers.attention(digest).silent:
             await asyncio.wait([pull.done], timeout=PLAN_WAIT_S)
         while self._lacks_plan(pull):
+            attention = self._trackers.attention(digest)
             awaited = self._session.connected and not self._wanted(digest)
             if not awaited and (attention.silent or not await attention.responds()) and self._lacks_plan(pull):
                 del self._unplanned[digest]
@@ -574,11 +578,11 @@ class _UntrackedPulls:
         would read the origin waits: other agents wait as well, and all of them would read it at
         once. An agent without trackers is alone and reads its own origin; it reads an upstream
         registry after UPSTREAM_WAIT_S, or at once where the tracker hangs, since its client would
-        do that otherwise."""
+        do that otherwise. Neighbours plan for each other while no tracker answers at all."""
         blob, session = pull.blob, self._session
         alone = Announcement("alone", self._host, origin=True) if of_upstream else self._alone
         planned = partial(_planned_beside, pull) if session.connected else pull.planned
-        if self._neighbourhood is not None:
+        if self._neighbourhood is not None and not session.attention.answers:
             self._neighbourhood.plan(blob.digest, blob.layout, pull.done, planned, origin=of_upstream)
         elif session.connected and not of_upstream:
             return

@@ -599,14 +599,19 @@ async def _receive(socket: aiohttp.ClientWebSocketResponse) -> FromTracker:
     return decode_from_tracker(frame.data)
 
 
-def _checked(url: str) -> str:
-    """Raises UsageError unless `url` can be the URL of a tracker."""
+def is_tracker_url(url: str) -> bool:
+    """Whether a text can be the URL of a tracker."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        usable = False
-    if not usable or parts.query or parts.fragment or any(mark.isspace() for mark in url):
+        return False
+    return usable and not (parts.query or parts.fragment or any(mark.isspace() for mark in url))
+
+
+def _checked(url: str) -> str:
+    """Raises UsageError unless `url` can be the URL of a tracker."""
+    if not is_tracker_url(url):
         raise UsageError(f"{redacted(url)!r} is not the URL of a tracker", remedy="Write http://host:7070")
     return url
 

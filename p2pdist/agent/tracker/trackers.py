@@ -26,8 +26,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from p2pdist.agent.tracker.session import Handlers, OwnershipNews, ToHost, TrackerSession
+from p2pdist.agent.tracker.attention import Attention
+from p2pdist.agent.tracker.session import Handlers, OwnershipNews, ToHost, TrackerSession, is_tracker_url
 from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import (
     BLOBS_PER_MESSAGE_MAX,
     Access,
@@ -158,6 +160,11 @@ class Trackers:
         now = asyncio.get_running_loop().time()
         return link is not None and now - link.opened_at < LATE_S and self.home.connected
 
+    def attention(self, blob: Digest) -> Attention:
+        """What is known of whether the owner of a blob hangs."""
+        session = self._session(self._owner(blob))
+        return session.attention if session is not None else Attention()
+
     def send(self, message: FromAgent) -> None:
         """Send a message to the tracker that it is for, if that one answers. Never waits."""
         match message:
@@ -245,7 +252,7 @@ class Trackers:
             lambda: side.report(reader, owned),
             partial(self._deliver, side, session),
             changed,
-            partial(self._heard, session),
+            partial(self._heard, session, reader),
         )
 
     async def _tidy(self, side: HostSide) -> None:
@@ -302,8 +309,12 @@ class Trackers:
     def _speaks_of(self, session: TrackerSession, blob: Digest) -> bool:
         return self._session(self._owner(blob)) is session
 
-    def _heard(self, session: TrackerSession, news: OwnershipNews) -> None:
-        """A tracker says which tracker owns which blobs."""
+    def _heard(self, session: TrackerSession, expected: str, news: OwnershipNews) -> None:
+        """A tracker says which tracker owns which blobs. Raises Unavailable for a welcome of
+        another tracker than `expected` ("": any): its URL leads elsewhere, and what answers there
+        does not own what this host would speak of."""
+        if expected and isinstance(news, Welcome) and news.tracker != expected:
+            raise Unavailable(f"{news.tracker or 'a tracker that is alone'} answers at the URL of {expected}")
         told, known = news.ownership, self.ownership
         if session is self.home and isinstance(news, Welcome):
             self._home_id = news.tracker
@@ -360,7 +371,11 @@ class Trackers:
 
     def _usable(self, tracker: Tracker) -> list[str]:
         """The URLs at which this host may turn to a tracker."""
-        return [url.rstrip("/") for url in tracker.urls if url.startswith("https:") or not self._secured]
+        return [
+            url.rstrip("/")
+            for url in tracker.urls
+            if is_tracker_url(url) and (url.startswith("https:") or not self._secured)
+        ]
 
     def _announce(self, session: TrackerSession, blobs: Iterable[Digest]) -> None:
         """Tell a tracker that answers what is here of some of its blobs."""

@@ -57,7 +57,7 @@ class Handover:
     swarms: Mapping[Digest, Swarm]
     """The fleet's swarms by key."""
     started_at: float
-    """Time at which this tracker started."""
+    """Time at which this tracker started, or went by an ownership first. `handle`."""
     me: str = ""
     """The id of this tracker; empty where it is alone. `handle`."""
     ownership: Ownership | None = None
@@ -90,7 +90,9 @@ class Handover:
             case LeasesAllowed(allowed):
                 self.leases_allowed = allowed
             case Followed(ownership, me):
-                if self.ownership is not None:
+                if self.ownership is None:
+                    self.started_at = now  # until now no swarm was this tracker's
+                else:
                     self._former = [each for each in self._former if now - each[0] < GRACE_S][-FORMER_MAX + 1 :]
                     self._former.append((now, self.ownership))
                 self.ownership, self.me = ownership, me

@@ -18,11 +18,12 @@ is overloaded for long pins one of its swarms to another, which has room for it.
 Without the database a tracker goes on with the ownership that it has. It grants no origin lease
 once it knows, or must fear, that others go on without it: agents or trackers have heard of a newer
 epoch (`EpochHeard`), or its own process stood still for as long as it takes to be given up. The
-next look at the database tells. An agent alone is not believed (HEARSAY_MIN). Where agents know a
-higher epoch than the database, it was restored from a backup: epochs go on above theirs.
+next look at the database tells. An agent is not believed alone (HEARSAY_MIN), unless there is no
+other one. Where agents know a higher epoch than the database, it was restored from a backup: epochs
+go on above theirs.
 
 Invariants: the epochs that a tracker follows grow; a proposal is above all epochs that it knows;
-this tracker is never dead to itself.
+this tracker is never dead to itself, and proposes nothing while it is to others.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ goes on."""
 HEARSAY_MIN = 2
 HEARSAY_MAX = 256
 """Agents whose word of a newer epoch is remembered; so many must say so."""
+
+DEAF_S = 60.0
+"""Agents are not listened to for so long after they told of an epoch that the database did not have:
+each time all hosts hear of another epoch, and no lease is granted for a moment."""
 
 EPOCH_AHEAD_MAX = 1_000_000
 """A higher epoch than that above the present one is not believed."""
@@ -97,11 +102,12 @@ class MembersSeen:
 @dataclass(frozen=True, slots=True)
 class EpochHeard:
     """`by` has told of an ownership of this epoch: an agent (the address of its connection, where
-    that is known), or with `trusted` a tracker."""
+    that is known), or with `trusted` a tracker. `alone`: no other agent could tell."""
 
     epoch: int
     by: str
     trusted: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +202,11 @@ class Ownerships:
     _hearsay: dict[str, int] = field(default_factory=dict)
     """The latest epoch of which each agent told, at most HEARSAY_MAX."""
     _told: int = 0
-    """The latest epoch of which a tracker told."""
+    """The latest epoch of which a tracker told, or the only agent."""
     _floor: int = 0
     """The latest epoch that was heard of and that the database did not have: proposals go above."""
+    _deaf_until: float = -inf
+    """Until when agents are not listened to."""
     _busy_since: float | None = None
     """Since when this tracker is overloaded. `_loaded`."""
     _pin: tuple[Digest, str] | None = None
@@ -216,7 +224,7 @@ class Ownerships:
             case MembersSeen():
                 self._seen(event, now, out)
             case EpochHeard():
-                self._heard(event)
+                self._heard(event, now)
             case LoadSeen():
                 self._loaded(event, now)
             case Tick():
@@ -243,8 +251,11 @@ class Ownerships:
         if stored is not None and stored.epoch > self._epoch:
             self.followed, self._followed_at, self._differs_since = stored, now, None
             out.append(Follow(stored))
-        self._floor = max(self._floor, self._newest_heard())
+        if (heard := self._newest_heard()) > max(self._epoch, self._floor):
+            self._floor, self._deaf_until = heard, now + DEAF_S
         latest = stored.epoch if stored is not None else 0
+        if self._given_up():
+            return
         proposal = self._next(stored, now)
         behind = latest < max(self._epoch, self._floor)
         same = stored is not None and (proposal.trackers, proposal.pins) == (stored.trackers, stored.pins)
@@ -275,6 +286,13 @@ class Ownerships:
             if name == self.me or ((watched.proved or name in listed) and watched.silent_s < DEAD_S)
         ][:TRACKERS_MAX]
 
+    def _given_up(self) -> bool:
+        """Whether this tracker counts up no more, although it reaches the database, and another one
+        lives: that one leaves it out, and each would undo what the other proposes."""
+        mine = self._watched.get(self.me)
+        others = (watched for name, watched in self._watched.items() if name != self.me and watched.proved)
+        return mine is not None and mine.silent_s >= DEAD_S and any(other.silent_s < DEAD_S for other in others)
+
     def _rank(self) -> int:
         """How many live trackers propose before this one."""
         return sum(
@@ -302,10 +320,12 @@ class Ownerships:
 
     # -- hearsay
 
-    def _heard(self, event: EpochHeard) -> None:
+    def _heard(self, event: EpochHeard, now: float) -> None:
+        if not event.trusted and now < self._deaf_until:
+            return
         if event.epoch <= self._epoch or event.epoch > max(self._epoch, self._floor) + EPOCH_AHEAD_MAX:
             return
-        if event.trusted:
+        if event.trusted or event.alone:
             self._told = max(self._told, event.epoch)
             return
         self._hearsay[event.by] = max(event.epoch, self._hearsay.pop(event.by, 0))

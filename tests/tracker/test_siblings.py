@@ -1,0 +1,111 @@
+"""What trackers ask each other: several in this process, over real sockets. Their database is left
+out: the test tells each of them the ownership."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from yarl import URL
+
+from p2pdist.model.errors import Unavailable
+from p2pdist.model.messages import PROTOCOL_VERSION, EpochSeen, Hello
+from p2pdist.model.ownership import Ownership, Tracker
+from tracker.cluster.cluster import Cluster
+from tracker.cluster.siblings import Siblings
+from tracker.content import Content
+from tracker.core.events import Received
+from tracker.core.fleet import Fleet
+from tracker.core.ownership.ownerships import MembersSeen
+from tracker.http.app import make_app
+from tracker.service import Service
+
+
+class Site:
+    """A tracker, and the requests that came to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked: list[str] = []
+        self.headers: list[Any] = []
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        service = self.service = Service(Fleet(started_at=asyncio.get_running_loop().time()), Content(None))
+        self.cluster = Cluster(cast(Any, SimpleNamespace(me=self.name)), service)
+        service.heard_epoch = self.cluster.heard
+        self.siblings = Siblings(self.cluster)
+        stack.push_async_callback(self.siblings.close)
+        app = make_app(service, siblings=self.siblings)
+
+        @web.middleware
+        async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self.asked.append(request.raw_path)
+            self.headers.append(request.headers.get("Authorization"))
+            return await handler(request)
+
+        app.middlewares.append(note)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+@asynccontextmanager
+async def sites(*names: str) -> AsyncIterator[list[Site]]:
+    async with AsyncExitStack() as stack:
+        made = [Site(name) for name in names]
+        for site in made:
+            await site.start(stack)
+        ownership = Ownership(1, tuple(Tracker(site.name, (site.url,)) for site in made))
+        for site in made:
+            site.cluster._handle(MembersSeen((), ownership))
+        yield made
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/hosts/x",
+        "/v1/hosts/x%3Flocal=0%26",
+        "/v1/hosts/x%3Flocal=0%26y%253Flocal=0%2526",
+        "/v1/hosts/x%2F..%2F..%2Fhosts%3Flocal=0%26",
+        "/v1/hosts/x%23y",
+    ],
+)
+async def test_each_other_tracker_is_asked_once_whatever_a_path_says(path: str) -> None:
+    """What a client wrote into it must not become a query, by which a tracker would ask all others
+    again, and each of these again."""
+    async with sites("a", "b", "c") as (a, b, c), aiohttp.ClientSession() as http:
+        async with http.get(URL(a.url + path, encoded=True)) as answer:
+            assert answer.status == 404
+        assert [a.asked, b.asked, c.asked] == [[path], [f"{path}?local=1"], [f"{path}?local=1"]]
+
+
+async def test_a_tracker_with_tls_shows_tokens_to_no_tracker_without() -> None:
+    async with sites("a", "b") as (a, b):
+        careful = Siblings(a.cluster, ssl.create_default_context)
+        try:
+            with pytest.raises(Unavailable, match="TLS"):
+                await careful.ask(a.cluster.others()[0], "/v1/hosts", {"Authorization": "Bearer secret"})
+        finally:
+            await careful.close()
+        assert b.asked == []
+        answer = await a.siblings.ask(a.cluster.others()[0], "/v1/hosts", {"Authorization": "Bearer secret"})
+        assert answer.status == 200 and b.headers == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(("hosts", "believed"), [(1, True), (2, False)])
+async def test_an_agent_is_believed_alone_where_there_is_no_other(hosts: int, believed: bool) -> None:
+    async with sites("a", "b") as (a, _):
+        sessions = [a.service.open_session(Hello(PROTOCOL_VERSION, f"h{n}", f"h{n}:1"))[0] for n in range(hosts)]
+        a.service.submit(Received(sessions[0], EpochSeen(5)))
+        assert a.service.fleet.handover.leases_allowed is not believed
