@@ -26,6 +26,8 @@ STARVED_BY = 3
 """A host without a piece that so many parents failed, each named to it by the tracker, is starved:
 these parents may be any, and vouch for each other."""
 
+FAILED_MAX = 16
+
 TOLD_MAX = 8
 """Plans in which a host may complain of parents and alternates; it forgets earlier ones itself."""
 
@@ -104,12 +106,12 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
-    failed_by: dict[str, None] = field(default_factory=dict)
-    """Parents that the tracker named and that gave the host nothing, while it has no piece; at most
-    STARVED_BY. `fail_by`, Swarm.advance."""
+    failed_by: dict[tuple[int, str], None] = field(default_factory=dict)
+    """Stripes of which the host has no piece, with parents that the tracker named and that gave it
+    nothing of them; at most FAILED_MAX. `fail_by`, `feed`."""
     starved_by: dict[int, str] = field(default_factory=dict)
     """By stripe the parent of which the host said that nothing came, while it has no piece.
-    `starve`, Swarm.advance."""
+    `starve`, `feed`."""
     rescued: set[int] = field(default_factory=set)
     """Stripes that the host reads although its site has a root, since it was starved. Edges."""
     told: tuple[tuple[StripePlan, ...], ...] = ()
@@ -186,11 +188,23 @@ class Member:
         """The host complains of its parent in a stripe."""
         self.complaints[stripe] += 1
 
-    def fail_by(self, parent: str) -> bool:
-        """A parent gave the host nothing, which has no piece; whether it is starved."""
-        if len(self.failed_by) < STARVED_BY:
-            self.failed_by[parent] = None
-        return len(self.failed_by) >= STARVED_BY
+    def fail_by(self, stripe: int, parent: str) -> bool:
+        """A parent gave the host nothing of a stripe of which it has no piece; whether it is
+        starved."""
+        if len(self.failed_by) < FAILED_MAX:
+            self.failed_by[stripe, parent] = None
+        return self.starved
+
+    @property
+    def starved(self) -> bool:
+        """Whether so many parents gave nothing that they may be in league."""
+        return len({parent for _, parent in self.failed_by}) >= STARVED_BY
+
+    def feed(self, counts: list[int]) -> bool:
+        """The host has so many pieces by stripe; whether it is starved still, in another stripe."""
+        self.failed_by = {each: None for each in self.failed_by if not counts[each[0]]}
+        self.starved_by.clear()
+        return self.starved
 
     def starve(self, stripe: int, parent: str) -> None:
         """The host, which has no piece, says that nothing has come from its parent yet."""

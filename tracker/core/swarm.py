@@ -187,7 +187,7 @@ class Swarm:
     swarming: dict[str, None] = field(default_factory=dict)
     """Receivers that receive by BitTorrent. `set_transport`."""
     starved: dict[str, None] = field(default_factory=dict)
-    """Members without a piece that several parents gave nothing (Member.failed_by). Complaints,
+    """Members without a piece of a stripe that several parents gave nothing. Complaints,
     `advance`, `remove`."""
     claims: dict[str, bool] = field(default_factory=dict)
     """Members that say they have pieces which no host has seen, and whether their first children
@@ -300,9 +300,7 @@ class Swarm:
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
-        if (member.failed_by or member.starved_by) and any(counts):
-            member.failed_by.clear()
-            member.starved_by.clear()
+        if (member.failed_by or member.starved_by) and any(counts) and not member.feed(counts):
             self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals
