@@ -140,7 +140,7 @@ class Complaints:
         another host that was."""
         if not parent.counts[stripe] or child.counts[stripe]:
             return
-        if not child.fail_by(stripe, parent.host):
+        if not child.starvation.fail_by(stripe, parent.host):
             return
         swarm.starved[child.host] = None
         for number in _stripes_from_peers(child):
@@ -155,13 +155,13 @@ class Complaints:
         claims = parent.counts[stripe] and child.parents[stripe] == parent.host and was_told(child, parent.host)
         if not claims or any(child.counts):
             return
-        child.starve(stripe, parent.host)
+        child.starvation.starve(stripe, parent.host)
         claiming = [
             (number, child.parents[number] or "")
             for number in _stripes_from_peers(child)
             if swarm.members[child.parents[number] or ""].counts[number]
         ]
-        if any(child.starved_by.get(number) != host for number, host in claiming):
+        if any(child.starvation.starved_by.get(number) != host for number, host in claiming):
             return
         for number, host in claiming:
             avoided = (child.host, host) in swarm.edges.avoided

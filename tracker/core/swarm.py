@@ -300,7 +300,8 @@ class Swarm:
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
-        if (member.failed_by or member.starved_by) and any(counts) and not member.feed(counts):
+        starvation = member.starvation
+        if (starvation.failed_by or starvation.starved_by) and any(counts) and not starvation.feed(counts):
             self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals
