@@ -469,7 +469,8 @@ class LazyViews:
             raise eager("the agent is not root")
         self._opening += 1
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
-        view = self._view(reference, cells, Start(self.traces, reference, entry))
+        records = not images_of(found.manifest)
+        view = self._view(reference, cells, Start(self.traces, reference, entry, records=records))
         try:
             view.begin()
             package = await asyncio.shield(view.known)
