@@ -64,6 +64,9 @@ TRIES = 8
 TRY_S = 0.25
 """A supervisor that does not answer so often in a row is gone: its guard takes less time."""
 
+TRIED_AGAIN_S = 60.0
+"""Where no way to fill works, the ways are tried again after so long."""
+
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
 """Between two attempts to get what is missing: this at first, then twice as long each time."""
 
@@ -131,6 +134,8 @@ class LazyView:
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
+        self._pinned = ""
+        """What is pulled again where that fails: a tag may name another version by then."""
         self._filler = Filler(store, fetcher)
         self._start = start
         """None for a view that an earlier agent mounted."""
@@ -163,7 +168,7 @@ class LazyView:
         pause_s = PULL_AGAIN_S
         while not self._pulled.is_set():
             try:
-                request = PullRequest(package=self._reference, priority="preseed")
+                request = PullRequest(package=self._pinned or self._reference, priority="preseed")
                 pull = self._pulls.start(request, planned=self._plan)
                 assert pull.task is not None
                 await asyncio.wait([pull.task])
@@ -185,6 +190,7 @@ class LazyView:
         blobs = [self._store.get(layer.digest) for layer in images_of(package.manifest)]
         if not incomplete and all(blob is not None and blob.complete for blob in blobs):
             return  # nothing is missing
+        self._pinned = f"{package.reference.name}@{package.digest}"
         self._filler.whereabouts = Whereabouts.of(incomplete, sources)
         if not self.known.done():
             self.known.set_result(package)
@@ -459,6 +465,15 @@ class LazyViews:
         where it cannot be lazy, and what pulling raises."""
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
+        self._opening += 1
+        try:
+            return await self._open(reference, command, alone)
+        finally:
+            self._opening -= 1
+
+    async def _open(
+        self, reference: str, command: Sequence[str] | None, alone: bool
+    ) -> tuple[LazyView, Package] | None:
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if self._policy(str(found.reference)) is False:
             raise eager("its policy says so")
@@ -467,7 +482,6 @@ class LazyViews:
             cells = (await self.way(found.manifest)).cells
         elif not alone or len(images_of(found.manifest)) < len(found.manifest.layers):
             raise eager("the agent is not root")
-        self._opening += 1
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
         records = not images_of(found.manifest)
         view = self._view(reference, cells, Start(self.traces, reference, entry, records=records))
@@ -477,6 +491,8 @@ class LazyViews:
             if package is None:
                 await view.close()
                 return None
+            if package.digest != found.digest:  # the other one may want other cells
+                raise eager(f"{reference} has become another package meanwhile")
             await view.read_layout(package.manifest)
             assert view.layout is not None
             free = shutil.disk_usage(self._store.root).free
@@ -485,8 +501,6 @@ class LazyViews:
         except BaseException:
             await view.close()
             raise
-        finally:
-            self._opening -= 1
         return view, package
 
     def _view(self, reference: str, cells: Cells, start: Start | None = None) -> LazyView:
@@ -500,13 +514,20 @@ class LazyViews:
         if images_of(manifest):
             names = [name for name in names if name == FUSE.name]
         key = tuple(names)
-        if key not in self._choices:
-            self._choices[key] = asyncio.create_task(asyncio.to_thread(choose, self._work, key))
-        choice = await asyncio.shield(self._choices[key])
+        trial = self._choices.get(key)
+        if trial is None:
+            trial = self._choices[key] = asyncio.create_task(asyncio.to_thread(choose, self._work, key))
+        choice = await asyncio.shield(trial)
         if choice.way is None:
+            # What was in the way may go: a full disk, too many processes.
+            asyncio.get_running_loop().call_later(TRIED_AGAIN_S, self._forget_choice, key, trial)
             what = "only FUSE fills images" if images_of(manifest) else "no way to fill it works here"
             raise eager(f"{what} ({'; '.join(choice.reasons) or 'it is not among the --lazy-way of the agent'})")
         return choice.way
+
+    def _forget_choice(self, key: tuple[str, ...], trial: asyncio.Task[Choice]) -> None:
+        if self._choices.get(key) is trial:
+            del self._choices[key]
 
     async def package_of(self, view: LazyView) -> LazyPackage:
         """What is to be mounted of an open view."""
