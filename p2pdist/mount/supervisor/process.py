@@ -172,6 +172,9 @@ class _Supervisor:
         """The processes of readers that wait, by key, as far as they are known."""
         self._guard = self._guard_fd = -1
         """The other process, and what becomes readable when it ends."""
+        self._spare = -1
+        """A descriptor that makes room for the connection of an agent."""
+        self._keep_spare()
 
     def run(self) -> None:
         """Serve until the device is whole, or the view is gone."""
@@ -263,6 +266,7 @@ class _Supervisor:
                 del self._refused_at[next(iter(self._refused_at))]
         with contextlib.suppress(OSError):
             os.close(key)
+        self._keep_spare()
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -278,7 +282,15 @@ class _Supervisor:
     # -- the agent
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        if self._spare >= 0:  # readers that wait may have all others
+            os.close(self._spare)
+            self._spare = -1
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone again
+        finally:
+            self._keep_spare()
         connection.setblocking(False)
         self._agents.append(connection)
         if len(self._agents) > AGENTS_MAX:
@@ -289,6 +301,11 @@ class _Supervisor:
             self._lose(connection)
         else:
             self._tell_all()
+
+    def _keep_spare(self) -> None:
+        if self._spare < 0:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _tell_all(self) -> None:
         for waiting in self._pending.all():
