@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from p2pdist.agent.lazy import views
+from p2pdist.agent.lazy import filler, views
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.stalls import Stalls
 from p2pdist.agent.lazy.traces import Start, Traces
@@ -61,7 +61,7 @@ def whole_view(directory: Path) -> LazyView:
 async def test_a_view_is_filled_once_a_full_disk_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(views, "PULL_AGAIN_S", 0.01)
+    monkeypatch.setattr(filler, "AGAIN_S", 0.01)
     view = whole_view(tmp_path)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.setblocking(False)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, fill_all, keep_trying
+from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_filling, keep_trying
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.stalls import Stalls
@@ -128,14 +128,12 @@ class LazyView:
         self.images = LazyImages(fetcher)
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here, and once nothing serves the view any more."""
-        self._bytes_content = 0
-        """Bytes of all contents of the trees."""
+        self._bytes_content, self._pinned = 0, ""
+        """Those of the trees; and what is pulled again, as the tag may name another version then."""
         self.whole = False
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
-        self._pinned = ""
-        """What is pulled again where that fails: a tag may name another version by then."""
         self._filler = Filler(store, fetcher)
         self._start = start
         """None for a view that an earlier agent mounted."""
@@ -300,7 +298,7 @@ class LazyView:
         """Have what a reader waits for filled, and let it go on."""
         began = asyncio.get_running_loop().time()
         self._awaited[number] = count
-        failed, refused = ["it has not come"], 0
+        failed, refused = ["it has not come"], errno.EIO
         try:
             async with asyncio.timeout(self._limit_s):
                 await self._planned.wait()
@@ -309,20 +307,13 @@ class LazyView:
                 missing = self._noted(self._filler.device.cells.covering(offset, end - offset))
                 await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
                 await self.images.bring(offset, count, failed)
+            refused = 0
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
-            logger.error(
-                "a reader of %s gets EIO after %.1f s, it waited for %d bytes at %d: %s",
-                self._reference,
-                asyncio.get_running_loop().time() - began,
-                count,
-                offset,
-                reason,
-            )
-            refused = errno.EIO
+            waited = f"{asyncio.get_running_loop().time() - began:.1f} s, it waited for {count} bytes at {offset}"
+            logger.error("a reader of %s gets EIO after %s: %s", self._reference, waited, reason)
         except Exception:
             logger.exception("a reader of %s gets EIO", self._reference)
-            refused = errno.EIO
         finally:
             self._awaited.pop(number, None)
         self._stalls.add(asyncio.get_running_loop().time() - began, refused=bool(refused))
@@ -341,8 +332,6 @@ class LazyView:
         missing = [cell for cell in cells if not self._filler.has_cell(cell)]
         self._misses += bool(missing)
         return missing
-
-    # -- the rest
 
     async def _fill_ahead(self, start: Start) -> None:
         """Fill what the trace of the start names, in its order."""
@@ -367,16 +356,8 @@ class LazyView:
         await self._pulled.wait()
         await self._planned.wait()
         assert self.layout is not None
-        pause_s = PULL_AGAIN_S
-        while True:
-            try:
-                await fill_all(self._filler, self._filler.device.cells.holding(0, self.layout.size))
-                await asyncio.to_thread(self.images.check)
-                break
-            except (P2PDistError, OSError) as error:
-                logger.warning("the lazy view of %s still lacks something: %s", self._reference, error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PULL_AGAIN_S_MAX)
+        cells = self._filler.device.cells.holding(0, self.layout.size)
+        await keep_filling(self._filler, cells, self.images.check, self._reference)
         with suppress(OSError):  # the view is out of sight by now
             await asyncio.to_thread(mark_filled, directory)
         self.whole = True
