@@ -129,7 +129,7 @@ class LazyView:
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here, and once nothing serves the view any more."""
         self._bytes_content, self._pinned = 0, ""
-        """Those of the trees; and what is pulled again, as the tag may name another version then."""
+        """Those of the trees; and what is pulled again, as its tag may move meanwhile."""
         self.whole = False
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
