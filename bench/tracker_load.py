@@ -1,7 +1,7 @@
 """A tracker under the load of many hosts: real sessions over loopback, one blob that they all want
 at the same moment.
 
-    python -m bench.tracker_load [--hosts 10000] [--pieces 4096] [--seconds 30] [--json] [--vouched]
+    python -m bench.tracker_load [--hosts 10000] [--pieces N] [--seconds 30] [--json] [--vouched]
                                  [--join at-once|connecting|both] [--profile DIRECTORY]
 
 A `p2pdist tracker` runs as its own process. Another process holds one WebSocket per host and speaks
@@ -195,7 +195,7 @@ def show(name: str, found: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=10_000)
-    parser.add_argument("--pieces", type=int, default=4096, help="their number decides the number of stripes")
+    parser.add_argument("--pieces", type=int, help="their number decides the stripes [4096, with --vouched 2048]")
     parser.add_argument("--join", choices=["at-once", "connecting", "both"], default="both")
     parser.add_argument("--seconds", type=float, default=30.0, help="of steady reports; 0 for none")
     parser.add_argument("--report-interval", type=float, default=5.0)
@@ -203,6 +203,8 @@ def main() -> int:
     parser.add_argument("--profile", default="", metavar="DIRECTORY")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
+    if chosen.pieces is None:
+        chosen.pieces = 2048 if chosen.vouched else 4096
     if chosen.vouched and vouched_layout(layout_of(chosen.pieces).size) != layout_of(chosen.pieces):
         parser.error("a vouched list has the pieces that the blob's size asks for: 1025 to 2048 here")
     raise_file_limit()

@@ -62,8 +62,7 @@ class View:
         entries.sort(key=lambda entry: entry.path)
         self.path, self.work = directory / f"view{seed}", directory / "work"
         self.work.mkdir(exist_ok=True)
-        package = LazyPackage((entries,), self.layout, LIMIT_S, CELLS)
-        mount_lazy(package, self.path, work=self.work)
+        mount_lazy(LazyPackage((entries,), self.layout, LIMIT_S), self.path, work=self.work)
         found = view_directory(self.path, self.work)
         assert found is not None
         self.directory = found

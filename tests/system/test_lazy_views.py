@@ -35,7 +35,8 @@ KILLED = (
 """What is killed at the same moment."""
 
 
-def _events_work() -> bool:
+def events_work() -> bool:
+    """Whether lazy views work on this host with events of the kernel."""
     if os.geteuid() != 0:
         return False
     try:
@@ -47,7 +48,7 @@ def _events_work() -> bool:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not _events_work(), reason="lazy views need root and Linux 6.14"),
+    pytest.mark.skipif(not events_work(), reason="lazy views need root and Linux 6.14"),
 ]
 
 

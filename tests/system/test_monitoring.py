@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 from prometheus_rig import PROMETHEUS, ROOT, WINDOW, Prometheus, running_prometheus
 from site_rig import Agent, Site, free_port, until, wait_for
+from test_lazy_views import View, events_work, nothing_stays, source  # noqa: F401
 
 from p2pdist.agent.api.client import LocalClient
 
@@ -37,17 +38,25 @@ def has_numbers(prometheus: Prometheus, expr: str) -> bool:
     return any(math.isfinite(float(sample["value"][1])) for sample in prometheus.query(expr))
 
 
-def test_every_panel_shows_something_and_a_sound_swarm_raises_no_alert(site: Site) -> None:
+def test_every_panel_shows_something_and_a_sound_swarm_raises_no_alert(
+    site: Site, request: pytest.FixtureRequest
+) -> None:
+    """Readers wait in a lazy view where this host has such views: without them the quantiles of
+    their waits are of nothing."""
+    if events_work():
+        request.getfixturevalue("source")
     agents = site.agents(4, zone="a", rack="r1")
     with running_prometheus() as prometheus:
         prometheus.watch([f"127.0.0.1:{site.tracker_port}"], [f"127.0.0.1:{agent.port}" for agent in agents])
         until(lambda: prometheus.query("sum(p2pdist_agent_streams >= 0)") and len(prometheus.query("up == 1")) == 5)
         for agent in agents:
             agent.pull(blob=site.publish(MIB // 4))
+        if events_work():
+            (View(agents[0]).path / "weights.bin").read_bytes()
         site.origin.rate_bytes_s = MIB
         digest = site.publish(16 * MIB)
         pulls = [agent.start_pull(blob=digest) for agent in agents]
-        lacking = expressions()
+        lacking = [expr for expr in expressions() if events_work() or "lazy_stall" not in expr]
         assert len(lacking) > 40
 
         def shown() -> bool:
