@@ -475,8 +475,7 @@ class Mounts:
                 logger.info("%s is no longer shown: its process has ended", key)
 
     async def finish(self, work: Coroutine[Any, Any, MountStatus]) -> MountStatus:
-        """Do `work` to its end, also where the caller goes away meanwhile: it must not leave a
-        mount behind that has no entry."""
+        """Do `work` to its end: a caller that goes away must leave no mount without entry."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

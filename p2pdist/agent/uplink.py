@@ -202,6 +202,10 @@ class Uplink:
         """Serve the pieces of a blob that are in `have`, and later pieces as they are verified."""
         self.submit(Held(blob, layout, stripes, have))
 
+    def feeds(self, blob: Digest) -> bool:
+        """Whether other hosts receive a blob from here."""
+        return any(other == blob for other, _, _ in self._streams.values())
+
     def limit(self, blob: Digest, bucket: TokenBucket | None) -> None:
         """The streams of a held blob share `bucket` from now on, which other blobs may share as
         well; None for no limit but those of the host."""

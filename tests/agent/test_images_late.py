@@ -24,6 +24,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound
 from p2pdist.model.image import image_name
 from p2pdist.model.messages import PullRequest
+from p2pdist.model.pieces import PieceSet
 from p2pdist.model.upstream import parse_upstream
 
 LAYERS = ({"bin/hello": b"#!/bin/sh\necho hello\n"}, {"data": bytes(range(256)) * 2000})
@@ -344,6 +345,31 @@ async def test_a_pull_that_something_else_wants_goes_on(
         assert answer.status == 503
     await asyncio.sleep(1.0)
     assert agent.registry.fetching(digest) is running
+
+
+async def test_a_pull_from_which_another_host_receives_goes_on(
+    odd: Odd, site: ImageSite, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is gone, and the other host would have to begin anew elsewhere. Once that one has
+    gone, too, the pull ends."""
+    monkeypatch.setattr(registry_module, "UNWANTED_S", 0.2)
+    image = publish(odd)
+    digest, agent = blob_of(image), await site.agent("h1")
+    odd.answers[str(digest)] = hangs
+    http = await mirror_of(agent, stack)
+    async with http.get(f"/v2/team/app/manifests/v1?ns={odd.address}") as answer:
+        assert answer.status == 200
+
+    asked = asyncio.ensure_future(http.get(f"/v2/team/app/blobs/{digest}?ns={odd.address}"))
+    await until(lambda: agent.registry.fetching(digest) is not None)
+    running = agent.registry.fetching(digest)
+    assert running is not None
+    flow = agent.uplink.open(digest, 0, PieceSet(running.blob.layout.count))
+    assert (await asked).status == 503
+    await asyncio.sleep(1.0)
+    assert agent.registry.fetching(digest) is running
+    flow.close()
+    await until(lambda: agent.registry.fetching(digest) is None)
 
 
 def test_a_client_gets_an_answer_however_long_a_tracker_takes() -> None:

@@ -11,24 +11,27 @@ import resource
 import socket
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from p2pdist.agent.lazy import views
+from p2pdist.agent.lazy import filler, views
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.stalls import Stalls
 from p2pdist.agent.lazy.traces import Start, Traces
 from p2pdist.agent.lazy.views import LazySettings, LazyView, LazyViews
 from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.packages import Package
 from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Conflict
-from p2pdist.model.manifest import Descriptor
-from p2pdist.model.messages import Priority
+from p2pdist.model.errors import Conflict, Unavailable
+from p2pdist.model.manifest import Config, Descriptor, Manifest, parse_reference
+from p2pdist.model.messages import Priority, PullRequest
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.selection import Selection
 from p2pdist.model.tree import File, content_hash
+from p2pdist.mount.lazy import ways
 from p2pdist.mount.lazy.fuse import IMAGE
 from p2pdist.mount.lazy.view import is_filled
 from p2pdist.mount.supervisor.protocol import DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
@@ -58,7 +61,7 @@ def whole_view(directory: Path) -> LazyView:
 async def test_a_view_is_filled_once_a_full_disk_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(views, "PULL_AGAIN_S", 0.01)
+    monkeypatch.setattr(filler, "AGAIN_S", 0.01)
     view = whole_view(tmp_path)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here.setblocking(False)
@@ -179,3 +182,71 @@ async def test_views_that_go_while_the_agent_stops_do_not_end_its_stop(tmp_path:
         lazy.handed_out(f"/{number}", whole_view(tmp_path / f"{number}"))
     await asyncio.gather(lazy.close(), *(lazy.unmounted(f"/{number}", in_use=False) for number in (0, 1, 2)))
     assert lazy.all() == []
+
+
+class _Pulls:
+    """Pulls that plan and fail, one after the other."""
+
+    def __init__(self, package: Package) -> None:
+        self.package, self.asked = package, list[str]()
+
+    def start(self, request: PullRequest, *, planned: Any) -> Any:
+        self.asked.append(request.package or "")
+        planned(self.package, (), {})
+        task = asyncio.create_task(asyncio.sleep(0))
+        return SimpleNamespace(task=task, error=Unavailable("storage does not answer"), package=None)
+
+
+async def test_a_pull_that_is_tried_again_is_of_the_version_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tag may have moved meanwhile."""
+    monkeypatch.setattr(views, "PULL_AGAIN_S", 0.01)
+    layer = Descriptor("image", digest_of(CONTENTS[0]), len(CONTENTS[0]))
+    package = Package(parse_reference("team/app:v1"), digest_of(b""), Manifest(Absent, (layer,), ()), Config())
+    pulls: Any = _Pulls(package)
+    view = LazyView(BlobStore(tmp_path), pulls, Absent, "team/app:v1", 60.0, Stalls(), CELLS)
+    view.begin()
+    while len(pulls.asked) < 3:
+        await asyncio.sleep(0.01)
+    pinned = f"team/app@{package.digest}"
+    assert pulls.asked[:3] == ["team/app:v1", pinned, pinned]
+    await view.close()
+
+
+async def test_a_host_without_a_way_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk may have been full, or its records not there yet."""
+    monkeypatch.setattr(views, "TRIED_AGAIN_S", 0.01)
+    work = tmp_path / "none" / "records"
+    lazy = LazyViews(Absent, Absent, Absent, Absent, Traces(Absent), work, LazySettings(ways=("fanotify",)))
+    manifest = Manifest(Absent, (), ())
+    reasons = set[str]()
+    for _ in range(2):
+        with pytest.raises(Conflict) as refused:
+            await lazy.way(manifest)
+        reasons.add(str(refused.value))
+        assert len(lazy._choices) == 1
+        while lazy._choices:
+            await asyncio.sleep(0.01)
+    assert len(reasons) == 1
+    await lazy.close()
+
+
+def test_a_supervisor_that_does_not_begin_in_time_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a host with too much to do: the package is shown without it."""
+    monkeypatch.setattr(ways, "READY_S", 0.0001)
+    with pytest.raises(Unavailable, match="has not begun"):
+        ways.supervise(tmp_path, 5.0)
+
+
+async def test_views_that_are_opened_count_from_the_beginning(tmp_path: Path) -> None:
+    never: asyncio.Future[Package] = asyncio.get_running_loop().create_future()
+    packages: Any = SimpleNamespace(find=lambda *_: never)
+    lazy = LazyViews(Absent, packages, Absent, Absent, Traces(Absent), tmp_path, LazySettings())
+    opened = [asyncio.create_task(lazy.open("app:v1")) for _ in range(views.VIEWS_MAX + 5)]
+    while sum(task.done() for task in opened) < 5:
+        await asyncio.sleep(0.01)
+    assert all(isinstance(task.exception(), Conflict) for task in opened if task.done())
+    never.set_exception(Unavailable("storage does not answer"))
+    await asyncio.gather(*opened, return_exceptions=True)
+    assert not lazy._opening

@@ -47,7 +47,7 @@ def follow(site: ImageSite, epoch: int, *others: Tracker, pinned: tuple[Digest, 
     """The home is `a`, and the first of the others owns what is pinned."""
     assert site.service is not None
     home = Tracker("a", (f"http://127.0.0.1:{site.port}",))
-    ownership = Ownership(epoch, (home, *others), dict.fromkeys(pinned, others[0].id))
+    ownership = Ownership(epoch, (home, *others), dict.fromkeys(pinned, others[0].id if others else ""))
     site.service.submit(Followed(ownership, "a"))
 
 

@@ -32,6 +32,7 @@ class Stream:
 
     opened: list[Stream]
     receiving: int | None = None
+    quiet = False
 
     def __init__(
         self,
@@ -110,3 +111,25 @@ async def test_a_piece_that_two_sources_had_under_way_counts_once(
     assert pull.receipts.before == 0
     assert pull.receipts.by_source == {"origin": 0, "peer": len(DATA)}
     assert around.received == {"peer": len(DATA) + PIECE, "twice": PIECE}, "it was received all the same"
+
+
+async def test_a_demand_waits_for_its_pieces_in_one_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pieces do not come: many children may demand them."""
+    monkeypatch.setattr(Stream, "opened", [], raising=False)
+    monkeypatch.setattr(streams, "IncomingStream", Stream)
+    pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
+    around: Any = Around()
+    pull = BlobPull(BlobStore(tmp_path).begin(digest_of(DATA), pieces), around, tracker_present=True)
+    pull.start()
+    before = len(asyncio.all_tasks())
+    demands = [asyncio.create_task(pull.demand(range(number, COUNT))) for number in range(5)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) - before <= 2 * len(demands)
+    parents = [Source("h2", "h2:1"), Source("h3", "h3:1")]
+    pull.planned(Plan(pull.blob.digest, tuple(StripePlan(stripe, parents[stripe]) for stripe in (0, 1))))
+    for piece in random.Random(2).sample(range(COUNT), COUNT):
+        assert not all(demand.done() for demand in demands)
+        Stream.opened[piece % 2].give(piece)
+        await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.gather(*demands, pull.done), 10)

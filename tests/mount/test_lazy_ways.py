@@ -4,8 +4,10 @@ wrong."""
 from __future__ import annotations
 
 import _ctypes
+import itertools
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -300,6 +302,20 @@ def test_readers_wait_while_no_agent_runs_and_the_next_one_serves_them(show: Sho
     view.serve()
     assert reader.communicate()[0] == view.files["weights"]
     assert late.communicate()[0] == view.files["small3"]
+
+
+def test_an_agent_is_let_in_while_readers_have_all_descriptors(way: Way, show: Show) -> None:
+    """Else nothing would answer them. A reader of FUSE has none."""
+    if way is FUSE:
+        pytest.skip("its readers have no descriptors")
+    view = show()
+    before = view.processes()
+    for pid in before:
+        used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+        free = next(number for number in itertools.count() if number not in used)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, free))
+    assert view.answers()
+    assert view.processes() == before
 
 
 def test_a_reader_for_whom_nothing_comes_gets_an_error_and_a_later_one_what_came(show: Show) -> None:

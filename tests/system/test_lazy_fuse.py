@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from test_lazy_views import (
 )
 from unprivileged import NOBODY, as_nobody
 
+from p2pdist.model.trace import WANTED_HEADER
 from p2pdist.mount.lazy.fuse import binding
+from tracker.core.traces.ledger import INVITED_MAX
 
 MIB = 1 << 20
 
@@ -96,6 +99,10 @@ def test_a_view_is_there_before_its_contents_and_ends_up_whole(site: Site, sourc
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert wrong_files(view.path, top) == []
     view.umount()
+    # What is read of images is not recorded: such a start leaves that to others.
+    url = f"{site.tracker_url}/v1/traces?reference=app:v1&entry=&starts=1"
+    invited = [WANTED_HEADER in urllib.request.urlopen(url, timeout=5).headers for _ in range(INVITED_MAX)]
+    assert all(invited) == (kind != "tree")
 
 
 @pytest.mark.parametrize("victims", ["server", "all", "agent", "servers"])

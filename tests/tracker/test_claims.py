@@ -245,7 +245,7 @@ def test_a_host_that_has_a_piece_or_complains_of_whom_it_was_not_told_is_not_sta
     untold = [name for name in swarm.members if name != "h1" and not was_told(member, name)]
     for name in untold:
         control.complain("h1", name, "reset")
-    assert len(untold) > STARVED_BY and not member.failed_by
+    assert len(untold) > STARVED_BY and not member.starvation.failed_by
     control.join("h2")
     control.run(0.3)
     control.report("h2", 1)

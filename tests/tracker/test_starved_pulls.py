@@ -252,6 +252,29 @@ def test_a_stranger_that_was_rescued_keeps_no_other_from_the_origin() -> None:
     assert lab.until_complete(lab.pull("h1")) <= 3 * usual_s()
 
 
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_strangers_that_were_rescued_keep_no_stripe_from_a_host_that_has_another(count: int) -> None:
+    """They hold the leases of starved hosts, and receive from each other; the host gets one stripe
+    from the origin and has tried few of them for the other one."""
+    lab = Lab()
+    lab.strangers(20, seeds=False)
+    swarm = lab.fleet.swarms[BLOB]
+    liars = [f"liar{number}" for number in range(count)]
+    for liar in liars:
+        lab.open(liar)
+        lab.tell(liar, Holding(BLOB, LAYOUT.size, LAYOUT.piece_size, (0,) * STRIPES))
+    lab.run(0.3)
+    for _ in range(4):
+        for liar in liars:
+            for stripe, parent in enumerate(swarm.members[liar].parents):
+                if parent:
+                    lab.tell(liar, Complaint(BLOB, stripe, parent, "slow", starved=True))
+        lab.run(0.1)
+    lab.said.update((liar, [5] * STRIPES) for liar in liars)
+    lab.run(0.3)
+    assert lab.until_complete(lab.pull("h1")) <= 15 * usual_s()
+
+
 def test_hosts_that_get_on_read_the_origin_once() -> None:
     """A fleet of hosts that give is not disturbed by what starved hosts may do."""
     lab = Lab()

@@ -135,15 +135,16 @@ class Complaints:
         self.schedule.ask(swarm.key, reason, now)
 
     def _starves(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
-        """A parent that says that it has pieces gives nothing to a host without any. Once the host
-        is starved it leaves all parents for the origin, or for another host that was."""
-        if not parent.counts[stripe] or any(child.counts):
+        """A parent that says that it has pieces gives nothing to a host without any of the stripe.
+        Once the host is starved it leaves the parents of all such stripes for the origin, or for
+        another host that was."""
+        if not parent.counts[stripe] or child.counts[stripe]:
             return
-        if not child.fail_by(parent.host):
+        if not child.starvation.fail_by(stripe, parent.host):
             return
         swarm.starved[child.host] = None
         for number in _stripes_from_peers(child):
-            if not below_rescue(swarm, number, child.host):
+            if not child.counts[number] and not below_rescue(swarm, number, child.host):
                 swarm.edges.detach(number, child.host)
         self.schedule.ask(swarm.key, "starved", now)
 
@@ -154,14 +155,13 @@ class Complaints:
         claims = parent.counts[stripe] and child.parents[stripe] == parent.host and was_told(child, parent.host)
         if not claims or any(child.counts):
             return
-        starved_by = swarm.starving.setdefault(child.host, {})
-        starved_by[stripe] = parent.host
+        child.starvation.starve(stripe, parent.host)
         claiming = [
             (number, child.parents[number] or "")
             for number in _stripes_from_peers(child)
             if swarm.members[child.parents[number] or ""].counts[number]
         ]
-        if any(starved_by.get(number) != host for number, host in claiming):
+        if any(child.starvation.starved_by.get(number) != host for number, host in claiming):
             return
         for number, host in claiming:
             avoided = (child.host, host) in swarm.edges.avoided

@@ -23,8 +23,11 @@ FROM_ORIGIN = ""
 
 
 STARVED_BY = 3
-"""A host without a piece that so many parents failed, each named to it by the tracker, is starved:
-these parents may be any, and vouch for each other."""
+"""A host without a piece of some stripes that so many parents failed there, each named to it by the
+tracker, is starved: these parents may be any, and vouch for each other."""
+
+FAILED_MAX = 16
+"""Stripes and parents of which one host says that they failed it."""
 
 TOLD_MAX = 8
 """Plans in which a host may complain of parents and alternates; it forgets earlier ones itself."""
@@ -43,6 +46,41 @@ class Lag:
     """Time at which it began to."""
     count: int
     """Pieces of the stripe that the host had then."""
+
+
+@dataclass(slots=True)
+class Starvation:
+    """The parents of a host that gave it nothing."""
+
+    failed_by: dict[tuple[int, str], None] = field(default_factory=dict)
+    """Stripes of which the host has no piece, with parents that the tracker named and that gave it
+    nothing of them; at most FAILED_MAX. `fail_by`, `feed`."""
+    starved_by: dict[int, str] = field(default_factory=dict)
+    """By stripe the parent of which the host said that nothing came, while it has no piece of any.
+    `starve`, `feed`."""
+
+    def fail_by(self, stripe: int, parent: str) -> bool:
+        """A parent gave nothing of a stripe of which the host has no piece; whether it is
+        starved."""
+        if len(self.failed_by) < FAILED_MAX:
+            self.failed_by[stripe, parent] = None
+        return self._starved
+
+    def starve(self, stripe: int, parent: str) -> None:
+        """The host, which has no piece, says that nothing has come from its parent yet."""
+        self.starved_by[stripe] = parent
+
+    def feed(self, counts: list[int]) -> bool:
+        """The host has so many pieces by stripe, of some at least one; whether it is starved still,
+        of another stripe."""
+        self.failed_by = {each: None for each in self.failed_by if not counts[each[0]]}
+        self.starved_by.clear()
+        return self._starved
+
+    @property
+    def _starved(self) -> bool:
+        """Whether so many parents gave nothing that they may be in league."""
+        return len({parent for _, parent in self.failed_by}) >= STARVED_BY
 
 
 @dataclass(slots=True)
@@ -104,9 +142,8 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
-    failed_by: dict[str, None] = field(default_factory=dict)
-    """Parents that the tracker named and that gave the host nothing, while it has no piece; at most
-    STARVED_BY. `fail_by`, Swarm.advance."""
+    starvation: Starvation = field(default_factory=Starvation)
+    """What parents did not give. Complaints, Swarm.advance."""
     rescued: set[int] = field(default_factory=set)
     """Stripes that the host reads although its site has a root, since it was starved. Edges."""
     told: tuple[tuple[StripePlan, ...], ...] = ()
@@ -182,12 +219,6 @@ class Member:
     def complain(self, stripe: int) -> None:
         """The host complains of its parent in a stripe."""
         self.complaints[stripe] += 1
-
-    def fail_by(self, parent: str) -> bool:
-        """A parent gave the host nothing, which has no piece; whether it is starved."""
-        if len(self.failed_by) < STARVED_BY:
-            self.failed_by[parent] = None
-        return len(self.failed_by) >= STARVED_BY
 
     def hear(self, now: float) -> None:
         """A report of the host came."""

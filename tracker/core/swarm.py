@@ -187,11 +187,8 @@ class Swarm:
     swarming: dict[str, None] = field(default_factory=dict)
     """Receivers that receive by BitTorrent. `set_transport`."""
     starved: dict[str, None] = field(default_factory=dict)
-    """Members without a piece that several parents gave nothing (Member.failed_by). Complaints,
+    """Members without a piece of a stripe that several parents gave nothing. Complaints,
     `advance`, `remove`."""
-    starving: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Members without a piece that said that nothing came from a parent, and by stripe from which.
-    Complaints, `advance`, `remove`."""
     claims: dict[str, bool] = field(default_factory=dict)
     """Members that say they have pieces which no host has seen, and whether their first children
     have a deadline (repair/claims.py). Claims, `remove`."""
@@ -285,7 +282,6 @@ class Swarm:
         self.tree_seeds.pop(host, None)
         self.claims.pop(host, None)
         self.starved.pop(host, None)
-        self.starving.pop(host, None)
         self._exit(member)
         if not member.seed:
             self.receivers -= 1
@@ -304,10 +300,9 @@ class Swarm:
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
-        if (member.failed_by or host in self.starving) and any(counts):
-            member.failed_by.clear()
+        starvation = member.starvation
+        if (starvation.failed_by or starvation.starved_by) and any(counts) and not starvation.feed(counts):
             self.starved.pop(host, None)
-            self.starving.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals
         self._count(member)

@@ -23,7 +23,6 @@ from tracker.core.traces.ledger import Key
 from tracker.http.content import CHUNK, readable_package
 from tracker.http.keys import SERVICE
 
-
 RECORDERS: tuple[Right, ...] = ("agent", "preseed")
 """Rights of the identities that may state a recording: hosts, and schedulers for them."""
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -37,11 +38,16 @@ from p2pdist.store.trees.missing import Missing
 PAUSE_S, PAUSE_S_MAX = 0.1, 2.0
 """Between two attempts to get a chunk: this at first, then twice as long each time."""
 
+AGAIN_S, AGAIN_S_MAX = 1.0, 60.0
+"""Between two attempts to fill the whole device."""
+
 AT_ONCE = 64
 """Cells that are filled in one go while no reader waits for them."""
 
 WRONG_MAX = 3
 """So often in a row a pack may hold pieces that are not what they should be."""
+
+logger = logging.getLogger(__name__)
 
 
 class Fetcher(Protocol):
@@ -393,3 +399,17 @@ async def fill_all(filler: Filler, cells: Sequence[int]) -> None:
         rest = await filler.fill_from_objects(batch)
         await asyncio.gather(*(keep_trying(filler, cell, [""]) for cell in rest))
     await asyncio.to_thread(filler.device.flush)
+
+
+async def keep_filling(filler: Filler, cells: Sequence[int], check: Callable[[], None], name: str) -> None:
+    """Fill all of the cells of the view of `name`, however often that fails, until `check` raises
+    nothing, either; it is called in a thread."""
+    pause_s = AGAIN_S
+    while True:
+        try:
+            await fill_all(filler, cells)
+            return await asyncio.to_thread(check)
+        except (P2PDistError, OSError) as error:
+            logger.warning("the lazy view of %s still lacks something: %s", name, error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, AGAIN_S_MAX)

@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 class TraceSource(Protocol):
     """Where traces are kept."""
 
-    async def find(self, reference: str, entry: str) -> tuple[Trace | None, bool]:
+    async def find(self, reference: str, entry: str, *, records: bool) -> tuple[Trace | None, bool]:
         """The trace of a package and entry point, if there is one, and whether this start is to be
-        recorded. Raises P2PDistError."""
+        recorded, if it `records`. Raises P2PDistError."""
 
     async def state(self, reference: str, entry: str, trace: Trace) -> None:
         """Give what a start read. Raises P2PDistError."""
@@ -52,12 +52,13 @@ class Shown:
 
 
 class Start:
-    """One start of a package, from its view's opening on. On the event loop."""
+    """One start of a package, from its view's opening on. `records`: what it reads can be recorded,
+    as that of trees. On the event loop."""
 
-    def __init__(self, traces: Traces, reference: str, entry: str) -> None:
+    def __init__(self, traces: Traces, reference: str, entry: str, *, records: bool = True) -> None:
         self.trace: asyncio.Future[Trace | None] = asyncio.get_running_loop().create_future()
         """Gets the trace that the start is prefetched by."""
-        self.traces, self._reference, self._entry = traces, reference, entry
+        self.traces, self._reference, self._entry, self._records = traces, reference, entry, records
         self._read_ms: dict[int, int] | None = None
         """By cell when it was read first, in order; None while nothing is recorded."""
         self._shown: Shown | None = None
@@ -67,7 +68,7 @@ class Start:
 
     async def find(self) -> None:
         """Ask for the trace."""
-        trace, wanted = await self.traces.find(self._reference, self._entry)
+        trace, wanted = await self.traces.find(self._reference, self._entry, records=self._records)
         if wanted:
             self._read_ms = {}
         self.trace.set_result(trace)
@@ -107,11 +108,11 @@ class Traces:
         self._source = source
         self._tasks = Tasks(logger, "a trace was not given to the tracker")
 
-    async def find(self, reference: str, entry: str) -> tuple[Trace | None, bool]:
+    async def find(self, reference: str, entry: str, *, records: bool) -> tuple[Trace | None, bool]:
         """The trace of an entry point, None where none is known in time; and whether the start is
-        to be recorded."""
+        to be recorded, if it `records`."""
         try:
-            return await asyncio.wait_for(self._source.find(reference, entry), FIND_S)
+            return await asyncio.wait_for(self._source.find(reference, entry, records=records), FIND_S)
         except (P2PDistError, TimeoutError) as error:
             logger.info("%s starts without a trace: %s", reference, str(error) or "the tracker does not answer")
             return None, False

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, fill_all, keep_trying
+from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_filling, keep_trying
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.stalls import Stalls
@@ -63,6 +63,9 @@ GRACE_S = 5.0
 TRIES = 8
 TRY_S = 0.25
 """A supervisor that does not answer so often in a row is gone: its guard takes less time."""
+
+TRIED_AGAIN_S = 60.0
+"""Where no way to fill works, the ways are tried again after so long."""
 
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
 """Between two attempts to get what is missing: this at first, then twice as long each time."""
@@ -125,8 +128,8 @@ class LazyView:
         self.images = LazyImages(fetcher)
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here, and once nothing serves the view any more."""
-        self._bytes_content = 0
-        """Bytes of all contents of the trees."""
+        self._bytes_content, self._pinned = 0, ""
+        """Those of the trees; and what is pulled again, as its tag may move meanwhile."""
         self.whole = False
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
@@ -163,7 +166,7 @@ class LazyView:
         pause_s = PULL_AGAIN_S
         while not self._pulled.is_set():
             try:
-                request = PullRequest(package=self._reference, priority="preseed")
+                request = PullRequest(package=self._pinned or self._reference, priority="preseed")
                 pull = self._pulls.start(request, planned=self._plan)
                 assert pull.task is not None
                 await asyncio.wait([pull.task])
@@ -185,6 +188,7 @@ class LazyView:
         blobs = [self._store.get(layer.digest) for layer in images_of(package.manifest)]
         if not incomplete and all(blob is not None and blob.complete for blob in blobs):
             return  # nothing is missing
+        self._pinned = f"{package.reference.name}@{package.digest}"
         self._filler.whereabouts = Whereabouts.of(incomplete, sources)
         if not self.known.done():
             self.known.set_result(package)
@@ -294,7 +298,7 @@ class LazyView:
         """Have what a reader waits for filled, and let it go on."""
         began = asyncio.get_running_loop().time()
         self._awaited[number] = count
-        failed, refused = ["it has not come"], 0
+        failed, refused = ["it has not come"], errno.EIO
         try:
             async with asyncio.timeout(self._limit_s):
                 await self._planned.wait()
@@ -303,20 +307,13 @@ class LazyView:
                 missing = self._noted(self._filler.device.cells.covering(offset, end - offset))
                 await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
                 await self.images.bring(offset, count, failed)
+            refused = 0
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
-            logger.error(
-                "a reader of %s gets EIO after %.1f s, it waited for %d bytes at %d: %s",
-                self._reference,
-                asyncio.get_running_loop().time() - began,
-                count,
-                offset,
-                reason,
-            )
-            refused = errno.EIO
+            waited = f"{asyncio.get_running_loop().time() - began:.1f} s, it waited for {count} bytes at {offset}"
+            logger.error("a reader of %s gets EIO after %s: %s", self._reference, waited, reason)
         except Exception:
             logger.exception("a reader of %s gets EIO", self._reference)
-            refused = errno.EIO
         finally:
             self._awaited.pop(number, None)
         self._stalls.add(asyncio.get_running_loop().time() - began, refused=bool(refused))
@@ -335,8 +332,6 @@ class LazyView:
         missing = [cell for cell in cells if not self._filler.has_cell(cell)]
         self._misses += bool(missing)
         return missing
-
-    # -- the rest
 
     async def _fill_ahead(self, start: Start) -> None:
         """Fill what the trace of the start names, in its order."""
@@ -361,16 +356,8 @@ class LazyView:
         await self._pulled.wait()
         await self._planned.wait()
         assert self.layout is not None
-        pause_s = PULL_AGAIN_S
-        while True:
-            try:
-                await fill_all(self._filler, self._filler.device.cells.holding(0, self.layout.size))
-                await asyncio.to_thread(self.images.check)
-                break
-            except (P2PDistError, OSError) as error:
-                logger.warning("the lazy view of %s still lacks something: %s", self._reference, error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PULL_AGAIN_S_MAX)
+        cells = self._filler.device.cells.holding(0, self.layout.size)
+        await keep_filling(self._filler, cells, self.images.check, self._reference)
         with suppress(OSError):  # the view is out of sight by now
             await asyncio.to_thread(mark_filled, directory)
         self.whole = True
@@ -459,6 +446,15 @@ class LazyViews:
         where it cannot be lazy, and what pulling raises."""
         if self._opening + sum(not view.whole for view in self._views.values()) >= VIEWS_MAX:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
+        self._opening += 1
+        try:
+            return await self._open(reference, command, alone)
+        finally:
+            self._opening -= 1
+
+    async def _open(
+        self, reference: str, command: Sequence[str] | None, alone: bool
+    ) -> tuple[LazyView, Package] | None:
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if self._policy(str(found.reference)) is False:
             raise eager("its policy says so")
@@ -467,15 +463,17 @@ class LazyViews:
             cells = (await self.way(found.manifest)).cells
         elif not alone or len(images_of(found.manifest)) < len(found.manifest.layers):
             raise eager("the agent is not root")
-        self._opening += 1
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
-        view = self._view(reference, cells, Start(self.traces, reference, entry))
+        records = not images_of(found.manifest)
+        view = self._view(reference, cells, Start(self.traces, reference, entry, records=records))
         try:
             view.begin()
             package = await asyncio.shield(view.known)
             if package is None:
                 await view.close()
                 return None
+            if package.digest != found.digest:  # the other one may want other cells
+                raise eager(f"{reference} has become another package meanwhile")
             await view.read_layout(package.manifest)
             assert view.layout is not None
             free = shutil.disk_usage(self._store.root).free
@@ -484,8 +482,6 @@ class LazyViews:
         except BaseException:
             await view.close()
             raise
-        finally:
-            self._opening -= 1
         return view, package
 
     def _view(self, reference: str, cells: Cells, start: Start | None = None) -> LazyView:
@@ -499,13 +495,20 @@ class LazyViews:
         if images_of(manifest):
             names = [name for name in names if name == FUSE.name]
         key = tuple(names)
-        if key not in self._choices:
-            self._choices[key] = asyncio.create_task(asyncio.to_thread(choose, self._work, key))
-        choice = await asyncio.shield(self._choices[key])
+        trial = self._choices.get(key)
+        if trial is None:
+            trial = self._choices[key] = asyncio.create_task(asyncio.to_thread(choose, self._work, key))
+        choice = await asyncio.shield(trial)
         if choice.way is None:
+            # What was in the way may go: a full disk, too many processes.
+            asyncio.get_running_loop().call_later(TRIED_AGAIN_S, self._forget_choice, key, trial)
             what = "only FUSE fills images" if images_of(manifest) else "no way to fill it works here"
             raise eager(f"{what} ({'; '.join(choice.reasons) or 'it is not among the --lazy-way of the agent'})")
         return choice.way
+
+    def _forget_choice(self, key: tuple[str, ...], trial: asyncio.Task[Choice]) -> None:
+        if self._choices.get(key) is trial:
+            del self._choices[key]
 
     async def package_of(self, view: LazyView) -> LazyPackage:
         """What is to be mounted of an open view."""

@@ -323,11 +323,9 @@ class BlobPull:
             if self.done.done():
                 return self.done.result()
             self._mail.context.run(self._submit, Wanted(missing, prefetch))
-            waits = [asyncio.ensure_future(self.piece(piece)) for piece in missing]
-            try:
-                await asyncio.wait_for(asyncio.gather(*waits), DEMAND_S)
-            except TimeoutError:
-                continue  # there may be a plan by now
+            with suppress(TimeoutError):  # there may be a plan by then
+                # One of them: many children may demand many pieces, of which none comes for long.
+                await asyncio.wait_for(self.piece(missing[0]), DEMAND_S)
 
     # -- core
 

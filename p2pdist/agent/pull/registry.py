@@ -178,7 +178,7 @@ class Registry:
         self._trackers, self._uplink, self._policies = resources.trackers, resources.uplink, resources.policies
         self._session, self._access = resources.trackers.home, resources.access
         self._drain = drain
-        self.clients = ClientInterest(store, self.fetching)
+        self.clients = ClientInterest(store, self.fetching, resources.uplink.feeds)
         """What clients of the mirror ask for."""
         self._untracked = _UntrackedPulls(resources, packages, neighbourhood, alone, tracker_wait_s, self.clients.waits)
         self._fetching: dict[Digest, BlobPull] = {}
@@ -459,10 +459,16 @@ def _holding_of(blob: Blob, resources: PullResources) -> Holding:
 
 class ClientInterest:
     """Ends pulls that only clients of the mirror wanted, and none does any more. `fetching` finds
-    the pull of a blob that is under way. On the event loop."""
+    the pull of a blob that is under way; `feeds` says whether other hosts receive a blob from here,
+    some of which may have clients that wait. On the event loop."""
 
-    def __init__(self, store: BlobStore, fetching: Callable[[Digest], BlobPull | None]) -> None:
-        self._store, self._fetching = store, fetching
+    def __init__(
+        self,
+        store: BlobStore,
+        fetching: Callable[[Digest], BlobPull | None],
+        feeds: Callable[[Digest], bool],
+    ) -> None:
+        self._store, self._fetching, self._feeds = store, fetching, feeds
         self._asking: Counter[Digest] = Counter()
         """Requests of clients under way, by blob."""
         self._asked: Counter[Digest] = Counter()
@@ -509,7 +515,11 @@ class ClientInterest:
         pull = self._fetching(digest)
         if pull is None:
             self._asked.pop(digest, None)
-        elif self._asked[digest] == asked and digest not in self._others and digest not in self._asking:
+        elif self._asked[digest] != asked or digest in self._others or digest in self._asking:
+            return
+        elif self._feeds(digest):
+            asyncio.get_running_loop().call_later(UNWANTED_S, self._look, digest, asked)
+        else:
             pull.reject(Unavailable(f"no client has asked for {digest} for {UNWANTED_S:g} s", remedy="Ask again"))
 
 

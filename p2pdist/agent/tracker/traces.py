@@ -17,10 +17,10 @@ class TrackerTraces:
     def __init__(self, session: TrackerSession, host: str) -> None:
         self._session, self._host = session, host
 
-    async def find(self, reference: str, entry: str) -> tuple[Trace | None, bool]:
+    async def find(self, reference: str, entry: str, *, records: bool) -> tuple[Trace | None, bool]:
         """The trace of a package and entry point, None when there is none, and whether this start
-        is to be recorded. Raises NotFound, Corrupt, Unavailable."""
-        query = {"reference": reference, "entry": entry, "starts": "1"}
+        is to be recorded, if it `records`. Raises NotFound, Corrupt, Unavailable."""
+        query = {"reference": reference, "entry": entry} | ({"starts": "1"} if records else {})
         _, data, headers = await self._session.exchange("/v1/traces", query, {})
         return (await asyncio.to_thread(decode_trace, data) if data else None), WANTED_HEADER in headers
 

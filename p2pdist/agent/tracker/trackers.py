@@ -219,7 +219,7 @@ class Trackers:
         listed = self.ownership.tracker(tracker) if self.ownership is not None else None
         if present is not None or listed is None or self._side is None:
             return present
-        urls = self._usable(listed)
+        urls = _usable(listed, secured=self._secured)
         if not urls:
             return None
         session = self._connect(urls)
@@ -367,15 +367,7 @@ class Trackers:
     def _know(self, ownership: Ownership | None) -> None:
         """Let the home turn to any tracker that owns blobs."""
         trackers = ownership.trackers if ownership is not None else ()
-        self.home.know(urls[0] for each in trackers if each.share and (urls := self._usable(each)))
-
-    def _usable(self, tracker: Tracker) -> list[str]:
-        """The URLs at which this host may turn to a tracker."""
-        return [
-            url.rstrip("/")
-            for url in tracker.urls
-            if is_tracker_url(url) and (url.startswith("https:") or not self._secured)
-        ]
+        self.home.know(urls[0] for each in trackers if each.share and (urls := _usable(each, secured=self._secured)))
 
     def _announce(self, session: TrackerSession, blobs: Iterable[Digest]) -> None:
         """Tell a tracker that answers what is here of some of its blobs."""
@@ -392,6 +384,13 @@ class Trackers:
         assert self._side is not None
         for tracker in {self._owner(blob) for blob in self._side.blobs()}:
             self._open(tracker)
+
+
+def _usable(tracker: Tracker, *, secured: bool) -> list[str]:
+    """The URLs at which a host may turn to a tracker; `secured`: by TLS alone."""
+    return [
+        url.rstrip("/") for url in tracker.urls if is_tracker_url(url) and (url.startswith("https:") or not secured)
+    ]
 
 
 def _shares_blobs(ownership: Ownership | None, tracker: str) -> bool:

@@ -65,7 +65,10 @@ def attempt(way: Way, work: Path) -> str:
     name = content_hash(_CONTENT)
     entries = (File(_NAME, 0o644, 0, len(_CONTENT), name),)
     package = LazyPackage((entries,), DeviceLayout({name: len(_CONTENT)}, {}), LIMIT_S)
-    scratch = Path(tempfile.mkdtemp(prefix="trial-", dir=work.parent))
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix="trial-", dir=work.parent))
+    except OSError as error:
+        return f"{error.strerror}: {work.parent}"
     target = scratch / "view"
     try:
         mount_lazy(package, target, work=work, way=way, owner=process(os.getpid()))

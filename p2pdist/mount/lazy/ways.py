@@ -92,19 +92,23 @@ def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), way: Wa
     words = [sys.executable, "-P", "-m", (way or way_of(directory)).module, str(directory), str(limit_s)]
     words += map(str, held)
     with (directory / LOG).open("ab") as log:
-        ended = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=held,
-            start_new_session=True,
-            timeout=READY_S,
-            check=False,
-        )
+        try:
+            ended = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=held,
+                start_new_session=True,
+                timeout=READY_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            reason = f"the supervisor has not begun within {READY_S:g} s"
+            raise Unavailable(f"this host has no lazy views: {reason}", remedy=REMEDY) from error
     if ended.returncode:
-        reason = (directory / LOG).read_text(errors="replace").strip().splitlines()
+        lines = (directory / LOG).read_text(errors="replace").strip().splitlines()
         raise Unavailable(
-            f"this host has no lazy views: {reason[-1] if reason else 'the supervisor ended'}",
+            f"this host has no lazy views: {lines[-1] if lines else 'the supervisor ended'}",
             remedy=REMEDY,
         )

@@ -173,6 +173,9 @@ class _Supervisor:
         """The processes of readers that wait, by key, as far as they are known."""
         self._guard = self._guard_fd = -1
         """The other process, and what becomes readable when it ends."""
+        self._spare = -1
+        """A descriptor that makes room for the connection of an agent."""
+        self._keep_spare()
 
     def run(self) -> None:
         """Serve until the device is whole, or the view is gone."""
@@ -272,6 +275,7 @@ class _Supervisor:
                 del self._refused_at[next(iter(self._refused_at))]
         with contextlib.suppress(OSError):
             os.close(key)
+        self._keep_spare()
 
     def _replaced(self) -> bool:
         """Whether another supervisor listens in place of this one: two agents started one each."""
@@ -296,7 +300,15 @@ class _Supervisor:
     # -- the agent
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        if self._spare >= 0:  # readers that wait may have all others
+            os.close(self._spare)
+            self._spare = -1
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone again
+        finally:
+            self._keep_spare()
         connection.setblocking(False)
         self._agents.append(connection)
         if len(self._agents) > AGENTS_MAX:
@@ -307,6 +319,11 @@ class _Supervisor:
             self._lose(connection)
         else:
             self._tell_all()
+
+    def _keep_spare(self) -> None:
+        if self._spare < 0:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _tell_all(self) -> None:
         for waiting in self._pending.all():

@@ -59,8 +59,8 @@ HEARSAY_MAX = 256
 """Agents whose word of a newer epoch is remembered; so many must say so."""
 
 DEAF_S = 60.0
-"""Agents are not listened to for so long after they told of an epoch that the database did not have:
-each time all hosts hear of another epoch, and no lease is granted for a moment."""
+"""Agents are not listened to for so long after they told of an epoch that the database did not
+have: each time all hosts hear of another epoch, and no lease is granted for a moment."""
 
 EPOCH_AHEAD_MAX = 1_000_000
 """A higher epoch than that above the present one is not believed."""

@@ -18,10 +18,10 @@ Where some hosts receive by trees and others by BitTorrent, newcomers of the lat
 and so become roots: their peers get from them what they read, and so do their children in the
 trees. What comes by trees alone no peer has, and BitTorrent brings it to no host.
 
-A host without a piece that several parents failed, each of which says that it has pieces, is
-starved: those hosts may be strangers that vouch for each other, and one of them the root. One such
-host a stripe reads the origin besides the roots, and keeps that lease until it has the stripe
-(rescue.py).
+A host without a piece of a stripe that several parents failed, each of which says that it has
+pieces, is starved: those hosts may be strangers that vouch for each other, and one of them the
+root. Such hosts, few a stripe, read the origin besides the roots, and keep that lease until they
+have the stripe (rescue.py).
 
 Repair uses the same pass: the children of a lost parent are receivers without a parent. The one
 with the most pieces comes first and so gets the slot that became free. Where a rack lacks slots,
@@ -143,7 +143,7 @@ class _StripePass:
         their site has a root, or a host says that it has everything."""
         swarm, stripe = self.swarm, self.stripe
         for queue in queues.values() if swarm.starved else ():
-            for host in [host for host in queue if host in swarm.starved]:
+            for host in [each for each in queue if each in swarm.starved and not swarm.members[each].counts[stripe]]:
                 parent = rescuer(swarm, stripe, host)
                 if parent is not None:
                     if parent.free(stripe) <= 0:

@@ -29,12 +29,10 @@ def rescuer(swarm: Swarm, stripe: int, host: str) -> Member | None:
 
 
 def may_be_rescued(swarm: Swarm, stripe: int, host: str) -> bool:
-    """Whether a starved host may read a stripe from the origin: every host that was rescued there
-    gave it nothing."""
-    rescued = _rescued(swarm, stripe)
-    tried = all((host, member.host) in swarm.edges.avoided for member in rescued)
+    """Whether a starved host for which there is no rescuer may read a stripe from the origin: the
+    hosts that were rescued there gave it nothing, or serve none any more."""
     barred = host in swarm.origin.barred or (host, FROM_ORIGIN) in swarm.edges.avoided
-    return tried and len(rescued) < RESCUES_MAX and not barred
+    return len(_rescued(swarm, stripe)) < RESCUES_MAX and not barred
 
 
 def below_rescue(swarm: Swarm, stripe: int, host: str) -> bool:
