@@ -74,6 +74,13 @@ def test_all_trackers_but_one_die() -> None:
     assert report.origin_ratio <= origin_limit([TrackerLoss(2.0, None)])
 
 
+def test_an_owner_that_stands_still_at_the_end_hears_of_all_that_came() -> None:
+    """Nobody takes over while the database is away; the books agree once the owner goes on."""
+    simulation, report = run(DatabaseLoss(7.0, 12.0), TrackerFreeze(11.5, 12.0))
+    assert report.complete == HOSTS
+    assert simulation.world.now > 11.5 + 12.0
+
+
 def test_hosts_that_start_while_the_owner_is_dead_find_the_next() -> None:
     late = replace(BASE, arrivals="uniform", arrivals_s=20.0)
     simulation, report = run(TrackerLoss(3.0, None), base=late)

@@ -181,13 +181,15 @@ class Cluster:
 
     @property
     def at_rest(self) -> bool:
-        """Whether every tracker that runs, and reaches the database, follows the latest epoch, and
-        has given away what it does not own."""
+        """Whether no tracker stands still, and every tracker that runs, and reaches the database,
+        follows the latest epoch and has given away what it does not own."""
         stored = self.database.stored
         if stored is None:
             return not any(node.running for node in self.nodes.values())
         for node in self.nodes.values():
             fleet = node.tracker.fleet
+            if fleet is not None and node.tracker.frozen:
+                return False  # its books agree with its hosts once it has read what they said
             if fleet is None or not _reaches(node):
                 continue
             if fleet.handover.epoch != stored.epoch or any(
