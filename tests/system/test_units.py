@@ -45,6 +45,8 @@ systemctl stop p2pdist-agent p2pdist-tracker
 for unit in p2pdist-agent p2pdist-tracker; do
     echo "$unit: $(systemctl show -p Result -p ExecMainStatus -p NRestarts $unit | sort | tr '\\n' ' ')"
 done
+# What they said last, to show why they failed.
+systemctl status --no-pager --lines=15 p2pdist-agent p2pdist-tracker | sed 's/^/  /'
 """
 CLEAN = "ExecMainStatus=0 NRestarts=0 Result=success "
 
