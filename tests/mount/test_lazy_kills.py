@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from lazy_marks import needs_events
 
 from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy.view import LazyPackage, mount_lazy, supervise, view_directory
-from p2pdist.mount.supervisor import fanotify
 from p2pdist.mount.supervisor.protocol import ANSWER, FAULT, NOTICE, ORDER, Notice, connect
 from p2pdist.mount.views import unmount_view
 
@@ -29,20 +29,10 @@ LIMIT_S = 20.0
 CELLS = Cells(headed=True)
 
 
-def _events_work() -> bool:
-    if os.geteuid() != 0:
-        return False
-    try:
-        os.close(fanotify.open_group())
-    except OSError:
-        return False
-    return True
-
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not _events_work(), reason="lazy views need root and Linux 6.14"),
+    needs_events,
 ]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lazy_marks import needs_events
 from site_rig import P2PDIST, Agent, Site
 
 from p2pdist.model.device import BLOCK_BYTES, DeviceLayout
@@ -20,7 +21,6 @@ from p2pdist.model.trace import TraceBuilder, decode_trace, encode_trace
 from p2pdist.model.tree import content_hash, walking_order
 from p2pdist.mount import kernel
 from p2pdist.mount.lazy.view import cells_of
-from p2pdist.mount.supervisor import fanotify
 
 MIB = 1 << 20
 SLOW_BYTES_S = 3 * MIB
@@ -30,19 +30,6 @@ READ = random.Random(11).sample(FILES[::2], 25)
 """What the program reads, in this order: no neighbours, which have bytes in one cell."""
 
 pytestmark = pytest.mark.slow
-
-
-def _events_work() -> bool:
-    if os.geteuid() != 0:
-        return False
-    try:
-        os.close(fanotify.open_group())
-    except OSError:
-        return False
-    return True
-
-
-lazy = pytest.mark.skipif(not _events_work(), reason="lazy views need root and Linux 6.14")
 
 
 @pytest.fixture
@@ -158,7 +145,7 @@ def paths(trace: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(span["path"] for span in trace["spans"]))
 
 
-@lazy
+@needs_events
 def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source: Path) -> None:
     site.origin.rate_bytes_s = SLOW_BYTES_S
     first, second, third = site.agents(3)
@@ -196,7 +183,7 @@ def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source
     ] == READ
 
 
-@lazy
+@needs_events
 def test_the_next_version_inherits(site: Site, source: Path) -> None:
     """By content where that is still here, by path where it is another one."""
     site.origin.rate_bytes_s = SLOW_BYTES_S
@@ -221,7 +208,7 @@ def test_the_next_version_inherits(site: Site, source: Path) -> None:
     umount(second, path)
 
 
-@lazy
+@needs_events
 def test_a_tracker_without_traces_and_a_trace_that_lies_change_nothing(site: Site, source: Path) -> None:
     """A trace of contents that no package has, and one whose paths lead elsewhere."""
     builder = TraceBuilder()

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lazy_marks import needs_events
 from site_rig import P2PDIST, Agent, Site
 
 from p2pdist.mount import kernel
-from p2pdist.mount.supervisor import fanotify
 
 MIB = 1 << 20
 SLOW_BYTES_S = 2 * MIB
@@ -35,20 +35,9 @@ KILLED = (
 """What is killed at the same moment."""
 
 
-def events_work() -> bool:
-    """Whether lazy views work on this host with events of the kernel."""
-    if os.geteuid() != 0:
-        return False
-    try:
-        os.close(fanotify.open_group())
-    except OSError:
-        return False
-    return True
-
-
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not events_work(), reason="lazy views need root and Linux 6.14"),
+    needs_events,
 ]
 
 

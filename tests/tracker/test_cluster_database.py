@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
-from postgresql import binaries, running_server
 
 from p2pdist.model.errors import Corrupt, NotFound
 from p2pdist.model.ownership import Ownership, Tracker
 from tracker.cluster.membership import Beat, MembershipDatabase
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if binaries() is None:
-        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
-    with running_server() as url:
-        yield url
-
-
 @pytest.fixture
-def url(server: str) -> str:
-    with psycopg.connect(server, autocommit=True) as connection:
+def url(postgresql_server: str) -> str:
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS cluster_trackers, cluster_ownership")
-    return server
+    return postgresql_server
 
 
 def member(url: str, name: str, instance: str = "") -> MembershipDatabase:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import stat
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,20 +32,12 @@ RECORD = PreseedRecord(
 )
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    if binaries() is None:
-        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
-    with running_server() as url:
-        yield url
-
-
 @pytest.fixture
-def postgresql(server: str) -> str:
+def postgresql(postgresql_server: str) -> str:
     """An empty database."""
-    with psycopg.connect(server, autocommit=True) as connection:
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS preseeds, trackers, preseed_hosts, joins")
-    return server
+    return postgresql_server
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import aiohttp
 import programs
 import pytest
 from aiohttp import web
-from postgresql import binaries, running_server
 
 from p2pdist.cli.verbs.slurm.job import Job
 from p2pdist.cli.verbs.slurm.prolog import _order, _Settings
@@ -61,14 +60,6 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def blobs(layout: Path) -> list[Digest]:
     sizes = {file.name: file.stat().st_size for file in (layout / "blobs" / "sha256").iterdir()}
     return sorted(Digest(f"sha256:{name}") for name, size in sizes.items() if size == SIZE)
-
-
-@pytest.fixture(scope="module")
-def postgresql() -> Iterator[str]:
-    if binaries() is None:
-        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
-    with running_server() as url:
-        yield url
 
 
 def package(blob: Digest) -> str:
@@ -329,12 +320,12 @@ async def test_ranking(layout: Path, blobs: list[Digest]) -> None:
 
 
 @pytest.mark.slow
-async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], postgresql: str) -> None:
+async def test_two_trackers_on_one_database(layout: Path, blobs: list[Digest], postgresql_server: str) -> None:
     """What one is asked for, the other carries out for its hosts; either says how far it is, and
     either cancels."""
     async with (
-        tracker(layout, postgresql) as one,
-        tracker(layout, postgresql) as two,
+        tracker(layout, postgresql_server) as one,
+        tracker(layout, postgresql_server) as two,
         connected(one, "a/r1/h1"),
         connected(two, "b/r1/h2", "b/r2/h3") as [second, third],
     ):

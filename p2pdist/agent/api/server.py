@@ -101,9 +101,10 @@ from p2pdist.transfer.stream.server import read_stream_request, serve_stream
 BODY_BYTES_MAX = 1 << 20
 BODY_S_MAX = 30.0
 PATH_BYTES_MAX = 4095
+"""limits.h, PATH_MAX without the final zero."""
+
 DEMAND_BYTES_MAX = 4 << 20
 """A longer range at the Unix socket is read by a program that takes what comes."""
-"""limits.h, PATH_MAX without the final zero."""
 
 WAIT_S_MAX = 60.0
 SYSTEM_OWNERS = ("preseed:", "slurm-")
