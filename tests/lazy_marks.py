@@ -9,7 +9,7 @@ import pytest
 from p2pdist.mount.supervisor import fanotify
 
 
-def _events_work() -> bool:
+def events_work() -> bool:
     if os.geteuid() != 0:
         return False
     try:
@@ -19,4 +19,4 @@ def _events_work() -> bool:
     return True
 
 
-needs_events = pytest.mark.skipif(not _events_work(), reason="lazy views need root and Linux 6.14")
+needs_events = pytest.mark.skipif(not events_work(), reason="lazy views need root and Linux 6.14")

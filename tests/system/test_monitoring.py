@@ -9,9 +9,10 @@ import os
 import urllib.request
 
 import pytest
+from lazy_marks import events_work
 from prometheus_rig import PROMETHEUS, ROOT, WINDOW, Prometheus, running_prometheus
 from site_rig import Agent, Site, free_port, until, wait_for
-from test_lazy_views import View, events_work, nothing_stays, source  # noqa: F401
+from test_lazy_views import View, nothing_stays, source  # noqa: F401
 
 from p2pdist.agent.api.client import LocalClient
 
