@@ -4,6 +4,7 @@
 # With WARM_MIB every host first pulls another blob of so many MiB, before the run begins: what is learned of the hosts there is known.
 # With TRACKER=none there is none: agents find each other by multicast DNS, and know the origin.
 # With ACCESS=1 the tracker speaks TLS and makes an access file, and the agents join with its token.
+# With TRACKERS=3 so many trackers share the PostgreSQL at STATE, and FAULTS says what happens to them (trackers.py).
 # Usage: run.sh SWARM_PY [yardstick options], for example
 #   bench/yardstick/run.sh path/to/yardstick/swarm.py --hosts 24 --size-mib 64 --rate-mbit 40 --origin-mbit 80 --repeat 3
 set -eu
@@ -27,6 +28,9 @@ if [ -n "${ACCESS:-}" ]; then
 fi
 if [ "${TRACKER:-}" = none ]; then
   ctl=true knows="--origin http://{origin_ip} --network-id yardstick" path=healthz
+fi
+if [ -n "${TRACKERS:-}" ]; then
+  ctl="$root/.venv/bin/python $here/trackers.py $p2pdist {ctl_ip} {dir} {work} '$STATE' http://{origin_ip} $TRACKERS '${FAULTS:-}' pd-sw {n} {size}"
 fi
 exec "$python" "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
   --ctl-cmd "$ctl" \
