@@ -39,26 +39,28 @@ class Node:
 class Links:
     """A bridge, and the nodes on it."""
 
-    def __init__(self, prefix: str, network: str = "10.78") -> None:
-        self.prefix, self._network = prefix, network
+    def __init__(self, prefix: str, network: str = "10.78", first: int = 1) -> None:
+        """`first`: the number of the first node, for bridges that are joined."""
+        self.prefix, self._network, self._first = prefix, network, first
         self.nodes: list[Node] = []
-        self._bridge = f"{prefix}sw"
+        self.bridge = f"{prefix}sw"
+        """The namespace with the bridge."""
 
     def add(self, name: str, mbit: float) -> Node:
         """Make a node."""
-        number = len(self.nodes) + 1
+        number = len(self.nodes) + self._first
         node = Node(name, f"{self._network}.{number // 250}.{number % 250 + 1}", f"{self.prefix}{name}", mbit)
         _ip("netns", "add", node.namespace)
         port = f"p{number}"
-        _ip("link", "add", "eth0", "netns", node.namespace, "type", "veth", "peer", "name", port, "netns", self._bridge)
-        _ip("-n", self._bridge, "link", "set", port, "master", "br0", "up")
+        _ip("link", "add", "eth0", "netns", node.namespace, "type", "veth", "peer", "name", port, "netns", self.bridge)
+        _ip("-n", self.bridge, "link", "set", port, "master", "br0", "up")
         for words in (
             ["addr", "add", f"{node.address}/16", "dev", "eth0"],
             ["link", "set", "lo", "up"],
             ["link", "set", "eth0", "up"],
         ):
             _ip("-n", node.namespace, *words)
-        for namespace, device in ((node.namespace, "eth0"), (self._bridge, port)) if mbit else ():
+        for namespace, device in ((node.namespace, "eth0"), (self.bridge, port)) if mbit else ():
             limit = max(int(mbit * 1e6 / 8 * QUEUE_MS / 1e3), QUEUE_BYTES_MIN)
             shape = ["root", "tbf", "rate", f"{mbit}mbit", "burst", f"{BURST_KIB}kb", "limit", str(limit)]
             _run("tc", "-n", namespace, "qdisc", "add", "dev", device, *shape)
@@ -81,16 +83,16 @@ class Links:
 
     def make(self) -> None:
         """The bridge, without nodes."""
-        _ip("netns", "add", self._bridge)
-        _ip("-n", self._bridge, "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0")
-        _ip("-n", self._bridge, "link", "set", "br0", "up")
+        _ip("netns", "add", self.bridge)
+        _ip("-n", self.bridge, "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        _ip("-n", self.bridge, "link", "set", "br0", "up")
 
 
 @contextlib.contextmanager
-def links(prefix: str) -> Iterator[Links]:
+def links(prefix: str, first: int = 1) -> Iterator[Links]:
     """Links whose namespaces begin with `prefix`; afterwards nothing of them is left, nor of what
     ran in them."""
-    made = Links(prefix)
+    made = Links(prefix, first=first)
     try:
         with undisturbed():
             remove_network(prefix)
