@@ -27,7 +27,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psycopg
+
 from bench.small_blob import P2PDIST, PORTS_FROM, free_port, run_agents
+from p2pdist.model.ownership import Ownership, Tracker
 
 READY_S = 60.0
 SETTLE_S = 10.0
@@ -64,7 +68,7 @@ def broadcast(chosen: argparse.Namespace, count: int, kill_after_s: float) -> di
         work = Path(directory)
         blob, origin = work / "blob", f"file://{work}/layout"
         blob.write_bytes(os.urandom(chosen.size_mib << 20))
-        words = [P2PDIST, "blob", "push", blob, "--origin", origin, "--json"]
+        words = [str(P2PDIST), "blob", "push", str(blob), "--origin", origin, "--json"]
         digest = str(json.loads(subprocess.run(words, check=True, capture_output=True).stdout)["digest"])
         with trackers(origin, chosen.state, count) as running:
             killer = threading.Thread(target=kill_owner, args=(running, digest, kill_after_s), daemon=True)
@@ -76,14 +80,15 @@ def broadcast(chosen: argparse.Namespace, count: int, kill_after_s: float) -> di
 
 
 @contextlib.contextmanager
-def trackers(origin: str, state: str, count: int) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def trackers(origin: str | None, state: str, count: int) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Trackers by URL, each of which owns blobs."""
     running: dict[str, subprocess.Popen[bytes]] = {}
     port = PORTS_FROM
     try:
         for _ in range(count):
             port = free_port(port + 1)
-            words = [P2PDIST, "tracker", "--listen", f"127.0.0.1:{port}", "--origin", origin, "--state", state]
+            words = [P2PDIST, "tracker", "--listen", f"127.0.0.1:{port}", "--state", state]
+            words += ["--origin", origin] if origin is not None else []
             running[f"http://127.0.0.1:{port}"] = subprocess.Popen([*map(str, words), "--log-level", "error"])
         deadline = time.monotonic() + READY_S
         while not all(owners(url) == count for url in running):
@@ -97,6 +102,24 @@ def trackers(origin: str, state: str, count: int) -> Iterator[dict[str, subproce
             process.terminate()
         for process in running.values():
             process.wait()
+
+
+def share_evenly(state: str, ids: set[str]) -> Ownership:
+    """Return when these trackers own blobs, each its full share at once rather than a little at a
+    time."""
+    while True:
+        with psycopg.connect(state) as connection, contextlib.suppress(psycopg.errors.UndefinedTable):
+            row = connection.execute("SELECT body FROM cluster_ownership").fetchone()
+            now = msgspec.json.decode(row[0], type=Ownership) if row is not None else None
+            if now is not None and {tracker.id for tracker in now.trackers} == ids:
+                if all(tracker.share == 1 for tracker in now.trackers):
+                    return now
+                even = tuple(Tracker(tracker.id, tracker.urls) for tracker in now.trackers)
+                body = msgspec.json.encode(Ownership(now.epoch + 1, even, now.pins)).decode()
+                connection.execute(
+                    "UPDATE cluster_ownership SET epoch = epoch + 1, body = %s WHERE epoch = %s", (body, now.epoch)
+                )
+        time.sleep(0.2)
 
 
 def ask(url: str) -> Any:

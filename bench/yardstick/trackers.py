@@ -33,8 +33,11 @@ from typing import Any
 import msgspec
 import psycopg
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.several_trackers import share_evenly
 from p2pdist.model.digest import Digest
-from p2pdist.model.ownership import Ownership, Tracker, owner
+from p2pdist.model.ownership import Ownership, owner
 
 PORT = 7070
 FREEZE_S = 6.0
@@ -62,36 +65,15 @@ class Trackers:
                 process = subprocess.Popen([*words, "--no-discovery"], stdout=file, stderr=file)
             self._processes[f"{address}-{PORT}"] = process
 
-    def _ownership(self) -> Ownership | None:
-        with psycopg.connect(self._state) as connection:
-            row = connection.execute("SELECT body FROM cluster_ownership").fetchone()
-        return msgspec.json.decode(row[0], type=Ownership) if row is not None else None
-
     def share_evenly(self) -> None:
-        """Return when all own blobs, each its full share at once rather than a little at a time."""
-        while True:
-            now = self._ownership_or_none()
-            if now is not None and {tracker.id for tracker in now.trackers} == set(self._processes):
-                if all(tracker.share == 1 for tracker in now.trackers):
-                    break
-                even = tuple(Tracker(tracker.id, tracker.urls) for tracker in now.trackers)
-                body = msgspec.json.encode(Ownership(now.epoch + 1, even, now.pins)).decode()
-                with psycopg.connect(self._state) as connection:
-                    connection.execute(
-                        "UPDATE cluster_ownership SET epoch = epoch + 1, body = %s WHERE epoch = %s", (body, now.epoch)
-                    )
-            time.sleep(0.2)
-
-    def _ownership_or_none(self) -> Ownership | None:
-        try:
-            return self._ownership()
-        except psycopg.Error:  # the first tracker makes the table
-            return None
+        """Return when all own blobs."""
+        share_evenly(self._state, set(self._processes))
 
     def owner(self, blob: Digest) -> str:
-        now = self._ownership()
-        assert now is not None
-        return owner(now, blob).id
+        with psycopg.connect(self._state) as connection:
+            row = connection.execute("SELECT body FROM cluster_ownership").fetchone()
+        assert row is not None
+        return owner(msgspec.json.decode(row[0], type=Ownership), blob).id
 
     def process(self, tracker: str) -> subprocess.Popen[bytes]:
         return self._processes[tracker]
