@@ -92,7 +92,7 @@ async def test_a_package_goes_when_its_time_is_over_and_not_while_it_is_used(rig
         assert rig.here(going)
     await until(lambda: not rig.here(going))
     assert rig.here(staying)
-    assert rig.agent.policies.packages == {}, "what is gone is forgotten"
+    await until(lambda: rig.agent.policies.packages == {}, "forgetting what is gone")
 
 
 async def test_pins_follow_the_policy(rig: Rig) -> None:
