@@ -250,12 +250,12 @@ def test_what_came_since_the_last_report_counts() -> None:
     late = Late(FOUR)
     for name in ("a 0", "a 1", "a 2"):
         late.swarm.advance(name, [WHOLE - 10, WHOLE], now=NOW)
-        late.member(name).rates[0] = 20.0
+        late.member(name).set_rates([20.0, *late.member(name).rates[1:]])
     assert line_up(late.swarm, now=NOW) > 0
     old = Late(FOUR)
     for name in ("a 0", "a 1", "a 2"):
         old.swarm.advance(name, [WHOLE - 10, WHOLE], now=NOW)
-        old.member(name).rates[0] = 20.0
+        old.member(name).set_rates([20.0, *old.member(name).rates[1:]])
     assert line_up(old.swarm, now=NOW + 1) == 0
 
 

@@ -425,7 +425,7 @@ def test_complaints_of_wrong_bytes_are_withdrawn_with_the_list() -> None:
         member = control.fleet.swarms[BLOB].members[plaintiff]
         control.fleet.swarms[BLOB].edges.notify(plaintiff, 0)
         control.run(0.2)
-        member.tell(tuple(plan for told in member.told for plan in told))
+        member.told = (tuple(name for names in member.told for name in names),)
     control.fleet.reputation.penalise(control.fleet.hosts[honest], "v1", "corrupt", now=control.now)
     control.fleet.vouching.accused(control.fleet.swarms[BLOB], honest, "v1")
     control.fleet.reputation.penalise(control.fleet.hosts[honest], "v2", "corrupt", now=control.now)

@@ -105,7 +105,7 @@ class Complaints:
                 edges.detach(stripe, child.host)
             return
         child.complain(stripe)
-        if was_told(child, source):
+        if child.was_told(source):
             if reason in {"stalled", "short"}:
                 self.claims.complained(swarm, source, now=now)
             self._starves(swarm, child, swarm.members[source], stripe, now)
@@ -127,7 +127,7 @@ class Complaints:
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
                 self.membership.leave(parent, swarm, "dead", now=now)
-            elif was_told(child, source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
+            elif child.was_told(source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
                 voter = self.membership.hosts[child.host].voter or child.host
                 self.reputation.penalise(parent, voter, reason, now=now)
                 if reason == "corrupt":
@@ -140,7 +140,7 @@ class Complaints:
         another host that was."""
         if not parent.counts[stripe] or child.counts[stripe]:
             return
-        if not child.starvation.fail_by(stripe, parent.host):
+        if not child.starve().fail_by(stripe, parent.host):
             return
         swarm.starved[child.host] = None
         for number in _stripes_from_peers(child):
@@ -152,16 +152,17 @@ class Complaints:
         """A host without any piece says that a parent gives nothing yet. Where that is so of all
         its parents that say that they have pieces, it leaves them where it can be rescued. It is
         too early to hold it against them."""
-        claims = parent.counts[stripe] and child.parents[stripe] == parent.host and was_told(child, parent.host)
+        claims = parent.counts[stripe] and child.parents[stripe] == parent.host and child.was_told(parent.host)
         if not claims or any(child.counts):
             return
-        child.starvation.starve(stripe, parent.host)
+        starvation = child.starve()
+        starvation.starve(stripe, parent.host)
         claiming = [
             (number, child.parents[number] or "")
             for number in _stripes_from_peers(child)
             if swarm.members[child.parents[number] or ""].counts[number]
         ]
-        if any(child.starvation.starved_by.get(number) != host for number, host in claiming):
+        if any(starvation.starved_by.get(number) != host for number, host in claiming):
             return
         for number, host in claiming:
             avoided = (child.host, host) in swarm.edges.avoided
@@ -216,9 +217,3 @@ class Complaints:
 def _stripes_from_peers(member: Member) -> list[int]:
     """The stripes that a host receives from other hosts."""
     return [stripe for stripe, parent in enumerate(member.parents) if parent]
-
-
-def was_told(child: Member, source: str) -> bool:
-    """Whether a plan of late names a host as parent or alternate of another."""
-    plans = (plan for stripes in child.told for plan in stripes)
-    return any(each is not None and each.host == source for plan in plans for each in (plan.parent, *plan.alternates))

@@ -61,20 +61,22 @@ class Edges:
         self._unlink(stripe, member)
         member.parents[stripe] = parent
         member.moved_at[stripe] = member.attached_at[stripe] = self.now
-        member.lags[stripe] = None
+        member.set_lag(stripe, None)
         if parent == FROM_ORIGIN:
             self.roots[stripe][child] = None
         else:
             above = self.members[parent]
-            above.children[stripe][child] = None
+            above.children[stripe] += (child,)
             above.taken[stripe] += not member.slow_receiver
         self.unplanned.pop((stripe, child), None)
+        if not self.unplanned:
+            self.unplanned.clear()  # an emptied dictionary keeps its room otherwise
         self.changed[child, stripe] = None
 
     def rescue(self, stripe: int, child: str) -> None:
         """`child`, which was starved, keeps the lease of a stripe that it has, besides the root of
         its site."""
-        self.members[child].rescued.add(stripe)
+        self.members[child].rescued |= {stripe}
 
     def detach(self, stripe: int, child: str) -> None:
         """`child` loses its parent and waits for another."""
@@ -129,13 +131,13 @@ class Edges:
         if parent is None:
             return
         member.parents[stripe] = None
-        member.lags[stripe] = None
+        member.set_lag(stripe, None)
         if parent == FROM_ORIGIN:
             self.roots[stripe].pop(member.host, None)
-            member.rescued.discard(stripe)
+            member.rescued -= {stripe}
         elif parent in self.members:
             above = self.members[parent]
-            del above.children[stripe][member.host]
+            above.children[stripe] = tuple(name for name in above.children[stripe] if name != member.host)
             above.taken[stripe] -= not member.slow_receiver
 
     # -- what hosts are still to be told

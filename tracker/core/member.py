@@ -12,6 +12,7 @@ new children.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -96,22 +97,22 @@ class Member:
     """Upload slots allotted to the stripe. `allot`, `grant_slot`, `clear_slots`, Edges.move."""
     parents: list[str | None]
     """Host name, FROM_ORIGIN or None. Edges."""
-    children: list[dict[str, None]]
+    children: list[tuple[str, ...]]
     """Host names in the order in which they were attached. Edges."""
     joined_at: float
     """Time at which the host joined the swarm."""
     slots: int
     """Upload slots in all stripes together; below zero never. `set_slots`, `reduce_slots`."""
-    complaints: list[int]
-    """Complaints since the host last got a piece of the stripe. `complain`, Swarm.advance."""
+    complaints: tuple[int, ...]
+    """Complaints since the host last got a piece of the stripe. `complain`, `forgive`."""
     moved_at: list[float]
     """Time at which pieces last came or the parent changed. Swarm.advance, Edges.attach."""
     attached_at: list[float]
     """Time at which the parent changed. Edges.attach."""
-    rates: list[float]
+    rates: Sequence[float]
     """Pieces a second between the last two reports. `set_rates`."""
-    lags: list[Lag | None]
-    """Since when the host lags behind its parent. `set_lag`, `clear_lags`, Edges."""
+    lags: tuple[Lag | None, ...]
+    """Since when the host lags behind its parent. `set_lag`, `clear_lags`."""
     order: int
     """Orders hosts differently for each blob, and the same in every tracker."""
     zone: str = ""
@@ -142,12 +143,13 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
-    starvation: Starvation = field(default_factory=Starvation)
-    """What parents did not give. Complaints, Swarm.advance."""
-    rescued: set[int] = field(default_factory=set)
+    starvation: Starvation | None = None
+    """What parents did not give; None where all gave something. `starve`, `feed`."""
+    rescued: frozenset[int] = frozenset()
     """Stripes that the host reads although its site has a root, since it was starved. Edges."""
-    told: tuple[tuple[StripePlan, ...], ...] = ()
-    """The plans that the host was sent last, at most TOLD_MAX. `tell`."""
+    told: tuple[tuple[str, ...], ...] = ()
+    """The hosts that were named in each of the plans that the host was sent last, at most TOLD_MAX.
+    `tell`."""
     superpeers: tuple[Source, ...] = ()
     """The superpeers that the host was told of in its session. `set_superpeers`."""
 
@@ -218,7 +220,12 @@ class Member:
 
     def complain(self, stripe: int) -> None:
         """The host complains of its parent in a stripe."""
-        self.complaints[stripe] += 1
+        self.complaints = (*self.complaints[:stripe], self.complaints[stripe] + 1, *self.complaints[stripe + 1 :])
+
+    def forgive(self, stripe: int) -> None:
+        """The host got a piece of a stripe."""
+        if self.complaints[stripe]:
+            self.complaints = (*self.complaints[:stripe], 0, *self.complaints[stripe + 1 :])
 
     def hear(self, now: float) -> None:
         """A report of the host came."""
@@ -242,19 +249,38 @@ class Member:
 
     def set_lag(self, stripe: int, lag: Lag | None) -> None:
         """The host begins to lag behind its parent, or does so no longer."""
-        self.lags[stripe] = lag
+        if lag is not self.lags[stripe]:
+            self.lags = (*self.lags[:stripe], lag, *self.lags[stripe + 1 :])
 
     def clear_lags(self) -> None:
         """Forget what shows that the host lags."""
-        self.lags = [None] * len(self.lags)
+        self.lags = (None,) * len(self.lags)
 
     def count_fair_report(self, fair: bool) -> None:
         """A report of a slow receiver shows a fair share of pieces, or one does not."""
         self.fair_reports = self.fair_reports + 1 if fair else 0
 
-    def tell(self, stripes: tuple[StripePlan, ...]) -> None:
+    def tell(self, stripes: Iterable[StripePlan]) -> None:
         """The host is sent this plan."""
-        self.told = (stripes, *self.told[: TOLD_MAX - 1])
+        sources = (source for plan in stripes for source in (plan.parent, *plan.alternates) if source is not None)
+        self.told = (tuple(dict.fromkeys(source.host for source in sources)), *self.told[: TOLD_MAX - 1])
+
+    def was_told(self, host: str) -> bool:
+        """Whether a plan of late names a host as parent or alternate."""
+        return any(host in names for names in self.told)
+
+    def starve(self) -> Starvation:
+        """What parents did not give, from now on."""
+        if self.starvation is None:
+            self.starvation = Starvation()
+        return self.starvation
+
+    def feed(self, counts: list[int]) -> bool:
+        """The host has so many pieces by stripe; whether it is starved no more, having been."""
+        if self.starvation is None or not any(counts) or self.starvation.feed(counts):
+            return False
+        self.starvation = self.starvation if self.starvation.failed_by else None
+        return True
 
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""

@@ -206,6 +206,9 @@ class Swarm:
     """Pieces of each stripe."""
     edges: Edges = field(init=False)
     origin: OriginReads = field(init=False)
+    _none_yet: tuple[int, ...] = field(init=False)
+    _no_lags: tuple[None, ...] = field(init=False)
+    """What members share that have said nothing of their stripes yet."""
     passes: Passes = field(default_factory=Passes)
     """What the planner and the rebalancing passes remember."""
 
@@ -215,6 +218,7 @@ class Swarm:
         self.stripes = self.fanout = self.layout.stripes
         self.totals = [len(range(stripe, count, self.stripes)) for stripe in range(self.stripes)]
         self.edges = Edges(self.members, self.totals)
+        self._none_yet, self._no_lags = (0,) * self.stripes, (None,) * self.stripes
         self.origin = OriginReads([-inf] * self.stripes, [0.0] * self.stripes)
 
     # -- members
@@ -244,14 +248,14 @@ class Swarm:
             counts,
             allotted=[0] * stripes,
             parents=[None] * stripes,
-            children=[{} for _ in range(stripes)],
+            children=[()] * stripes,
             joined_at=now,
             slots=slots,
-            complaints=[0] * stripes,
+            complaints=self._none_yet,
             moved_at=[now] * stripes,
             attached_at=[now] * stripes,
-            rates=[0.0] * stripes,
-            lags=[None] * stripes,
+            rates=self._none_yet,
+            lags=self._no_lags,
             order=order_key(self.blob, host),
             zone=zone,
             site=site_of(zone),
@@ -296,12 +300,11 @@ class Swarm:
         self.edges.set_now(now)
         for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
             if new > old:
-                member.complaints[stripe] = 0
+                member.forgive(stripe)
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
-        starvation = member.starvation
-        if (starvation.failed_by or starvation.starved_by) and any(counts) and not starvation.feed(counts):
+        if member.feed(counts):
             self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals

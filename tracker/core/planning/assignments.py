@@ -26,11 +26,13 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host], epoch: int = 0) -> list
     """The messages to the hosts that got other parents since the last call. `epoch` is that of the
     ownership by which the swarm is this tracker's, 0 where it is alone."""
 
+    named: dict[str, Source | None] = {FROM_ORIGIN: ORIGIN}
+
     def source(name: str) -> Source | None:
-        if name == FROM_ORIGIN:
-            return ORIGIN
-        address = hosts[name].address
-        return Source(name, address) if address else None
+        if name not in named:
+            address = hosts[name].address
+            named[name] = Source(name, address) if address else None
+        return named[name]
 
     messages = []
     sites: dict[str, tuple[Source, ...]] = {}
@@ -38,8 +40,8 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host], epoch: int = 0) -> list
         session, member = hosts[name].session, swarm.members[name]
         if session is not None:
             if member.site not in sites:
-                named = swarm.origin.shares.get(member.site) or superpeers(swarm, member.site)
-                sites[member.site] = present_superpeers(swarm, named, source)
+                chosen = swarm.origin.shares.get(member.site) or superpeers(swarm, member.site)
+                sites[member.site] = present_superpeers(swarm, chosen, source)
             news = sites[member.site] if sites[member.site] != member.superpeers else ()
             if news:
                 member.set_superpeers(news)
