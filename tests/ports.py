@@ -25,3 +25,13 @@ def free_pair() -> int:
             first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 1))
             return port
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports, one after the other."""
+    while True:
+        first = random.randrange(20000, 32000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first

@@ -48,6 +48,7 @@ in the caller's PATH alone."""
 @settings_options
 @content_options
 @layout_option
+@output.quiet_options
 @output.json_option
 def command(
     source: str,

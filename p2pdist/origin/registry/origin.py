@@ -28,6 +28,7 @@ from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, UsageError
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.model.url import redacted
+from p2pdist.origin.contract import Tagged
 from p2pdist.origin.registry.client import RegistryClient, read_limited
 from p2pdist.origin.registry.names import REPOSITORY, TAG, RepositoryNames
 from p2pdist.origin.registry.upload import Upload
@@ -88,6 +89,7 @@ class RegistryOrigin:
                 f"{reference} is not at {self.url}",
                 remedy="Check the name, and where it was packed or pushed to",
                 origin=self.url,
+                reference=str(reference),
             )
         if described.size > MANIFEST_BYTES_MAX:
             raise Corrupt(f"{reference} at {self.url} is a document of {described.size} bytes, not a manifest")
@@ -216,6 +218,9 @@ class RegistryOrigin:
 
         found = await asyncio.gather(*(look(tag) for tag in await self._tag_names() if self._names.reference_of(tag)))
         return sorted(entry for entry in found if entry is not None)
+
+    async def listing(self) -> list[Tagged]:
+        return [Tagged(name, described) for name, described in await self.tags()]
 
     async def _tag_names(self) -> list[str]:
         """All tags of the repository, page by page; none where it does not exist yet."""
