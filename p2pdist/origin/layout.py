@@ -77,7 +77,7 @@ class LayoutOrigin:
         if data is None:
             raise self._missing(digest)
         if digest_of(data) != digest:
-            raise self._corrupt(digest, f"its {len(data)} bytes do not match its digest")
+            raise _corrupt(self.url, digest, f"its {len(data)} bytes do not match its digest")
         return data
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
@@ -87,7 +87,7 @@ class LayoutOrigin:
         if data is None:
             raise self._missing(digest)
         if len(data) != length:
-            raise self._corrupt(digest, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
+            raise _corrupt(self.url, digest, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
         return data
 
     async def size(self, digest: Digest) -> int | None:
@@ -212,11 +212,6 @@ class LayoutOrigin:
             remedy = f"Its tags there: {', '.join(named)}"
         return NotFound(f"{name} is not at {self.url}", remedy=remedy, **more)
 
-    def _corrupt(self, digest: Digest, why: str) -> Corrupt:
-        return Corrupt(
-            f"blob {digest} at {self.url} is corrupt: {why}", remedy="Delete it there and push it again", blob=digest
-        )
-
 
 class LocalLayout(LayoutOrigin):
     """A layout in a directory of this machine, into which finished files can be moved."""
@@ -270,6 +265,10 @@ class LocalLayout(LayoutOrigin):
     async def import_file(self, digest: Digest, path: Path) -> None:
         """Move a finished file whose digest the caller computed into place."""
         await self._call(self._directory.import_file, blob_key(digest), path)
+
+
+def _corrupt(url: str, digest: Digest, why: str) -> Corrupt:
+    return Corrupt(f"blob {digest} at {url} is corrupt: {why}", remedy="Delete it there and push it again", blob=digest)
 
 
 def _no_layout(url: str) -> NotFound:

@@ -93,18 +93,13 @@ def command(
       p2pdist run team/trainer:v3 -- --epochs 3
       p2pdist run --root --bind /data team/image:v3
     """
-    from p2pdist.cli.desk import Run, is_directory, run_from_layout
-    from p2pdist.mount.enter import BINDS_MAX, parse_bind
+    from p2pdist.cli.desk import is_directory, run_from_layout
 
     # From here on the view must be unmounted again, also when a signal ends this process.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
-    if (binds and not root) or len(binds) > BINDS_MAX:
-        raise UsageError(f"--bind is for --root, up to {BINDS_MAX} times", remedy="Give --root, too")
-    if root and writable:
-        raise UsageError("with --root the package can be written to anyway", remedy="Leave out --writable")
-    run = Run(arguments, writable, how, root, tuple(map(parse_bind, binds)))
+    run = _checked(arguments, writable, how, root, binds)
     if is_directory(reference):
         reference, local = _pack_directory(Path(reference), layout), True
     if local:
@@ -127,6 +122,18 @@ def command(
             output.line(f"eager: {failure.error.what}")
             shown = follow_pull(client, reference, quiet=False)
     return _Run(pulled_name(reference, shown), run, client).run()
+
+
+def _checked(arguments: tuple[str, ...], writable: bool, how: str | None, root: bool, binds: tuple[str, ...]) -> Run:
+    """How the program is to be run. Raises UsageError for options that do not go together."""
+    from p2pdist.cli.desk import Run
+    from p2pdist.mount.enter import BINDS_MAX, parse_bind
+
+    if (binds and not root) or len(binds) > BINDS_MAX:
+        raise UsageError(f"--bind is for --root, up to {BINDS_MAX} times", remedy="Give --root, too")
+    if root and writable:
+        raise UsageError("with --root the package can be written to anyway", remedy="Leave out --writable")
+    return Run(arguments, writable, how, root, tuple(map(parse_bind, binds)))
 
 
 def _pack_directory(directory: Path, layout: Path) -> str:

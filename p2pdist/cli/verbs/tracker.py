@@ -381,9 +381,11 @@ async def _join_cluster(
 
 async def _until_stopped(siblings: Siblings | None) -> None:
     """Return when this process is to end, and the other trackers have its blobs."""
-    from p2pdist.cli.daemon import until_stopped
+    from p2pdist.cli.daemon import READY, STOPPING, tell_manager, until_stopped
 
+    tell_manager(READY)
     await until_stopped()
+    tell_manager(STOPPING)
     if siblings is not None:
         await siblings.cluster.hand_over()
 
@@ -426,7 +428,7 @@ async def _serve(
     networks: tuple[Network, ...],
     discovery: Discovery | None,
 ) -> None:
-    from p2pdist.cli.daemon import READY, STOPPING, close, stop_listening, tell_manager, tell_watchdog
+    from p2pdist.cli.daemon import close, stop_listening, tell_watchdog
     from p2pdist.model.address import address_text
     from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
@@ -449,18 +451,16 @@ async def _serve(
     siblings = await _join_cluster(part, state, service, access)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings)
     runners = await _listen(addresses, app, access)
-    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
-    clocks += [asyncio.create_task(service.content.watch.run()), asyncio.create_task(tell_watchdog())]
+    work = (service.run(), preseeds.run(), service.content.watch.run(), tell_watchdog())
+    clocks = [asyncio.create_task(part) for part in work]
     clocks += [asyncio.create_task(siblings.cluster.run())] if siblings is not None else []
     clocks += _follow(policy_file, access, _upstreams_file(named, upstreams_path, upstreams), service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
     try:
         if discovery is not None:
             await discovery.start()
-        tell_manager(READY)
         await _until_stopped(siblings)
     finally:
-        tell_manager(STOPPING)
         if discovery is not None:
             await discovery.stop()
         await stop_listening(runners)

@@ -111,7 +111,7 @@ class RegistryOrigin:
             stated, size = digest_of(data), len(data)
         if is_digest(target) and stated != target:
             raise _corrupt(Digest(target), self.url, "the registry names another digest")
-        self._remember(Digest(stated), None)
+        _remember(self._manifests, Digest(stated), None)
         return Descriptor(media_type, Digest(stated), size)
 
     async def _get_manifest(self, target: str, limit: int = MANIFEST_BYTES_MAX) -> bytes:
@@ -194,7 +194,7 @@ class RegistryOrigin:
         digest = digest_of(data)
         if (media_type := _manifest_type(data)) is not None:
             await self._upload.put_manifest(digest, media_type, data)
-            self._remember(digest, (media_type, data))
+            _remember(self._manifests, digest, (media_type, data))
         elif await self.size(digest) != len(data):
             upload = await self._upload.begin(digest)
             if upload is not None:
@@ -299,11 +299,15 @@ class RegistryOrigin:
     async def close(self) -> None:
         await self._client.close()
 
-    def _remember(self, digest: Digest, manifest: tuple[str, bytes] | None) -> None:
-        if manifest is not None or digest not in self._manifests:
-            self._manifests[digest] = manifest
-        while len(self._manifests) > MANIFESTS_KEPT:
-            self._manifests.popitem(last=False)
+
+def _remember(
+    manifests: OrderedDict[Digest, tuple[str, bytes] | None], digest: Digest, manifest: tuple[str, bytes] | None
+) -> None:
+    """Keep a manifest among the last MANIFESTS_KEPT ones."""
+    if manifest is not None or digest not in manifests:
+        manifests[digest] = manifest
+    while len(manifests) > MANIFESTS_KEPT:
+        manifests.popitem(last=False)
 
 
 def _corrupt(digest: str, url: str, why: str) -> Corrupt:
