@@ -170,7 +170,7 @@ def test_a_trial_is_started_used_from_a_second_agent_and_ended(place: Path) -> N
     log, port = place / "up.log", free_ports(4)
     words = ("up", "--directory", place / "trial", "--local-only", "--port", str(port))
     with log.open("wb") as output, programs.running(*words, env=environment(place), stdout=output, stderr=output) as up:
-        wait_until(lambda: "Ctrl-C ends it" in log.read_text() or up.poll() is not None, "the trial runs")
+        wait_until(lambda: "Ctrl-C ends it" in log.read_text() or up.poll() is not None, "the trial runs", within_s=150)
         assert up.poll() is None, log.read_text()
         origin = f"file://{place}/trial/origin"
         packed = run(place, "pack", source, "-t", "app:v1", "--push", "--origin", origin, "--json")

@@ -106,6 +106,19 @@ def test_pushing_a_file_prints_its_digest_and_on_standard_error_what_was_sent(ag
     assert run(agent, "blob", "push", file, "--quiet") == (stdout, "")
 
 
+def test_what_is_here_is_pinned_and_removed_by_pattern_or_first_digits(agent: Agent) -> None:
+    run(agent, "pull", "team/*")
+    entries = json.loads(run(agent, "ls", "--json")[0])
+    digest = next(entry["digest"] for entry in entries if entry["reference"] == "team/b:v1")
+    assert run(agent, "pin", digest[:19])[0].startswith("pinned pin:team/b:v1  ")
+    assert "is pinned" in run(agent, "rm", digest[:19], code=1)[1]
+    run(agent, "pin", "--remove", digest[:19])
+    assert "begins 0" not in run(agent, "rm", "sha256:" + "0" * 12, code=3)[1]
+    stdout, _ = run(agent, "rm", digest[:19], "team/a:*")
+    assert [line.split(" ")[0] for line in stdout.splitlines()] == ["team/b:v1", "team/a:v1", "team/a:v2"]
+    assert "team/" not in run(agent, "ls")[0]
+
+
 def test_a_name_of_a_file_leads_out_of_no_directory(agent: Agent, tmp_path: Path) -> None:
     """Whoever may write at the origin chooses the names."""
     index = agent.site.layout / "index.json"

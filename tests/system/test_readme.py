@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from ports import free_pair, free_port, free_ports
 from site_rig import wait_for
+from waits import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -26,6 +27,8 @@ FIRST_STEPS = "p2pdist up "
 """What only the block of the first steps has."""
 
 COMMAND_S = 60.0
+READY_S = 150.0
+"""Three processes start, one after the other."""
 AT_WORK = ("p2pdist tracker ", "p2pdist agent ")
 """Commands that run until they are ended."""
 
@@ -82,9 +85,9 @@ class Machine:
         }
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, command: str, address: str = "") -> None:
-        """Run a tracker or an agent until the test ends, from when it is ready: at the address, or
-        where the command has it listen."""
+    def start(self, command: str, said: str = "") -> None:
+        """Run a command that goes on until the test ends, from when it is ready: where it listens,
+        or once it has `said` so."""
         log = self.directory / f"{len(self.running)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -96,7 +99,11 @@ class Machine:
                 stdin=subprocess.DEVNULL,
             )
         self.running.append(process)
-        address = address or re.findall(r"--(?:probe-)?listen (\S+)", self.here(command))[-1]
+        if said:
+            wait_until(lambda: said in log.read_text() or process.poll() is not None, said, within_s=READY_S)
+            assert process.poll() is None, log.read_text()
+            return
+        address = re.findall(r"--(?:probe-)?listen (\S+)", self.here(command))[-1]
         wait_for(f"http://{address}/readyz", process, log)
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -212,7 +219,7 @@ def test_the_first_steps_lead_to_a_program_on_a_second_agent(machine: Machine) -
     ended = None
     for step in steps:
         if step.startswith("p2pdist up "):
-            machine.start(step, f"127.0.0.1:{port + 1}")
+            machine.start(step, "Ctrl-C ends it")
         elif step.startswith("p2pdist agent "):
             machine.start(f"{step} --name second")
         else:

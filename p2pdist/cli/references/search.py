@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pdist.cli.connect import BLOB_PREFIX
+from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
 from p2pdist.model.image import is_image
 
@@ -74,6 +75,30 @@ def chosen(words: Sequence[str], client: LocalClient, layout: Path, origin: str 
         found = [word] if not is_part(word) else _matching(word, known, places)
         references.update(dict.fromkeys(found))
     return list(references)
+
+
+def here(words: Sequence[str], client: LocalClient) -> list[str]:
+    """References and digests of what is on this host, in the order of `words`, each once: words
+    that are references or whole digests as they are, else what patterns and first digits mean in
+    the agent's store. Raises what `chosen` raises."""
+    found: dict[str, None] = {}
+    known: list[Named] = []
+    if any(is_part(word) and not is_digest(word) for word in words):
+        known = [Named(str(package["reference"]), str(package["digest"])) for package in client.packages()]
+    for word in words:
+        if not is_part(word) or is_digest(word):
+            found[word] = None
+            continue
+        if _PATTERN.search(word):
+            found.update(dict.fromkeys(_matching(word, known, "on this host")))
+            continue
+        matching = {one.digest: one.reference for one in reversed(known) if one.digest.startswith(word)}
+        if len(matching) > 1:
+            raise UsageError(f"{word} begins {len(matching)} digests", remedy="Write more of its digits")
+        if not matching:
+            raise NotFound(f"nothing on this host has the digest {word}", remedy="p2pdist ls says what is there")
+        found.update(dict.fromkeys(matching.values()))
+    return list(found)
 
 
 async def _known(client: LocalClient, layout: Path, origin: str | None) -> tuple[list[Named], str]:

@@ -56,8 +56,12 @@ def command(ref: str | None, remove: bool, listing: bool, socket: Path, as_json:
 
 def _pins(ref: str | None, remove: bool, socket: Path) -> list[PinStatus]:
     from p2pdist.agent.api.client import LocalClient
+    from p2pdist.cli.references.search import here
 
     client = LocalClient(socket)
     if ref is None:
         return client.pins()
+    (ref, *more) = here([ref], client)
+    if more:
+        raise UsageError("a pattern names several packages", remedy="Pin them one by one")
     return [client.unpin(ref) if remove else client.pin(ref)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from p2pdist.cli.verbs.demo.processes import Processes, Service
 
-READY_S_MAX = 60.0
+READY_S_MAX = 120.0
 POLL_S = 0.1
 ANSWER_S = 5.0
 AGENT = "host"
