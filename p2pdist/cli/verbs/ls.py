@@ -97,7 +97,7 @@ def command(
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
-    name = entry.get("file") or ("blob" if _is_blob(entry) else entry["reference"])
+    name = entry.get("file") or _blob_digest(entry) or entry["reference"]
     size = output.amount(entry["size"]) if "size" in entry else "-"
     at = entry.get("last_used") or entry.get("tagged")
     ago = f"{output.age(time.time() - at)} ago" if at else "-"

@@ -212,5 +212,19 @@ def _show(answer: Any, *, as_json: bool) -> None:
         return
     for preseed in answer if isinstance(answer, list) else [answer]:
         output.say(
-            f"{preseed['id']}  {preseed['state']:9}  {preseed['hosts_done']} of {preseed['hosts_total']} hosts  {preseed['package']}"
+            f"{preseed['id']}  {preseed['state']:9}  {preseed['hosts_done']} of {preseed['hosts_total']} hosts  {_package(preseed)}"
         )
+
+
+def _package(preseed: dict[str, Any]) -> str:
+    """The tag that was asked for and the first digits of what it meant; a preseed that is listed,
+    or of an older tracker, has only the latter."""
+    name, at, digest = str(preseed["package"]).partition("@")
+    asked = str(preseed.get("asked") or name)
+    return (
+        f"{asked} {output.hexes(digest)}"
+        if at and "@" not in asked
+        else f"{name}@{output.hexes(digest)}"
+        if at
+        else name
+    )

@@ -58,7 +58,8 @@ class Progress:
     `failures` are in the order of their reasons, at most FAILURES_SHOWN_MAX. `notes` tell people
     what the preseed waits for that may never come. `owner` is the identity that ordered it, empty
     where access was off. `waiting` are connected hosts that do not hold the package yet, those with
-    the fewest bytes first, at most WAITING_SHOWN_MAX."""
+    the fewest bytes first, at most WAITING_SHOWN_MAX. `asked` is the package as the order named it,
+    `package` what that meant then."""
 
     id: str
     state: ShownState
@@ -81,6 +82,7 @@ class Progress:
     notes: tuple[str, ...] = ()
     owner: str = ""
     waiting: tuple[str, ...] = ()
+    asked: str = ""
 
 
 def progress(
@@ -128,6 +130,7 @@ def progress(
         tuple(_notes(preseed, states, hosts, lost)) if record.state not in ENDED and tally.state != "done" else (),
         record.owner,
         _waiting(preseed, states, others) if record.state not in ENDED else (),
+        request.package,
     )
 
 
