@@ -332,28 +332,44 @@ def _runner(app: web.Application) -> web.AppRunner:
 async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
     """Serve `app` on a Unix socket that the owner and the group may use. A socket file
     on which no process answers is replaced. Raises UsageError, Refused and Conflict."""
-    if len(os.fsencode(path)) > 107:
-        raise UsageError(f"the socket path {path} is longer than 107 bytes", remedy="Give a shorter --socket")
+    await prepare_socket(path)
     runner = _runner(app)
     await runner.setup()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_socket():
-            await _replace_stale(path)
         await web.UnixSite(runner, str(path)).start()
         _share_with_group(path)
     except OSError as error:
         await runner.cleanup()
-        if isinstance(error, PermissionError):
-            raise Refused(
-                f"this user may not make the socket {path}: {error.strerror}",
-                remedy="Run the agent as root, or give --socket in a directory of yours, such as $XDG_RUNTIME_DIR",
-            ) from error
-        raise _taken(str(path), error, "--socket") from error
+        raise _no_socket(path, error) from error
     except P2PDistError:
         await runner.cleanup()
         raise
     return runner
+
+
+async def prepare_socket(path: Path) -> None:
+    """Make the directory of a Unix socket, and remove one on which no process answers: an agent
+    that may not have its socket finds out before it makes a store. Raises what listen_unix
+    does."""
+    if len(os.fsencode(path)) > 107:
+        raise UsageError(f"the socket path {path} is longer than 107 bytes", remedy="Give a shorter --socket")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_socket():
+            await _replace_stale(path)
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except OSError as error:
+        raise _no_socket(path, error) from error
+
+
+def _no_socket(path: Path, error: OSError) -> P2PDistError:
+    if isinstance(error, PermissionError):
+        return Refused(
+            f"this user may not make the socket {path}: {error.strerror}",
+            remedy="Run the agent as root, or give --socket in a directory of yours, such as $XDG_RUNTIME_DIR",
+        )
+    return _taken(str(path), error, "--socket")
 
 
 def _share_with_group(path: Path) -> None:

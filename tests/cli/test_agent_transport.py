@@ -83,3 +83,13 @@ def test_without_the_next_port_an_agent_takes_a_free_one(place: Path, taken: int
     finally:
         agent.terminate()
         assert agent.wait(20) == 0
+
+
+def test_an_agent_whose_socket_is_taken_makes_no_store(place: Path) -> None:
+    """Another one answers there."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(place / "taken.sock"))
+        other.listen(1)
+        ended = programs.run(*words(place, "--socket", str(place / "taken.sock")))
+    assert ended.returncode == 1 and "another agent answers on" in ended.stderr
+    assert not (place / "store").exists()

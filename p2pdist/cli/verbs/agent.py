@@ -422,6 +422,7 @@ async def _serve(
     book = ConnectionBook(connections_max())
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    await daemon.prepare_socket(socket)
     agent = Agent(settings, await enter(settings))
     daemon.name_packages(agent.access.names.reference)
     runners, watchdog = [], asyncio.create_task(daemon.tell_watchdog())
