@@ -26,10 +26,15 @@ def free_port() -> int:
 
 def free_pair() -> int:
     """A port that is free together with the next one, where an agent's BitTorrent peers connect."""
+    return free_ports(2)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many free ports, one after the other."""
     while True:
-        port = random.randrange(20000, 32000)
-        if _claim(port) and _claim(port + 1):
-            return port
+        first = random.randrange(20000, 32000)
+        if all(_claim(port) for port in range(first, first + count)):
+            return first
 
 
 def _claim(port: int) -> bool:

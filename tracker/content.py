@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from p2pdist.model.digest import Digest, hex_of, is_digest
-from p2pdist.model.errors import Corrupt, NotFound, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     MANIFEST_TYPE,
@@ -52,10 +52,53 @@ TORRENTS_BYTES_MAX = 64 << 20
 READS_AT_ONCE = 8
 """Documents of one bundle that are being read from the origin at once."""
 
+WATCH_S, WATCH_ANSWER_S = 15.0, 10.0
+"""How often the origin is asked whether it can be read, and how long it may take."""
+
+_ASKED_FOR = Reference("p2pdist/is-it-readable", "latest")
+"""A reference that need not exist: the index is read, or the registry asked."""
+
 TAGS_MAX = 10_000
 LAYERS_MAX = 100_000
 
 logger = logging.getLogger(__name__)
+
+
+class OriginWatch:
+    """Asks the origin now and then whether it can be read, so that operators hear of it before
+    agents do. A tracker without its origin is degraded, and no less alive: what was read before is
+    given, and hosts go on from each other."""
+
+    def __init__(self, origin: Origin | None) -> None:
+        self._origin = origin
+        self.problem = ""
+        """Why the origin cannot be read; empty while it can, and before the first answer."""
+        self.reachable: bool | None = None
+        """Whether it answered last; None before the first answer, and without an origin."""
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while self._origin is not None:
+            await self.ask(self._origin)
+            await asyncio.sleep(WATCH_S)
+
+    async def ask(self, origin: Origin) -> None:
+        """Ask once, and log what changed. That it has no such tag is an answer."""
+        problem = ""
+        try:
+            async with asyncio.timeout(WATCH_ANSWER_S):
+                await origin.resolve(_ASKED_FOR)
+        except NotFound:
+            pass
+        except TimeoutError:
+            problem = f"{origin.url} does not answer within {WATCH_ANSWER_S:.0f} s"
+        except P2PDistError as error:
+            problem = str(error)
+        if problem and problem != self.problem:
+            logger.warning("the origin cannot be read, which agents will meet as well: %s", problem)
+        elif self.problem and not problem:
+            logger.info("the origin %s can be read again", origin.url)
+        self.problem, self.reachable = problem, not problem
 
 
 class Content:
@@ -63,6 +106,7 @@ class Content:
 
     def __init__(self, origin: Origin | None, documents: Documents | None = None) -> None:
         self._origin = origin
+        self.watch = OriginWatch(origin)
         self._documents = documents
         self._cache: DocumentCache[bytes] = DocumentCache(CACHE_BYTES_MAX)
         self._bundles: DocumentCache[bytes] = DocumentCache(BUNDLES_BYTES_MAX)

@@ -20,6 +20,7 @@ from p2pdist.agent.access.service import IDENTITY_DIRECTORY, AgentAccess
 from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmService, SwarmSettings, open_listener
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
+from p2pdist.agent.disk_use import DiskUse
 from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.images.images import Images
 from p2pdist.agent.images.inventory import ImageInventory
@@ -190,6 +191,7 @@ class Agent:
         self.package_mounts = PackageMounts(store, self.pulls, self.mounts, self.lazy, roots=access.mount_roots)
         self.inventory = Inventory(store, self.pulls, ImageInventory(store, this_platform()))
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
+        self.disk_use = DiskUse(store, self.pulls, self.mounts, self.inventory, self.maintenance)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
         self.retention = Retention(store, self.policies, self.maintenance, order)
         self.scrub = StoreScrub(store, self.verification, lambda: self.pulls.running, period_s=settings.scrub_s)

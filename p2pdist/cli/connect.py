@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ from p2pdist.model.errors import (
     Unavailable,
     UsageError,
     from_problem,
+    unreached,
 )
 from p2pdist.model.image import canonical_reference
 from p2pdist.model.manifest import parse_reference
@@ -40,6 +41,13 @@ if TYPE_CHECKING:
 ANSWER_BYTES_MAX = 256 << 20
 REQUEST_S_MAX = 60.0
 CONNECT_S_MAX = 5.0
+
+BLOB_PREFIX = "blob:sha256-"
+"""How the references of single files begin."""
+
+TAGS_NAMED_MAX = 10
+HINT = "hint"
+"""The detail of a failure whose remedy has a hint."""
 
 HOW_HELP = (
     "Use this mount method instead of the best one that works. overlay: the best one that mounts. unpack: the best one that "
@@ -92,7 +100,7 @@ def follow_pull(
         def show(status: PullStatus) -> None:
             nonlocal noted
             if status.note and status.note != noted and not quiet:
-                output.line(f"{name}: {status.note}")
+                output.note(f"{name}: {status.note}")
             noted = status.note
             progress(name, status.bytes_done, status.bytes_total)
             sources = (
@@ -101,8 +109,8 @@ def follow_pull(
                 ("its registry", status.bytes_upstream),
             )
             for source, count in sources:
-                if count:
-                    progress(f"  from {source}", count, status.bytes_total - status.bytes_cached)
+                if count:  # told apart by the name, of which there may be several
+                    progress(f"{name} from {source}", count, status.bytes_total - status.bytes_cached)
 
         status = client.pull(PullRequest(package=name, priority=priority, lazy=lazy), show)
     if status.warning:
@@ -260,7 +268,7 @@ class TrackerClient:
                     if len(data) > ANSWER_BYTES_MAX:
                         raise P2PDistError(f"the tracker {redacted(url)} answered more than {ANSWER_BYTES_MAX} bytes")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = str(error).replace(url, redacted(url)) or type(error).__name__
+            reason = unreached(error).replace(url, redacted(url))
             raise Unavailable(
                 f"the tracker {redacted(url)} does not answer: {reason}", remedy=self._access.remedy(url, error)
             ) from error
@@ -376,8 +384,46 @@ async def opened_layout(directory: Path) -> AsyncIterator[LocalLayout]:
     layout = LocalLayout(directory)
     try:
         yield layout
+    except NotFound as error:
+        await _hint(error, layout)
+        raise
     finally:
         await layout.close()
+
+
+async def _hint(error: NotFound, repository: Origin) -> None:
+    """Add to a failure to find a reference what there is in a repository."""
+    if "reference" in error.details:
+        with contextlib.suppress(P2PDistError):
+            add_hint(error, [name for name, _ in await repository.tags()])
+
+
+def hint(reference: str, names: Iterable[str]) -> str:
+    """What may have been meant by a reference that is not there: the tags that its name has in
+    `names`, else the most similar name; empty where none is similar."""
+    import difflib
+
+    known = {name for name in names if "@" not in name and not name.startswith(BLOB_PREFIX)}
+    name, _, _ = (
+        reference.partition("@")[0].rpartition(":") if "@" not in reference else (reference.partition("@")[0], "", "")
+    )
+    tags = sorted(tag for one, _, tag in (each.rpartition(":") for each in known) if one == name)
+    if tags:
+        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
+        return f"Tags of {name} there: {', '.join(tags[-TAGS_NAMED_MAX:])}{more}"
+    near = difflib.get_close_matches(reference, known, n=1, cutoff=0.7)
+    return f"Did you mean {near[0]}?" if near else ""
+
+
+def add_hint(error: NotFound, names: Iterable[str]) -> None:
+    """Let the remedy of a failure to find the reference in its details begin with what there is.
+    The first hint stays the only one."""
+    reference = error.details.get("reference")
+    if not isinstance(reference, str) or HINT in error.details or "tags" in error.details:
+        return
+    if said := hint(reference, names):
+        error.details[HINT] = said
+        error.remedy = f"{said} {error.remedy}" if said.endswith("?") else f"{said}. {error.remedy}"
 
 
 @contextlib.asynccontextmanager
@@ -391,6 +437,9 @@ async def opened_origin(url: str | None) -> AsyncIterator[Origin | None]:
     origin = open_origin(url)
     try:
         yield origin
+    except NotFound as error:
+        await _hint(error, origin)
+        raise
     finally:
         await origin.close()
 

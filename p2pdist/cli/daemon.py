@@ -2,12 +2,12 @@
 Ctrl-C.
 
 A daemon logs one line an event on standard error, as text, logfmt or JSON, with the time (UTC, ISO
-8601), level, logger, message, and the id of the request if there is one
-(p2pdist/model/request_id.py). Input from the network cannot forge lines: control characters are
-escaped. No line holds credentials, whichever library logs it: user information in URLs, and values
-behind the usual names of secrets, are replaced. The standard library does this with one formatter;
-a logging library would write JSON but not logfmt, or bring loggers that the libraries here do not
-use.
+8601), level, logger, message, the id of the request if there is one (p2pdist/model/request_id.py),
+and the package of a blob in the message if it is known. Input from the network cannot forge lines:
+control characters are escaped. No line holds credentials, whichever library logs it: user
+information in URLs, and values behind the usual names of secrets, are replaced. The standard
+library does this with one formatter; a logging library would write JSON but not logfmt, or bring
+loggers that the libraries here do not use.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import ssl
 import stat
 import sys
@@ -37,6 +38,7 @@ from aiohttp import web
 
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.model.address import address_text, on_this_machine, parse_address
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Refused, UsageError
 from p2pdist.model.request_id import REQUEST_ID
 from p2pdist.transfer.connections import (
@@ -68,6 +70,13 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x
     13: "\\r",
     9: "\\t",
 }
+_DIGEST = re.compile(r"\bsha256:[0-9a-f]{64}\b")
+DIGESTS_LOOKED_UP = 4
+"""Of the digests in one message."""
+
+_NAMERS: list[Callable[[Digest], str]] = []
+"""The function that name_packages was given last."""
+
 _PLAIN = re.compile(r"[^\s\"=\\]+")
 
 SHUTDOWN_S = 2.0
@@ -81,6 +90,7 @@ THREADS_S = 3.0
 IDLE_S = 75.0
 """A connection that sends no whole request for so long is closed, also before its first."""
 
+NEIGHBOUR_S = 1.0
 EARLY: list[str] = []
 """Warnings of a daemon from before it was known how it logs."""
 
@@ -155,9 +165,25 @@ class _Lines(logging.Formatter):
         }
         if name := getattr(record, "request_id", ""):
             fields["request_id"] = name
+        if package := _package_in(fields["message"]):
+            fields["package"] = package
         if record.exc_info and record.exc_info[0] is not None:
             fields["exception"] = without_secrets(self.formatException(record.exc_info))
         return self._write(fields)
+
+
+def name_packages(reference: Callable[[Digest], str]) -> None:
+    """Have each line of the log that holds the digest of a blob say of which package it is, where
+    `reference` knows that. It is called from any thread, and waits for nothing."""
+    _NAMERS[:] = [reference]
+
+
+def _package_in(message: str) -> str:
+    """The package of the first digest in a message of which one is known."""
+    digests = _DIGEST.findall(message)[:DIGESTS_LOOKED_UP] if _NAMERS else []
+    found = (_NAMERS[0](Digest(digest)) for digest in digests)
+    package = next(filter(None, found), "")
+    return "" if package in message else package
 
 
 def _json(fields: dict[str, str]) -> str:
@@ -177,7 +203,8 @@ def _text(fields: dict[str, str]) -> str:
     """For people: tracebacks keep their lines, which are indented, so that none passes for another
     event."""
     request = f" request={fields['request_id']}" if "request_id" in fields else ""
-    line = f"{fields['time']} level={fields['level'].upper()} logger={fields['logger']}{request} "
+    package = f" package={fields['package']}" if "package" in fields else ""
+    line = f"{fields['time']} level={fields['level'].upper()} logger={fields['logger']}{request}{package} "
     trace = fields["exception"].split("\n") if "exception" in fields else []
     return "\n  ".join((line + fields["message"].translate(_CONTROL), *(row.translate(_CONTROL) for row in trace)))
 
@@ -267,8 +294,21 @@ async def listen(
             await LimitedSite(runner, name, port, book, tls=tls, handshake_s=handshake_s).start()
     except (OSError, UnicodeError) as error:
         await runner.cleanup()
-        raise _taken(address_text(host, port), error, "--listen") from error
+        raise _taken(address_text(host, port), error, "--listen", _neighbour(host, port, error)) from error
     return runner
+
+
+def _neighbour(host: str, port: int, error: Exception) -> str:
+    """Whose port it may be that is taken: an agent at the one before has its BitTorrent port there
+    unless it was given another."""
+    if getattr(error, "errno", None) != errno.EADDRINUSE or port < 2:
+        return ""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    try:
+        with socket.create_connection((host, port - 1), timeout=NEIGHBOUR_S):
+            return f". What listens at port {port - 1} may be an agent, whose BitTorrent port this is"
+    except OSError:
+        return ""
 
 
 async def stop_listening(runners: list[web.AppRunner]) -> None:
@@ -292,28 +332,44 @@ def _runner(app: web.Application) -> web.AppRunner:
 async def listen_unix(app: web.Application, path: Path) -> web.AppRunner:
     """Serve `app` on a Unix socket that the owner and the group may use. A socket file
     on which no process answers is replaced. Raises UsageError, Refused and Conflict."""
-    if len(os.fsencode(path)) > 107:
-        raise UsageError(f"the socket path {path} is longer than 107 bytes", remedy="Give a shorter --socket")
+    await prepare_socket(path)
     runner = _runner(app)
     await runner.setup()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_socket():
-            await _replace_stale(path)
         await web.UnixSite(runner, str(path)).start()
         _share_with_group(path)
     except OSError as error:
         await runner.cleanup()
-        if isinstance(error, PermissionError):
-            raise Refused(
-                f"this user may not make the socket {path}: {error.strerror}",
-                remedy="Run the agent as root, or give --socket in a directory of yours, such as $XDG_RUNTIME_DIR",
-            ) from error
-        raise _taken(str(path), error, "--socket") from error
+        raise _no_socket(path, error) from error
     except P2PDistError:
         await runner.cleanup()
         raise
     return runner
+
+
+async def prepare_socket(path: Path) -> None:
+    """Make the directory of a Unix socket, and remove one on which no process answers: an agent
+    that may not have its socket finds out before it makes a store. Raises what listen_unix
+    does."""
+    if len(os.fsencode(path)) > 107:
+        raise UsageError(f"the socket path {path} is longer than 107 bytes", remedy="Give a shorter --socket")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_socket():
+            await _replace_stale(path)
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except OSError as error:
+        raise _no_socket(path, error) from error
+
+
+def _no_socket(path: Path, error: OSError) -> P2PDistError:
+    if isinstance(error, PermissionError):
+        return Refused(
+            f"this user may not make the socket {path}: {error.strerror}",
+            remedy="Run the agent as root, or give --socket in a directory of yours, such as $XDG_RUNTIME_DIR",
+        )
+    return _taken(str(path), error, "--socket")
 
 
 def _share_with_group(path: Path) -> None:
@@ -340,11 +396,43 @@ async def _replace_stale(path: Path) -> None:
     raise Conflict(f"another agent answers on {path}", remedy="Stop it, or give this one another --socket")
 
 
-def _taken(where: str, error: Exception, option: str) -> P2PDistError:
+def _taken(where: str, error: Exception, option: str, more: str = "") -> P2PDistError:
+    reason = "address already in use" if getattr(error, "errno", None) == errno.EADDRINUSE else ""
     return Conflict(
-        f"cannot listen on {where}: {getattr(error, 'strerror', None) or error}",
+        f"cannot listen on {where}: {reason or getattr(error, 'strerror', None) or error}{more}",
         remedy=f"Choose another one with {option}",
     )
+
+
+READY, STOPPING = "READY=1", "STOPPING=1"
+BEATS = 3
+"""Signs of life within the time after which systemd takes the service for hung."""
+
+
+def tell_manager(state: str) -> None:
+    """Tell the service manager that started this process how it is (sd_notify(3)); nothing happens
+    where none wants to know."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path:
+        return
+    address = f"\0{path[1:]}" if path.startswith("@") else path
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to_manager:
+            to_manager.connect(address)
+            to_manager.sendall(state.encode())
+    except OSError as error:
+        logger.warning("the service manager at %s does not hear that this is %s: %s", path, state, error)
+
+
+async def tell_watchdog() -> None:
+    """Give signs of life until cancelled, as often as the service manager wants
+    (sd_watchdog_enabled(3)): the event loop runs."""
+    interval, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not interval.isdecimal() or not int(interval) or (pid and pid != str(os.getpid())):
+        return
+    while True:
+        tell_manager("WATCHDOG=1")
+        await asyncio.sleep(int(interval) / 1e6 / BEATS)
 
 
 async def until_stopped() -> None:

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from p2pdist.cli.output import amount
 from p2pdist.model.address import address_text
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen
+from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen, unreached
 
 State = Literal["ok", "warning", "failed"]
 CLOCK_OFF_S_MAX = 2.0
@@ -99,11 +99,27 @@ async def trackers(urls: Sequence[str]) -> list[Finding]:
                     findings.append(_tracker_failed(shown, f"answers HTTP {answer.status}, not as a tracker does"))
                     continue
                 findings.append(Finding("tracker", "ok", f"{shown} answers in {(answered - asked) * 1000:.0f} ms"))
+                findings += _origin_of(shown, body)
                 findings.append(_clock(shown, answer.headers.get("Date", ""), asked, answered))
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, P2PDistError) as error:
-                why = f"does not answer: {error or type(error).__name__}"
+                why = f"does not answer: {unreached(error)}"
                 findings.append(_tracker_failed(shown, why, access.remedy(url, error)))
     return findings
+
+
+def _origin_of(url: str, body: bytes) -> list[Finding]:
+    """Whether a tracker can read its origin, as its health says; nothing where it does not."""
+    import msgspec
+
+    try:
+        origin = msgspec.json.decode(body, type=dict[str, object]).get("origin")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+    if not isinstance(origin, dict) or origin.get("reachable") is not False:
+        return []
+    why = str(origin.get("problem") or "its log says why")
+    remedy = "Set the credentials in the tracker's environment, or correct its --origin"
+    return [Finding("tracker's origin", "failed", f"{url} cannot read its origin: {why}", remedy)]
 
 
 def _tracker_failed(url: str, why: str, remedy: str = "Start it, or name it with --tracker") -> Finding:

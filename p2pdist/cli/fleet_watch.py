@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from p2pdist.cli.tracker_access import TrackerAccess, with_hint
-from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem, unreached
 from tracker.core.views.fleet_view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, SwarmRow, Totals
 from tracker.core.views.tree_view import ABSENT
 
@@ -154,7 +154,7 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
             remedy="Name the tracker with --tracker, and use the same version",
         ) from error
     except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-        reason = str(error).replace(url, redacted(url)) or type(error).__name__
+        reason = unreached(error).replace(url, redacted(url))
         raise Unavailable(
             f"the tracker {redacted(url)} does not answer: {reason}", remedy=access.remedy(url, error)
         ) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from p2pdist.cli.reference_names import ARGUMENTS, ReferenceName
+from p2pdist.cli.references.names import ARGUMENTS, ReferenceName
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -34,6 +34,8 @@ VERBS = {
     "ls": "List the packages here or at an origin.",
     "pin": "Keep a package on this host.",
     "rm": "Remove a package from this host.",
+    "du": "Print what packages take on the disk of this host.",
+    "prune": "Remove what nothing keeps from this host.",
     "gc": "Remove what no package on this host needs.",
     "verify": "Compare what is stored with its names.",
     "tag": "Give a package another name.",
@@ -54,12 +56,33 @@ VERBS = {
     "trackers": "Print how trackers share the blobs of a fleet.",
     "status": "Print what the local agent or a tracker is doing.",
     "completion": "Print what a shell needs to complete verbs, options and references.",
+    "up": "Run tracker, agent and origin on this machine, for a trial.",
     "simulate": "Simulate a broadcast to many hosts.",
     "demo": "Show the whole system at work on this machine.",
 }
 """Verb to its line in the list of verbs. The module p2pdist.cli.verbs.<verb> holds a click command
 named `command` (with an underscore behind a verb that is a keyword of Python); a verb without a
 module is not listed. Printing the list imports no verb."""
+
+OTHER_NAMES = {
+    "images": "ls",
+    "list": "ls",
+    "packages": "ls",
+    "ps": "status",
+    "info": "status",
+    "df": "du",
+    "remove": "rm",
+    "delete": "rm",
+    "rmi": "rm",
+    "build": "pack",
+    "unmount": "umount",
+    "clean": "prune",
+    "show": "inspect",
+    "download": "pull",
+    "upload": "push",
+    "exec": "run",
+}
+"""What other tools call a verb."""
 
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
@@ -89,6 +112,25 @@ class Verbs(click.Group):
             _prepare(command, (cmd_name,))
             command.prepared = True  # type: ignore[attr-defined]
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that a command line begins with. Raises click.UsageError, which names the verb
+        that was probably meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if not args[0].startswith("-") and (verb := self._meant(ctx, args[0])):
+                raise click.UsageError(f"{error.message} Did you mean {verb}?", ctx) from error
+            raise
+
+    def _meant(self, ctx: click.Context, word: str) -> str:
+        """The verb that was meant by a word that is none; empty where no verb is similar."""
+        import difflib
+
+        near = difflib.get_close_matches(word, self.list_commands(ctx), n=1, cutoff=0.6)
+        return OTHER_NAMES.get(word) or (near[0] if near else "")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of verbs without importing them."""

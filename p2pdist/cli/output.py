@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -30,6 +30,43 @@ PLAIN_INTERVAL_S = 5.0
 INTERRUPTED = 130
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
+
+QUIET, NO_PROGRESS = "p2pdist.quiet", "p2pdist.no_progress"
+"""Keys of a command's context: whether --quiet and --no-progress are given."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def quiet_options(command: Command) -> Command:
+    """--quiet and --no-progress. They act through `Progress`, `note` and `is_quiet`."""
+
+    def keep(key: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+        def kept(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+            ctx.meta[key] = value
+
+        return kept
+
+    command = click.option(
+        "--no-progress", is_flag=True, expose_value=False, callback=keep(NO_PROGRESS), help="Show no progress."
+    )(command)
+    text = "Print results in their shortest form, and neither progress nor notes; warnings and failures remain."
+    return click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=keep(QUIET), help=text)(command)
+
+
+def is_quiet() -> bool:
+    """Whether the command that runs was given --quiet."""
+    return _is_set(QUIET)
+
+
+def _is_set(key: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(key))
+
+
+def note(text: str) -> None:
+    """Print a line on standard error as `line` does, unless the command is to be quiet."""
+    if not is_quiet():
+        line(text)
 
 
 def print_json(value: Any) -> None:
@@ -68,6 +105,31 @@ def amount(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def age(seconds: float) -> str:
+    """A time that has passed, for people: in the largest unit of which there is more than one."""
+    for name, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {name}s"
+    return f"{max(0, int(seconds))} s"
+
+
+def hexes(digest: str) -> str:
+    """The first 12 hex digits of a digest, by which people tell packages apart and which `pull`
+    takes."""
+    return digest.removeprefix("sha256:")[:12]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """Print rows below their heads on standard output, in columns; those numbered in `right` are
+    aligned to the right. Control characters are escaped."""
+    lines = [tuple(heads), *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(heads))]
+    for row in lines:
+        padded = zip(row, widths, range(len(widths)), strict=True)
+        cells = [f"{cell:>{width}}" if at in right else f"{cell:<{width}}" for cell, width, at in padded]
+        click.echo("  ".join(cells).rstrip())
+
+
 def counted(number: int, noun: str) -> str:
     """`1 layer`, `2 layers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -89,11 +151,11 @@ class Progress:
     thread.
 
     A bar per `what` on a terminal; elsewhere a line at most every PLAIN_INTERVAL_S and none for
-    what ends sooner; nothing when `quiet`.
+    what ends sooner; nothing when `quiet`, or with --quiet or --no-progress.
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
+        self._quiet = quiet or _is_set(QUIET) or _is_set(NO_PROGRESS)
         self._lock = threading.Lock()
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import errno
+import re
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -210,6 +211,34 @@ def foreseen(error: OSError, subject: str = "") -> P2PDistError | None:
         name = name.decode("utf-8", "backslashreplace")
     subject = subject or (str(name) if isinstance(name, str) else "")
     return P2PDistError(f"{subject or 'a file'} cannot be used: {text}", remedy=remedy)
+
+
+_UNREACHED = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ECONNRESET: "it broke the connection",
+    errno.ECONNABORTED: "it broke the connection",
+    errno.EPIPE: "it broke the connection",
+    errno.EHOSTUNREACH: "no route to it",
+    errno.ENETUNREACH: "no route to it",
+    errno.ETIMEDOUT: "no answer in time",
+}
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
+
+
+def unreached(error: BaseException) -> str:
+    """Why no answer came from a server, in the words that failures of origins use; the text of the
+    error where it is none of these."""
+    inner = getattr(error, "os_error", error)  # of an HTTP client, which names its own objects besides
+    if type(inner).__name__ == "gaierror":
+        return "the host name is unknown"
+    if type(error).__name__ == "ServerDisconnectedError":
+        return "it broke the connection"
+    number = getattr(inner, "errno", None)
+    if number is None and (match := _NUMBER.search(str(inner))):  # several addresses were tried
+        number = int(match[1])
+    if number not in _UNREACHED and isinstance(error, TimeoutError):
+        return "no answer in time"
+    return _UNREACHED.get(number or 0) or str(error) or type(error).__name__
 
 
 def _tree(root: type[P2PDistError]) -> dict[str, type[P2PDistError]]:

@@ -38,6 +38,9 @@ PACK_TYPE = "application/vnd.p2pdist.pack.v1"
 BLOB_TYPE = "application/octet-stream"
 PIECES_TYPE = "application/vnd.p2pdist.pieces.v1"
 
+TITLE = "org.opencontainers.image.title"
+"""The annotation with the name of the file that a blob was."""
+
 PIECES_DIGEST = "org.p2pdist.pieces.digest"
 PIECES_SIZE = "org.p2pdist.pieces.piece-size"
 

@@ -540,7 +540,8 @@ class PullStatus(msgspec.Struct, frozen=True):
     sent counts for the first one (p2pdist_agent_received_bytes_total counts both); bytes_cached
     were in the store before. Of an image bytes_upstream takes the place of bytes_origin. `warning`
     says why the pull reads the origin, now or later, although other hosts have the content.
-    `lazy`: nothing was pulled, since the package is to be shown lazily."""
+    `lazy`: nothing was pulled, since the package is to be shown lazily. `age_s` is how long ago the
+    pull began, and `seconds` how long it took or takes."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -558,6 +559,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     warning: str = ""
     bytes_upstream: int = 0
     lazy: bool = False
+    age_s: float = 0.0
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")
@@ -616,7 +618,8 @@ class MountStatus(msgspec.Struct, frozen=True):
     is mounted. `pid` is the process that the view belongs to; 0: it stays until it is unmounted.
     `lazy` says how far a view is whose contents come while they are read, None for others. With
     both, `images` are the digests of images that are not here yet, and `image_bytes` their sizes:
-    they are read by GET /v1/blobs/{digest}."""
+    they are read by GET /v1/blobs/{digest}. `tags` are the references by tag that this package has
+    on this host."""
 
     reference: str
     digest: str
@@ -633,6 +636,7 @@ class MountStatus(msgspec.Struct, frozen=True):
     pid: int = 0
     lazy: LazyStatus | None = None
     image_bytes: tuple[int, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 class Pulls(msgspec.Struct, frozen=True):
@@ -665,6 +669,54 @@ class Packages(msgspec.Struct, frozen=True):
     packages: list[PackageStatus]
 
 
+class PackageUse(msgspec.Struct, frozen=True):
+    """What a package, image or single blob takes on the disk of a host. `references` are all its
+    names, tags first. `bytes_here` are in the store, `bytes_alone` of them become free when it
+    goes: no other package needs them. `last_used` is in seconds since the epoch. `kept_by` says
+    what keeps it: "tag", the owners of pins, "mount PATH", "pull", "transfer"; empty for what
+    pruning removes."""
+
+    references: tuple[str, ...]
+    digest: Digest
+    bytes_here: int
+    bytes_alone: int
+    last_used: float
+    kept_by: tuple[str, ...]
+
+
+class StoreUse(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/usage: packages, and the bytes that several of them share (each counted
+    once), that none of them needs, and of documents. `bytes_total` counts against the `capacity`,
+    which is null where only the disk limits the store."""
+
+    packages: tuple[PackageUse, ...]
+    bytes_shared: int
+    bytes_nameless: int
+    bytes_documents: int
+    bytes_total: int
+    capacity: int | None
+    disk_free: int
+
+
+class PruneRequest(msgspec.Struct, frozen=True):
+    """Body of POST /v1/prune: remove what nothing keeps and what was not used for `unused_s`
+    seconds, or with `dry_run` only say what that is. `tagged`: also what only a tag keeps."""
+
+    dry_run: bool = True
+    tagged: bool = False
+    unused_s: Annotated[float, msgspec.Meta(ge=0, le=1e10)] = 0.0
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """Answer to POST /v1/prune: the packages that went, or would go; what stayed after all, with
+    the reason; and the bytes that became free, or at least would."""
+
+    dry_run: bool
+    packages: tuple[PackageUse, ...]
+    stayed: tuple[str, ...]
+    bytes_freed: int
+
+
 class PinRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/pins. An empty `owner` means the package's own name."""
 
@@ -673,10 +725,13 @@ class PinRequest(msgspec.Struct, frozen=True):
 
 
 class PinStatus(msgspec.Struct, frozen=True):
-    """The layers that an owner protects from eviction and removal, by digest."""
+    """The layers that an owner protects from eviction and removal, by digest. `packages` are the
+    packages here that they belong to, as far as they are known, and `size` the bytes of these."""
 
     owner: str
     layers: tuple[Digest, ...]
+    packages: tuple[str, ...] = ()
+    size: int = 0
 
 
 class Pins(msgspec.Struct, frozen=True):

@@ -26,9 +26,7 @@ SCRIPTS_MAX = 5
 _LINE_BYTES_MAX = 256
 _PT_INTERP = 3
 INSPECT = "p2pdist inspect shows the package's entrypoint, working directory and PATH"
-_NOT_ENTERED = (
-    "run does not make the package the root of the file system: pack what it needs, or install that on this host"
-)
+_NOT_ENTERED = "run makes the package the root of the file system only with --root: give that, or pack what it needs, or install that here"
 
 
 @dataclass(frozen=True, slots=True)

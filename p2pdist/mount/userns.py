@@ -30,6 +30,7 @@ from typing import Any
 
 from p2pdist.model.errors import P2PDistError, Unavailable, from_problem
 from p2pdist.mount import kernel, overlay
+from p2pdist.mount.enter import Bind, enter
 from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.program import Program, run
 from p2pdist.mount.scratch import scratch_directory
@@ -48,12 +49,14 @@ def run_inside(
     writable: bool = False,
     announce: Callable[[str], None] = lambda line: None,
     agent: Path | None = None,
+    entered: Sequence[Bind] | None = None,
 ) -> int:
     """Run a program that sees `images` (bottom to top) merged at a directory; all of them are
     files, or images that the agent at the Unix socket `agent` is fetching. `describe` is given that
     directory. What it writes there is gone afterwards. `announce` gets the line that says
-    which method and why. Returns its exit code as `program.run` does. Raises Unavailable, before
-    the program has started, when this host does not allow it."""
+    which method and why. With `entered` it is the program's root instead, in which these paths are
+    seen (enter.py). Returns its exit code as `program.run` does. Raises Unavailable, before the
+    program has started, when this host does not allow it."""
     if reason := missing():
         raise Unavailable(f"the package cannot be shown in a user namespace: {reason}", remedy=_INSTALL)
     paths = [image.resolve() for image in images if isinstance(image, Path)]
@@ -74,6 +77,7 @@ def run_inside(
             "env": dict(wanted.env),
             "cwd": wanted.cwd,
             "root": wanted.root,
+            "entered": None if entered is None else [[bind.outside, bind.inside] for bind in entered],
         }
         later = "; contents come when they are read" if remote else ""
         announce(f"userns: not root, {len(images)} layers with squashfuse, seen by this program only{later}")
@@ -227,7 +231,12 @@ def _serve(task: dict[str, Any], report: int) -> int:
         kernel.die_with_parent(signal.SIGTERM)
 
         def prepare() -> None:
-            _enter(user, 0, group, 0, 0)
+            if task["entered"] is not None:
+                scratch = Path(task["scratch"])
+                (scratch / "entered").mkdir()
+                enter(scratch / "view" / "root", scratch / "entered", [Bind(*pair) for pair in task["entered"]])
+            else:
+                _enter(user, 0, group, 0, 0)
             kernel.die_with_parent(signal.SIGTERM)
 
         return run(wanted, prepare=prepare, started=lambda: _tell(report, {"started": True}))

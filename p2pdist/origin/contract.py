@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,17 @@ from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Descriptor, Reference
 
 WEB_SCHEMES = ("http", "https")
 """URLs of origins that are only read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A tag of an origin. `created` is when it was set (RFC 3339), `title` the name of the file
+    that was pushed alone; each empty where the origin does not keep it."""
+
+    reference: str
+    descriptor: Descriptor
+    created: str = ""
+    title: str = ""
 
 
 class Origin(Protocol):
@@ -55,6 +67,9 @@ class Origin(Protocol):
 
     async def tags(self) -> list[tuple[str, Descriptor]]:
         """All references and their manifests, sorted."""
+
+    async def listing(self) -> list[Tagged]:
+        """All tags, sorted by reference, with when each was set."""
 
     async def untag(self, reference: Reference) -> Descriptor:
         """Remove a tag; the blobs stay. Returns what it named. Raises NotFound."""

@@ -12,11 +12,16 @@ import msgspec
 
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, TooLarge
-from p2pdist.model.manifest import MANIFEST_TYPE, Descriptor
+from p2pdist.model.manifest import MANIFEST_TYPE, TITLE, Descriptor
+from p2pdist.origin.contract import Tagged
 
 INDEX_BYTES_MAX = 64 << 20
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
+CREATED = "org.opencontainers.image.created"
+"""When the tag was set, as RFC 3339 writes it."""
+
+TITLE_CHARACTERS_MAX = 255
 
 
 class Index:
@@ -53,6 +58,19 @@ class Index:
             if name is not None and descriptor is not None:
                 descriptors[name] = descriptor
         return sorted(descriptors.items(), key=lambda item: item[0])
+
+    def listing(self) -> list[Tagged]:
+        """All tags with what their entries say of them, sorted by name."""
+        notes = {_name(entry): entry.get("annotations") or {} for entry in self._entries}
+        return [
+            Tagged(name, descriptor, _text(notes[name], CREATED), _text(notes[name], TITLE))
+            for name, descriptor in self.tags()
+        ]
+
+    def tags_of(self, package: str) -> list[str]:
+        """The tags of the package with this name, sorted."""
+        parts = (name.rpartition(":") for name, _ in self.tags())
+        return [tag for name, _, tag in parts if name == package]
 
     def roots(self) -> list[tuple[str, Descriptor]]:
         """All entries, with a tag or without, with a name for messages. Raises Corrupt for one
@@ -97,6 +115,12 @@ def _name(entry: dict[str, Any]) -> str | None:
     annotations = entry.get("annotations")
     name = annotations.get(REF_NAME) if isinstance(annotations, dict) else None
     return name if isinstance(name, str) else None
+
+
+def _text(annotations: dict[str, Any], key: str) -> str:
+    """An annotation that some program wrote; empty where it is none, or too long for a name."""
+    value = annotations.get(key)
+    return value if isinstance(value, str) and len(value) <= TITLE_CHARACTERS_MAX else ""
 
 
 def _descriptor(entry: dict[str, Any]) -> Descriptor | None:

@@ -11,15 +11,18 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from p2pdist.model.digest import Digest, digest_of, hex_of, is_digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooLarge
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
+from p2pdist.origin.contract import Tagged
 from p2pdist.origin.directory import Directory
 from p2pdist.origin.drafts import stage_directory
-from p2pdist.origin.index import INDEX_BYTES_MAX, Index
+from p2pdist.origin.index import CREATED, INDEX_BYTES_MAX, Index
 from p2pdist.origin.objects import Objects
 
 CALLS_MAX = 16
@@ -32,6 +35,8 @@ NOTES = ".collection"
 INDEX_KEY = "index.json"
 LAYOUT_KEY = "oci-layout"
 LAYOUT_BODY = b'{"imageLayoutVersion":"1.0.0"}'
+TAGS_NAMED_MAX = 10
+"""Of a package without the tag that was asked for, so many other tags are named."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -61,9 +66,10 @@ class LayoutOrigin:
             if size > MANIFEST_BYTES_MAX:
                 raise Corrupt(f"{reference} at {self.url} is a blob of {size} bytes, not a manifest")
             return Descriptor(MANIFEST_TYPE, reference.digest, size)
-        descriptor = (await self._index()).find(str(reference))
+        index = await self._index()
+        descriptor = index.find(str(reference))
         if descriptor is None:
-            raise self._missing(str(reference))
+            raise self._missing(str(reference), index.tags_of(reference.name), reference=str(reference))
         return descriptor
 
     async def read(self, digest: Digest, *, limit: int = DOCUMENT_BYTES_MAX) -> bytes:
@@ -71,7 +77,7 @@ class LayoutOrigin:
         if data is None:
             raise self._missing(digest)
         if digest_of(data) != digest:
-            raise self._corrupt(digest, f"its {len(data)} bytes do not match its digest")
+            raise _corrupt(self.url, digest, f"its {len(data)} bytes do not match its digest")
         return data
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
@@ -81,7 +87,7 @@ class LayoutOrigin:
         if data is None:
             raise self._missing(digest)
         if len(data) != length:
-            raise self._corrupt(digest, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
+            raise _corrupt(self.url, digest, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
         return data
 
     async def size(self, digest: Digest) -> int | None:
@@ -112,13 +118,19 @@ class LayoutOrigin:
         if await self._call(self._objects.size, LAYOUT_KEY) is None:
             await self._call(self._objects.write, LAYOUT_KEY, iter((LAYOUT_BODY,)), len(LAYOUT_BODY))
 
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        dated = replace(descriptor, annotations={**descriptor.annotations, CREATED: now})
+
         def edit(data: bytes | None) -> bytes:
-            return Index(data, self.url).put(str(reference), descriptor)
+            return Index(data, self.url).put(str(reference), dated)
 
         await self._call(self._objects.update, INDEX_KEY, INDEX_BYTES_MAX, edit)
 
     async def tags(self) -> list[tuple[str, Descriptor]]:
         return (await self._index()).tags()
+
+    async def listing(self) -> list[Tagged]:
+        return (await self._index()).listing()
 
     async def untag(self, reference: Reference) -> Descriptor:
         await self.roots()  # or a mistyped directory would be made
@@ -191,17 +203,14 @@ class LayoutOrigin:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(function, *args, **kwargs))
 
-    def _missing(self, name: str) -> NotFound:
-        return NotFound(
-            f"{name} is not at {self.url}",
-            remedy="Check the name, and where it was packed or pushed to",
-            origin=self.url,
-        )
-
-    def _corrupt(self, digest: Digest, why: str) -> Corrupt:
-        return Corrupt(
-            f"blob {digest} at {self.url} is corrupt: {why}", remedy="Delete it there and push it again", blob=digest
-        )
+    def _missing(self, name: str, tags: Sequence[str] = (), **details: str) -> NotFound:
+        """`tags` are those that the package has here."""
+        remedy = "Check the name, and where it was packed or pushed to"
+        more: dict[str, object] = {"origin": self.url, **details}
+        if tags:
+            more["tags"] = named = list(tags[-TAGS_NAMED_MAX:])
+            remedy = f"Its tags there: {', '.join(named)}"
+        return NotFound(f"{name} is not at {self.url}", remedy=remedy, **more)
 
 
 class LocalLayout(LayoutOrigin):
@@ -256,6 +265,10 @@ class LocalLayout(LayoutOrigin):
     async def import_file(self, digest: Digest, path: Path) -> None:
         """Move a finished file whose digest the caller computed into place."""
         await self._call(self._directory.import_file, blob_key(digest), path)
+
+
+def _corrupt(url: str, digest: Digest, why: str) -> Corrupt:
+    return Corrupt(f"blob {digest} at {url} is corrupt: {why}", remedy="Delete it there and push it again", blob=digest)
 
 
 def _no_layout(url: str) -> NotFound:

@@ -3,6 +3,7 @@ taken."""
 
 from __future__ import annotations
 
+import re
 import socket
 import tempfile
 import time
@@ -63,8 +64,8 @@ def test_a_port_that_was_named_and_is_taken_ends_the_agent(place: Path, taken: i
     assert "--bt-listen" in ended.stderr
 
 
-def test_without_the_next_port_an_agent_goes_on_by_trees(place: Path, taken: int) -> None:
-    """Nobody asked for BitTorrent."""
+def test_without_the_next_port_an_agent_takes_a_free_one(place: Path, taken: int) -> None:
+    """Nobody named it."""
     log = place / "log"
     with log.open("wb") as output:
         agent = programs.start(*words(place, port=taken - 1), stdout=output, stderr=output)
@@ -73,8 +74,22 @@ def test_without_the_next_port_an_agent_goes_on_by_trees(place: Path, taken: int
         while "host=" not in log.read_text():
             assert agent.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        assert f"BitTorrent cannot listen on 127.0.0.1 port {taken}" in log.read_text()
-        assert "blobs come by trees only" in log.read_text()
+        said = re.search(
+            rf"BitTorrent listens on port (\d+) of 127.0.0.1, since port {taken} is taken", log.read_text()
+        )
+        assert said is not None, log.read_text()
+        with socket.create_connection(("127.0.0.1", int(said[1])), timeout=10):
+            pass
     finally:
         agent.terminate()
         assert agent.wait(20) == 0
+
+
+def test_an_agent_whose_socket_is_taken_makes_no_store(place: Path) -> None:
+    """Another one answers there."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(place / "taken.sock"))
+        other.listen(1)
+        ended = programs.run(*words(place, "--socket", str(place / "taken.sock")))
+    assert ended.returncode == 1 and "another agent answers on" in ended.stderr
+    assert not (place / "store").exists()

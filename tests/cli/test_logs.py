@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from ports import free_port
 from programs import Program
 
+from p2pdist.cli import daemon as daemon_module
 from p2pdist.cli.daemon import FORMATS, HIDDEN, _Lines, _note_request, without_secrets
 from p2pdist.model.errors import NotFound
 from p2pdist.model.request_id import CHARACTERS_MAX, REQUEST_ID, is_sane, passed_on
@@ -343,3 +344,15 @@ def test_a_flag_wins_at_sighup_as_well(place: Path) -> None:
         for count in (1, 2):
             os.kill(process.pid, signal.SIGHUP)
             until(lambda wanted=count: log.read_text().count("SIGHUP") == wanted, log)
+
+
+def test_a_line_with_the_digest_of_a_blob_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """People know packages by their tags, logs know blobs."""
+    known, unknown = f"sha256:{1:064x}", f"sha256:{2:064x}"
+    monkeypatch.setattr(daemon_module, "_NAMERS", [])
+    daemon_module.name_packages(lambda digest: "team/a:v1" if digest == known else "")
+    found = json.loads(logged("json", lambda log: log.info("%s, then %s evicted", unknown, known)))
+    assert found["package"] == "team/a:v1"
+    assert " package=team/a:v1 " in logged("text", lambda log: log.info("blob=%s", known))
+    assert "package" not in json.loads(logged("json", lambda log: log.info("blob=%s", unknown)))
+    assert "package" not in json.loads(logged("json", lambda log: log.info("team/a:v1 is %s", known)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import programs
 import pytest
 
-from p2pdist.cli.verbs.preseed import _reached
+from p2pdist.cli.verbs.preseed import _package, _reached, _waits_for
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_duration
 
@@ -63,3 +63,23 @@ def test_exit_codes(words: tuple[str, ...], code: int) -> None:
     done = programs.run(*words)
     assert (done.returncode, done.stdout) == (code, "")
     assert "Traceback" not in done.stderr
+
+
+def test_waiting_names_the_hosts_and_their_reasons() -> None:
+    """Hosts that failed first, then those that still receive; the rest as a number."""
+    failures = [{"host": "h9", "reason": "disk-full", "detail": ""}]
+    found = {"hosts_total": 12, "hosts_done": 2, "failures": failures, "waiting": [f"h{n}" for n in range(9)]}
+    assert _waits_for(found) == "2 of 12 hosts done; waits for h9 (disk-full), h0, h1, h2, h3 and 5 more"
+    assert _waits_for(found | {"failures": [], "waiting": []}) == "2 of 12 hosts done"
+
+
+@pytest.mark.parametrize(
+    ("package", "asked", "shown"),
+    [
+        ("a/b@sha256:" + "1" * 64, "a/b:v1", "a/b:v1 111111111111"),
+        ("a/b@sha256:" + "1" * 64, "a/b@sha256:" + "1" * 64, "a/b@111111111111"),
+        ("a/b@sha256:" + "1" * 64, None, "a/b 111111111111"),
+    ],
+)
+def test_a_package_is_named_by_its_tag_and_some_digits(package: str, asked: str | None, shown: str) -> None:
+    assert _package({"package": package, "asked": asked}) == shown

@@ -15,7 +15,7 @@ from p2pdist.model.tree import WHOLE_MAX, Directory, Entry, File, HardLink, Syml
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.pack import Packed, pack
 from p2pdist.package.repository.push import compare
-from p2pdist.package.tree.diff import compare_packages, compare_trees, merge
+from p2pdist.package.tree.diff import changes_of, compare_packages, compare_trees, merge
 
 BASE, V1, V2 = (parse_reference(text) for text in ("team/env:1", "trainer:v1", "trainer:v2"))
 
@@ -146,3 +146,38 @@ async def test_what_cannot_be_read_is_told(layout: LocalLayout, tmp_path: Path) 
     layout.blob_path(catalog.digest).unlink()
     with pytest.raises(NotFound, match=catalog.digest):
         await compare_packages(tree, tree, [layout])
+
+
+def test_each_change_says_what_it_is() -> None:
+    """Content, mode, time and kind are told apart, with sizes before and after."""
+    old = [
+        File(b"content", 0o644, 1, 3, b"a" * 32),
+        File(b"mode", 0o644, 1, 3, b"a" * 32),
+        File(b"time", 0o644, 1, 3, b"a" * 32),
+        File(b"all", 0o644, 1, 3, b"a" * 32),
+        File(b"gone", 0o644, 1, 7, b"a" * 32),
+        Symlink(b"link", 1, b"x"),
+        Symlink(b"kind", 1, b"x"),
+    ]
+    new = [
+        Directory(b"added", 0o755, 1),
+        File(b"all", 0o755, 2, 4, b"b" * 32),
+        File(b"content", 0o644, 1, 5, b"b" * 32),
+        File(b"kind", 0o644, 1, 1, b"a" * 32),
+        Symlink(b"link", 1, b"y"),
+        File(b"mode", 0o755, 1, 3, b"a" * 32),
+        File(b"time", 0o644, 2, 3, b"a" * 32),
+    ]
+    changes = {change.path: change for change in changes_of(old, new)}
+    aspects = {path.decode(): change.aspects for path, change in changes.items() if change.what == "changed"}
+    assert aspects == {
+        "all": ("content", "mode", "time"),
+        "content": ("content",),
+        "kind": ("kind",),
+        "link": ("target",),
+        "mode": ("mode",),
+        "time": ("time",),
+    }
+    assert (changes[b"content"].size_before, changes[b"content"].size_after) == (3, 5)
+    assert (changes[b"gone"].what, changes[b"gone"].size_before, changes[b"gone"].size_after) == ("removed", 7, None)
+    assert changes[b"added"].directory and changes[b"added"].what == "added"

@@ -260,3 +260,73 @@ def test_a_damaged_image_is_found_and_made_again(agent: Agent) -> None:
         call(agent, "mount", f"app:v{number}", str(target))
         assert (target / "own").read_bytes() == random.Random(number + 5).randbytes(MIB)
         call(agent, "umount", str(target))
+
+
+def test_disk_use_tells_shared_bytes_apart(agent: Agent) -> None:
+    """Each package has a file of its own of 1 MiB, and the pack that it came in; both have the file
+    of 2 MiB. What a package has alone is what its removal frees, but for some documents."""
+    use = call(agent, "du")
+    alone = {package["references"][0]: package["bytes_alone"] for package in use["packages"]}
+    assert alone.keys() == {"app:v1", "app:v2"}
+    assert all(size >= MIB for size in alone.values())
+    assert all(package["bytes_here"] == package["bytes_alone"] + use["bytes_shared"] for package in use["packages"])
+    assert use["bytes_shared"] >= 2 * MIB
+    assert use["bytes_nameless"] == 0
+    assert [package["kept_by"] for package in use["packages"]] == [["tag"], ["tag"]]
+    total = sum(alone.values()) + use["bytes_shared"] + use["bytes_documents"]
+    assert total == use["bytes_total"]
+    freed = call(agent, "rm", "app:v1")["bytes_freed"]
+    assert alone["app:v1"] <= freed < alone["app:v1"] + MIB // 4
+    (left,) = call(agent, "du")["packages"]
+    assert left["bytes_alone"] == left["bytes_here"] >= 3 * MIB
+
+
+def test_pruning_removes_what_nothing_keeps_and_says_it_before(agent: Agent) -> None:
+    digests = {package["reference"]: package["digest"] for package in call(agent, "ls")}
+    agent.pull(package=f"app@{digests['app:v1']}")
+    call(agent, "pin", "app:v2")
+    assert call(agent, "prune")["packages"] == []
+    call(agent, "prune", "--all", "--unused-for", "1w")
+    would = call(agent, "prune", "--all")
+    assert would["dry_run"] and [package["references"][0] for package in would["packages"]] == ["app:v1"]
+    assert would["bytes_freed"] >= MIB
+    assert len(call(agent, "ls")) == 3
+    done = call(agent, "prune", "--all", "--yes")
+    assert not done["dry_run"] and done["stayed"] == [] and done["bytes_freed"] >= MIB
+    assert [package["reference"] for package in call(agent, "ls")] == ["app:v2"]
+    call(agent, "pin", "--remove", "app:v2")
+    assert agent.pull(package="app:v2").bytes_origin == 0
+
+
+def test_a_package_that_was_asked_for_by_digest_alone_is_pruned(agent: Agent) -> None:
+    digest = next(entry["digest"] for entry in call(agent, "ls") if entry["reference"] == "app:v1")
+    call(agent, "rm", "app:v1")
+    agent.pull(package=f"app@{digest}")
+    assert [entry["references"] for entry in call(agent, "prune", "--yes")["packages"]] == [[f"app@{digest}"]]
+    assert [entry["reference"] for entry in call(agent, "ls")] == ["app:v2"]
+
+
+def test_a_single_blob_is_pruned_and_a_pinned_one_stays(agent: Agent) -> None:
+    loose, kept = agent.site.publish(MIB), agent.site.publish(MIB + 1)
+    agent.pull(blob=loose)
+    call(agent, "pin", kept)
+    pruned = call(agent, "prune", "--yes")
+    assert [package["digest"] for package in pruned["packages"]] == [loose] and pruned["bytes_freed"] >= MIB
+    assert {entry["digest"] for entry in call(agent, "ls") if entry["reference"].startswith("blob:")} == {kept}
+
+
+def test_pins_and_mounts_name_packages(agent: Agent) -> None:
+    call(agent, "pin", "app:v1")
+    (pin,) = call(agent, "pin", "--list")
+    assert pin["packages"] == ["app:v1"] and pin["size"] >= 3 * MIB
+    digest = next(entry["digest"] for entry in call(agent, "ls") if entry["reference"] == "app:v1")
+    target = agent.site.directory / "seen"
+    call(agent, "mount", "app:v1", str(target))
+    try:
+        (mount,) = call(agent, "status")["mounts"]
+        assert mount["tags"] == ["app:v1"] and mount["reference"] == f"app@{digest}"
+        shown = programs.run("status", "--socket", str(agent.socket)).stdout
+        assert f"app:v1 {digest[7:19]}  {target}" in shown
+        assert "  done  " in shown and " ago" in shown
+    finally:
+        call(agent, "umount", str(target))

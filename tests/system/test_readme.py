@@ -17,11 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from site_rig import free_pair, free_port, wait_for
+from ports import free_pair, free_port, free_ports
+from site_rig import wait_for
+from waits import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FIRST_STEPS = "p2pdist up "
+"""What only the block of the first steps has."""
+
 COMMAND_S = 60.0
+READY_S = 150.0
+"""Three processes start, one after the other."""
 AT_WORK = ("p2pdist tracker ", "p2pdist agent ")
 """Commands that run until they are ended."""
 
@@ -40,7 +47,7 @@ def blocks() -> list[tuple[str, str]]:
 def commands(*, access: bool) -> list[str]:
     """Every p2pdist command of the README, in its order, without comments: of the block about
     access control, or of all others."""
-    text = "\n".join(text for _language, text in blocks() if ("--access" in text) == access)
+    text = "\n".join(text for _language, text in blocks() if ("--access" in text) == access and FIRST_STEPS not in text)
     lines = text.replace("\\\n", " ").splitlines()
     return [line.partition(" # ")[0].rstrip() for line in lines if line.startswith("p2pdist ")]
 
@@ -78,8 +85,9 @@ class Machine:
         }
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, command: str) -> None:
-        """Run a tracker or an agent until the test ends, from when it is ready."""
+    def start(self, command: str, said: str = "") -> None:
+        """Run a command that goes on until the test ends, from when it is ready: where it listens,
+        or once it has `said` so."""
         log = self.directory / f"{len(self.running)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -91,6 +99,10 @@ class Machine:
                 stdin=subprocess.DEVNULL,
             )
         self.running.append(process)
+        if said:
+            wait_until(lambda: said in log.read_text() or process.poll() is not None, said, within_s=READY_S)
+            assert process.poll() is None, log.read_text()
+            return
         address = re.findall(r"--(?:probe-)?listen (\S+)", self.here(command))[-1]
         wait_for(f"http://{address}/readyz", process, log)
 
@@ -189,6 +201,33 @@ def test_the_commands_of_access_control_work(machine: Machine) -> None:
     assert not wrong, json.dumps(wrong, indent=1)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_first_steps_lead_to_a_program_on_a_second_agent(machine: Machine) -> None:
+    """In five commands, the first of which installs."""
+    (text,) = (text for _language, text in blocks() if FIRST_STEPS in text)
+    install, *steps = [line.partition(" # ")[0].rstrip() for line in text.replace("\\\n", " ").splitlines()]
+    assert install == "pip install ." and len(steps) == 4
+    port, second = free_ports(4), free_pair()
+    machine.replaced = {
+        "/tmp/": f"{machine.directory}/",
+        ":7070": f":{port}",
+        ":7081": f":{second}",
+        "p2pdist up ": f"p2pdist up --port {port} ",
+    }
+    (machine.directory / "app" / "main.py").write_text("print('it runs')")
+    ended = None
+    for step in steps:
+        if step.startswith("p2pdist up "):
+            machine.start(step, "Ctrl-C ends it")
+        elif step.startswith("p2pdist agent "):
+            machine.start(f"{step} --name second")
+        else:
+            ended = machine.run(step)
+            assert ended.returncode == 0, ended.stderr
+    assert ended is not None and ended.stdout == "it runs\n"
+
+
 def test_the_other_blocks_hold() -> None:
     """Targets of make exist, the settings are TOML whose keys are options, and no other kind of
     block is there that no test would run."""
@@ -201,7 +240,7 @@ def test_the_other_blocks_hold() -> None:
     assert all(f"--{name} " in shown for name in ("origin", *settings["agent"]))
     plain = [text for language, text in blocks() if not language]
     lines = [line for text in plain[1:] for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-    assert [line for line in lines if not line.startswith(("p2pdist ", "make "))] == []
+    assert [line for line in lines if not line.startswith(("p2pdist ", "make ", "pip install "))] == []
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony is not None
     assert {line.split()[1] for line in lines if line.startswith("make ")} <= set(phony[1].split())

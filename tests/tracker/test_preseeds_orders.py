@@ -72,6 +72,20 @@ def test_for_whom_it_waits_that_may_never_come_is_said(world: World) -> None:
     assert notes(hosts=["node1", "node2"]) == ("not connected: node2",)
 
 
+def test_the_hosts_that_still_lack_it_are_named_the_farthest_behind_first(world: World) -> None:
+    """Connected ones alone: the others are told as failures."""
+    world.join("h1", "h2", "h3")
+    world.ask("p", hosts=["h1", "h2", "h3", "h4"])
+    for name, state, count in (("h1", "pulling", SIZE // 2), ("h2", "done", SIZE)):
+        world.tracker.handle(Reported(name, Kept("p", state, count)))
+    assert world.progress("p").waiting == ("h3", "h1")
+    assert world.failures("p") == {"h4": "not-connected"}
+    world.finish("p")
+    assert world.progress("p").waiting == ()
+    world.cancel("p")
+    assert world.progress("p").waiting == ()
+
+
 def test_nobody_is_there_yet(world: World) -> None:
     world.ask("p", count=1)
     assert world.state("p") == "pending"

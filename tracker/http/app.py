@@ -30,8 +30,17 @@ class PolicyHealth(msgspec.Struct, frozen=True):
     problem: str
 
 
+class OriginHealth(msgspec.Struct, frozen=True):
+    """`reachable`: whether the origin could be read last, null before it was asked and for a
+    tracker without one; `problem` why not, for those that may read everything."""
+
+    reachable: bool | None
+    problem: str = ""
+
+
 class Health(msgspec.Struct, frozen=True):
-    """`lag_s` is how late the last tick of the tracker's clock was."""
+    """`status` is "ok", or "degraded" while the origin cannot be read. `lag_s` is how late the last
+    tick of the tracker's clock was."""
 
     status: str
     version: str
@@ -39,21 +48,24 @@ class Health(msgspec.Struct, frozen=True):
     sessions: int
     swarms: int
     policies: PolicyHealth
+    origin: OriginHealth
 
 
 async def _health(request: web.Request) -> web.Response:
     """Say that the tracker works. It is ready as soon as it answers, as it keeps only soft
-    state."""
+    state; without its origin it is degraded, and ready."""
     service = request.app[SERVICE]
-    book = service.fleet.policies
+    book, origin = service.fleet.policies, service.content.watch
+    everything = identity_of(request).reads_everything
     health = Health(
-        "ok",
+        "degraded" if origin.problem else "ok",
         VERSION,
         round(service.lag_s, 4),
         service.sessions,
         len(service.fleet.swarms),
         # It names packages, which a stranger need not know.
-        PolicyHealth(len(book.table.policies), book.problem if identity_of(request).reads_everything else ""),
+        PolicyHealth(len(book.table.policies), book.problem if everything else ""),
+        OriginHealth(origin.reachable, origin.problem if everything else ""),
     )
     return web.Response(body=msgspec.json.encode(health), content_type="application/json", charset="utf-8")
 

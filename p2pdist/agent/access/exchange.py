@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from p2pdist.credentials.authority import pinned
-from p2pdist.model.errors import UNDECODABLE, Corrupt, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import UNDECODABLE, Corrupt, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.request_id import passed_on
 from p2pdist.model.url import redacted
 from p2pdist.transfer.names import NAMES, Resolver
@@ -105,7 +105,7 @@ def in_words(error: BaseException, url: str = "") -> str:
             HTTPStatus.FORBIDDEN: ": this host, or the join token with which it came, may be revoked",
         }.get(HTTPStatus(error.status) if error.status in set(HTTPStatus) else HTTPStatus.OK, "")
         return f"it answers {error.status} to a session{why}"
-    text = _CONTEXT.sub("", str(error)) or type(error).__name__
+    text = _CONTEXT.sub("", unreached(error))
     return f"{text}. {hint}" if (hint := mismatch(error, url)) else text
 
 

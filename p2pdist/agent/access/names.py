@@ -22,6 +22,9 @@ class PackageNames:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: dict[Digest, tuple[str, ...]] = {}
+        self._references: dict[Digest, str] = {}
+        """A reference of the package of each blob and document, for people: by tag if one is known,
+        and the one that was found last."""
         self._selections: dict[Digest, Selected] = {}
         """What each selection was selected from."""
 
@@ -41,6 +44,10 @@ class PackageNames:
         """Note that a package was found: what belongs to it has its name from now on."""
         parts = (digest, *(part.digest for part in (*manifest.blobs, *manifest.documents())))
         self.learn_name(parse_reference(reference).name, parts)
+        with self._lock:
+            for part in parts:
+                if "@" not in reference or part not in self._references:
+                    self._references[part] = reference
 
     def learn_name(self, name: str, parts: tuple[Digest, ...]) -> None:
         """Note that these blobs and documents belong to a package or image of this name."""
@@ -67,6 +74,12 @@ class PackageNames:
     def selected(self, digest: Digest) -> Selected | None:
         """What a blob was selected from; None where it is no selection, as far as is known."""
         return self._selections.get(digest)
+
+    def reference(self, digest: Digest) -> str:
+        """A reference of a package to which a blob or document belongs, for people; empty where
+        none is known here. From any thread."""
+        selected = self._selections.get(digest)
+        return self._references.get(selected.blob if selected is not None else digest, "")
 
     def of(self, digest: Digest) -> tuple[str, ...]:
         """The packages to which a blob or document belongs, as far as they are known here."""

@@ -32,12 +32,13 @@ EVENTS = {
     ("POST", "/v1/pins"): "pin",
     ("DELETE", "/v1/pins"): "unpin",
     ("POST", "/v1/collect"): "collect",
+    ("POST", "/v1/prune"): "prune",
     ("POST", "/v1/verify"): "verify",
     ("POST", "/v1/drain"): "drain",
 }
 """What routes that change something are called."""
 
-SUBJECT_FIELDS = ("package", "reference", "blob", "path", "output", "owner", "repair", "seconds")
+SUBJECT_FIELDS = ("package", "reference", "blob", "path", "output", "owner", "repair", "seconds", "dry_run", "tagged")
 """What of a query or a body a line names."""
 
 BODY: Any = getattr(web, "RequestKey", lambda name, kind: name)("p2pdist.body", msgspec.Struct)

@@ -29,9 +29,12 @@ from p2pdist.model.messages import (
     MountStatus,
     PinRequest,
     PinStatus,
+    Pruned,
+    PruneRequest,
     PullRequest,
     PullStatus,
     Removed,
+    StoreUse,
     Verified,
     VerifyRequest,
 )
@@ -133,6 +136,14 @@ class LocalClient:
     def remove(self, reference: str) -> Removed:
         """Remove a package from the store."""
         return self._ask("DELETE", "/v1/packages", Removed, query={"reference": reference})
+
+    def usage(self) -> StoreUse:
+        """What packages take on the disk."""
+        return self._ask("GET", "/v1/usage", StoreUse)
+
+    def prune(self, request: PruneRequest) -> Pruned:
+        """Remove what nothing keeps, or say what that is."""
+        return self._ask("POST", "/v1/prune", Pruned, body=request, timeout_s=MOUNT_S_MAX)
 
     def collect(self) -> Removed:
         """Remove all that no package names."""

@@ -77,10 +77,13 @@ from p2pdist.model.messages import (
     PinRequest,
     Pins,
     PinStatus,
+    Pruned,
+    PruneRequest,
     PullRequest,
     Pulls,
     PullStatus,
     Removed,
+    StoreUse,
     StreamRequest,
     Verified,
     VerifyRequest,
@@ -474,9 +477,7 @@ def _readable(agent: Agent, request: web.Request, name: str) -> bool:
 
 def _may_see(agent: Agent, request: web.Request, package: PackageStatus) -> bool:
     """Whether the process that asks may know of a package or single blob of the store."""
-    if package.reference == str(blob_reference(package.digest)):
-        return may_read_digest(agent, request, package.digest)
-    return may_read(agent, request, package.reference)
+    return _readable_use(agent, request, package.reference, package.digest)
 
 
 async def _pull_status(request: web.Request) -> web.Response:
@@ -507,13 +508,24 @@ async def _mount(request: web.Request) -> web.Response:
     body, agent = await _decode(request, MountRequest), request.app[AGENT]
     _check_path(body.path)
     require_reference(agent, request, body.package)
-    return _answer(await agent.package_mounts.mount(body, caller_of(request)))
+    return _answer(_with_tags(agent, [await agent.package_mounts.mount(body, caller_of(request))])[0])
 
 
 async def _mounts(request: web.Request) -> web.Response:
     """List what is shown."""
     agent = request.app[AGENT]
-    return _answer(Mounts([view for view in agent.mounts.list() if may_read(agent, request, view.reference)]))
+    views = [view for view in agent.mounts.list() if may_read(agent, request, view.reference)]
+    return _answer(Mounts(_with_tags(agent, views)))
+
+
+def _with_tags(agent: Agent, views: list[MountStatus]) -> list[MountStatus]:
+    """Views with the tags that their packages have here."""
+    records = agent.store.packages.list()
+    tags: dict[str, list[str]] = {}
+    for record in records:
+        if "@" not in record.reference:
+            tags.setdefault(record.manifest_digest, []).append(record.reference)
+    return [replace(view, tags=tuple(tags.get(view.digest, ()))) for view in views]
 
 
 async def _unmount(request: web.Request) -> web.Response:
@@ -535,6 +547,24 @@ async def _packages(request: web.Request) -> web.Response:
     agent = request.app[AGENT]
     packages = await agent.inventory.packages()
     return _answer(Packages([package for package in packages if _may_see(agent, request, package)]))
+
+
+async def _usage(request: web.Request) -> web.Response:
+    """Say what packages take on the disk, what they share, and what keeps each."""
+    agent = request.app[AGENT]
+    return _answer(await agent.disk_use.use(partial(_readable_use, agent, request)))
+
+
+async def _prune(request: web.Request) -> web.Response:
+    """Remove the packages and blobs that nothing keeps, or say which."""
+    body, agent = await _decode(request, PruneRequest), request.app[AGENT]
+    return _answer(await agent.disk_use.prune(body, partial(_readable_use, agent, request)))
+
+
+def _readable_use(agent: Agent, request: web.Request, reference: str, digest: Digest) -> bool:
+    """Whether the process that asks may know of a package or single blob."""
+    single = reference == str(blob_reference(digest))
+    return may_read_digest(agent, request, digest) if single else may_read(agent, request, reference)
 
 
 async def _remove(request: web.Request) -> web.Response:
@@ -562,7 +592,15 @@ async def _pins(request: web.Request) -> web.Response:
     """List what is kept from eviction, by owner."""
     agent = request.app[AGENT]
     pins = agent.maintenance.pins()
-    return _answer(Pins([pin for pin in pins if all(may_read_digest(agent, request, part) for part in pin.layers)]))
+    readable = [pin for pin in pins if all(may_read_digest(agent, request, part) for part in pin.layers)]
+    sizes = {package.reference: package.size for package in await agent.inventory.packages()}
+    return _answer(Pins([_with_packages(agent, pin, sizes) for pin in readable]))
+
+
+def _with_packages(agent: Agent, pin: PinStatus, sizes: dict[str, int]) -> PinStatus:
+    """A pin with the packages that it keeps, which are here with these sizes."""
+    named = {agent.access.names.reference(layer) or str(blob_reference(layer)) for layer in pin.layers}
+    return replace(pin, packages=tuple(sorted(named)), size=sum(sizes.get(name, 0) for name in named))
 
 
 async def _unpin(request: web.Request) -> web.Response:
@@ -755,6 +793,8 @@ LOCAL_ROUTES = (
         errors=(UsageError, NotFound, Refused),
         right="local",
     ),
+    Route("GET", "/v1/usage", _usage, (Answer(StoreUse),), right="local"),
+    Route("POST", "/v1/prune", _prune, (Answer(Pruned),), request=PruneRequest, errors=(UsageError,), right="local"),
     Route("POST", "/v1/collect", _collect, (Answer(Removed),), right="local"),
     Route(
         "POST",

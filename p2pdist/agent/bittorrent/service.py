@@ -209,17 +209,24 @@ class ServiceContext:
 
 
 def open_listener(settings: SwarmSettings | None) -> LazyListener | None:
-    """Listen for BitTorrent peers; None where blobs come by trees only. Raises Conflict when the
-    port is required and taken."""
+    """Listen for BitTorrent peers; None where blobs come by trees only. Where nobody named the port
+    and it is taken, as by another agent of this machine, a free one does, which trackers tell
+    peers. Raises Conflict when the port is required and taken."""
     if settings is None or settings.policy == "trees":
         return None
+    host, port = settings.listen
     try:
-        return LazyListener(*settings.listen)
+        return LazyListener(host, port)
     except Conflict as error:
         if settings.required:
             raise
-        logger.warning("%s; blobs come by trees only", error)
-        return None
+        try:
+            listener = LazyListener(host, 0)
+        except Conflict:
+            logger.warning("%s; blobs come by trees only", error)
+            return None
+        logger.info("BitTorrent listens on port %d of %s, since port %d is taken", listener.port, host, port)
+        return listener
 
 
 class SeededFiles:

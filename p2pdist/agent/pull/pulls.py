@@ -186,6 +186,7 @@ class Pull:
             self._warning() if by["origin"] else "",
             by["origin"] if self.image else 0,
             self.lazy,
+            round(time.monotonic() - self.started, 3),
         )
 
     def _warning(self) -> str:

@@ -414,22 +414,26 @@ async def _serve(
 
     from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
-    from p2pdist.cli.daemon import close, listen, listen_unix, raise_file_limit, stop_listening
+    from p2pdist.cli import daemon
     from p2pdist.transfer.connections import ConnectionBook, connections_max
 
     level_now = partial(read_again, click.get_current_context(), "log_level")
-    raise_file_limit()
+    daemon.raise_file_limit()
     book = ConnectionBook(connections_max())
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    await daemon.prepare_socket(socket)
     agent = Agent(settings, await enter(settings))
-    runners = []
+    daemon.name_packages(agent.access.names.reference)
+    runners, watchdog = [], asyncio.create_task(daemon.tell_watchdog())
     try:
         public, local = make_apps(agent)
-        runners.append(await listen(public, address, tls=agent.tls.server if agent.tls else None, connections=book))
-        runners.append(await listen_unix(local, socket))
+        runners.append(
+            await daemon.listen(public, address, tls=agent.tls.server if agent.tls else None, connections=book)
+        )
+        runners.append(await daemon.listen_unix(local, socket))
         if probe is not None:
-            runners.append(await listen(make_probe(agent), probe))
+            runners.append(await daemon.listen(make_probe(agent), probe))
         if mirror is not None:
             runners += await _mirror(agent, mirror, book)
         await agent.start()
@@ -440,13 +444,16 @@ async def _serve(
         if agent.tls is None:
             _warn_of_strangers(address[0])
         logger.info("host=%s listening on %s socket=%s", settings.host, address_text(*address), socket)
+        daemon.tell_manager(daemon.READY)
         await agent.drained()
     finally:
-        await stop_listening(runners)
+        daemon.tell_manager(daemon.STOPPING)
+        watchdog.cancel()
+        await daemon.stop_listening(runners)
         if len(runners) >= 2:  # else the socket may be another agent's
             socket.unlink(missing_ok=True)
         await agent.stop()
-        await close(runners)
+        await daemon.close(runners)
 
 
 async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) -> list[web.AppRunner]:

@@ -1,35 +1,43 @@
-"""`p2pdist blob`: single files by their digest."""
+"""`p2pdist blob`: single files by their digest or, where an origin keeps it, by their name."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import origin_option, required_origin, socket_option
-from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, P2PDistError, from_problem
+from p2pdist.model.digest import Digest, hex_of, is_digest, parse_digest
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError, from_problem
 from p2pdist.model.messages import PullRequest, PullStatus
 
 if TYPE_CHECKING:
+    from p2pdist.origin.contract import Tagged
     from p2pdist.package.repository.push import Pushed
+
+FILES_MAX = 10_000
+"""Files of one command."""
 
 
 @click.group("blob")
 def command() -> None:
-    """Push or pull a single file by its digest."""
+    """Push or pull single files by their digest or name."""
 
 
 @command.command("push")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @origin_option
 @click.option("--torrent/--no-torrent", default=True, help="Make its torrent as well, for swarms [default: make it].")
+@output.quiet_options
 @output.json_option
-def push(file: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
-    """Send FILE to an origin and print its digest.
+def push(files: tuple[Path, ...], origin: str | None, torrent: bool, as_json: bool) -> None:
+    """Send each FILE to an origin and print its digest. The origin keeps its name, by which
+    p2pdist blob pull finds it. With several files --json prints a list.
 
     Its torrent is kept there, too: hosts need it to go on from a BitTorrent swarm where no tracker
     plans.
@@ -38,45 +46,168 @@ def push(file: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
     Example:
       p2pdist blob push weights.safetensors --origin s3://packages/prod
     """
-    from p2pdist.package.repository.push import push_blob
-    from p2pdist.package.repository.torrents import make_file_torrent
-
-    async def work(progress: output.Progress) -> tuple[Pushed, Digest | None]:
-        async with required_origin(origin) as central:
-            pushed = await push_blob(file, central, on_progress=progress)
-            return pushed, await make_file_torrent(pushed.digest, file, central) if torrent else None
-
-    with output.Progress(quiet=as_json) as progress:
-        pushed, document = asyncio.run(work(progress))
-    if as_json:
-        output.print_json(
+    documents = []
+    for file in files:
+        with output.Progress(quiet=as_json) as progress:
+            pushed, document = asyncio.run(_push(file, origin, torrent, progress))
+        if not as_json:
+            click.echo(pushed.digest)
+            output.note(
+                f"{file}: {output.amount(pushed.size)}, {output.amount(pushed.bytes_sent)} sent, "
+                f"{output.amount(pushed.bytes_skipped)} already there, {pushed.seconds:.1f} s"
+            )
+        documents.append(
             {
                 "digest": pushed.digest,
                 "size": pushed.size,
                 "reference": str(pushed.reference),
+                "file": file.name,
                 "bytes_sent": pushed.bytes_sent,
                 "bytes_skipped": pushed.bytes_skipped,
                 "seconds": round(pushed.seconds, 3),
                 "torrent": document,
             }
         )
-    else:
-        click.echo(pushed.digest)
+    if as_json:
+        output.print_json(documents if len(files) > 1 else documents[0])
+
+
+async def _push(
+    file: Path, origin: str | None, torrent: bool, progress: output.Progress
+) -> tuple[Pushed, Digest | None]:
+    from p2pdist.package.repository.push import push_blob
+    from p2pdist.package.repository.torrents import make_file_torrent
+
+    async with required_origin(origin) as central:
+        pushed = await push_blob(file, central, on_progress=progress)
+        return pushed, await make_file_torrent(pushed.digest, file, central) if torrent else None
 
 
 @command.command("pull")
-@click.argument("digest")
-@click.option("-o", "--output", "target", required=True, type=click.Path(path_type=Path), help="Where to put the file.")
+@click.argument("names", metavar="DIGEST|NAME...", nargs=-1, required=True)
+@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Where to put the file.")
+@click.option(
+    "-d",
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to put files by their names, or a file without a name by its digest; it is made.",
+)
+@origin_option
 @socket_option
+@output.quiet_options
 @output.json_option
-def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
-    """Bring the blob DIGEST to a file through the agent of this host.
+def pull(
+    names: tuple[str, ...],
+    target: Path | None,
+    directory: Path | None,
+    origin: str | None,
+    socket: Path,
+    as_json: bool,
+) -> None:
+    """Bring blobs to files through the agent of this host: each by its digest, or by the name that
+    the file had when it was pushed to the origin. Names may be patterns. With --directory, --json
+    prints a list.
 
     \b
     Example:
       p2pdist blob pull sha256:9f86d0... -o weights.safetensors
+      p2pdist blob pull 'model-*.safetensors' config.json -d model --origin s3://packages/prod
     """
-    blob = parse_digest(digest)
+    if (target is None) == (directory is None):
+        raise UsageError("say where to put it", remedy="Give -o FILE for one file, or -d DIRECTORY")
+    wanted = _wanted(names, directory, target, origin)
+    if directory is not None:
+        _make(directory)
+    documents = [_bring(one, socket, as_json=as_json) for one in wanted]
+    if as_json:
+        output.print_json(documents if directory is not None else documents[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A blob and the file that it is to become."""
+
+    blob: Digest
+    target: Path
+
+
+def _wanted(names: Sequence[str], directory: Path | None, target: Path | None, origin: str | None) -> list[_Wanted]:
+    """The blobs that the words of a command line mean. Raises NotFound, and UsageError where two
+    are to become one file."""
+    from p2pdist.cli.references.search import is_part
+
+    for name in names:
+        if name.startswith("sha256:") and not is_part(name):
+            parse_digest(name)
+    # Digests with -o need nothing of the origin; with -d it says their names, if it is named.
+    listed: list[Tagged] = []
+    if not all(map(is_digest, names)) or (directory is not None and origin):
+        listed = asyncio.run(_listed(origin))
+    titles = {entry.reference.removeprefix("blob:").replace("-", ":", 1): entry.title for entry in listed}
+    chosen: dict[Digest, str] = {}
+    for name in names:
+        chosen |= {Digest(name): titles.get(name, "")} if is_digest(name) else _named(name, titles)
+    if len(chosen) > FILES_MAX:
+        raise UsageError(f"{len(chosen)} files are over the limit of {FILES_MAX}", remedy="Name fewer at a time")
+    if target is not None:
+        if len(chosen) > 1:
+            raise UsageError(f"{len(chosen)} files cannot become {target}", remedy="Give -d DIRECTORY")
+        return [_Wanted(digest, target) for digest in chosen]
+    assert directory is not None
+    files = {directory / _file_name(digest, title): digest for digest, title in chosen.items()}
+    if len(files) < len(chosen):
+        raise UsageError("two of the files have one name", remedy="Name them by digest, each with -o FILE")
+    return [_Wanted(digest, file) for file, digest in files.items()]
+
+
+async def _listed(origin: str | None) -> list[Tagged]:
+    """The single files at the origin."""
+    async with required_origin(origin) as central:
+        return [entry for entry in await central.listing() if entry.reference.startswith("blob:sha256-")]
+
+
+def _named(name: str, titles: dict[str, str]) -> dict[Digest, str]:
+    """Digests and names of the files that a name, a pattern or the first digits of a digest mean.
+    Raises NotFound."""
+    import fnmatch
+
+    from p2pdist.cli.references.search import HEX_DIGITS_MIN
+
+    begins = name.startswith("sha256:") and len(name) >= len("sha256:") + HEX_DIGITS_MIN
+    found = {
+        Digest(digest): title
+        for digest, title in titles.items()
+        if fnmatch.fnmatchcase(title, name) or (begins and digest.startswith(name))
+    }
+    if not found:
+        import difflib
+
+        near = difflib.get_close_matches(name, titles.values(), n=1)
+        raise NotFound(
+            f"no file at the origin is called {name}",
+            remedy=f"Did you mean {near[0]}?" if near else "p2pdist ls --at-origin lists the files, by name",
+        )
+    return found
+
+
+def _file_name(digest: Digest, title: str) -> str:
+    """A name below the directory and nowhere else, whatever the origin says."""
+    safe = title not in ("", ".", "..") and "/" not in title and "\0" not in title
+    return title if safe else hex_of(digest)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise P2PDistError(
+            f"cannot make the directory {directory}: {error.strerror}", remedy="Name another one with -d"
+        ) from error
+
+
+def _bring(wanted: _Wanted, socket: Path, *, as_json: bool) -> dict[str, Any]:
+    """Bring a blob to its file; returns the JSON document. Raises what the pull raises."""
+    blob, target = wanted.blob, wanted.target
     before = _seen(target)
     with output.Progress(quiet=as_json) as progress:
         status = _pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress, quiet=as_json)
@@ -91,20 +222,18 @@ def pull(digest: str, target: Path, socket: Path, as_json: bool) -> None:
         )
     if status.warning:
         output.line(f"{blob}: {status.warning}. Run p2pdist doctor on the hosts that are named")
-    if as_json:
-        output.print_json(
-            {
-                "digest": blob,
-                "size": status.bytes_total,
-                "output": str(target),
-                "bytes_origin": status.bytes_origin,
-                "bytes_peers": status.bytes_peers,
-                "bytes_cached": status.bytes_cached,
-                "seconds": round(status.seconds, 3),
-            }
-        )
-    else:
-        click.echo(f"{target}  {output.amount(status.bytes_total)}, {status.seconds:.1f} s")
+    if not as_json:
+        figures = "" if output.is_quiet() else f"  {output.amount(status.bytes_total)}, {status.seconds:.1f} s"
+        output.say(f"{target}{figures}")
+    return {
+        "digest": blob,
+        "size": status.bytes_total,
+        "output": str(target),
+        "bytes_origin": status.bytes_origin,
+        "bytes_peers": status.bytes_peers,
+        "bytes_cached": status.bytes_cached,
+        "seconds": round(status.seconds, 3),
+    }
 
 
 def _seen(file: Path) -> tuple[int, int, int] | None:
@@ -124,8 +253,8 @@ def _pull(request: PullRequest, socket: Path, progress: output.Progress, *, quie
     def show(status: PullStatus) -> None:
         nonlocal noted
         if status.note and status.note != noted and not quiet:
-            output.line(status.note)
+            output.note(status.note)
         noted = status.note
-        progress("pulling", status.bytes_done, status.bytes_total)
+        progress(Path(request.output or "").name, status.bytes_done, status.bytes_total)
 
     return LocalClient(socket).pull(request, show)

@@ -11,21 +11,30 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import socket_option, tracker_option
-from p2pdist.model.errors import printable
+from p2pdist.model.errors import P2PDistError, printable
 
 if TYPE_CHECKING:
     from p2pdist.cli.diagnosis import Finding
 
+LISTEN, STORE = "0.0.0.0:7071", "/var/lib/p2pdist"
 MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failed": ("FAILED", "red")}
 
 
 @click.command("doctor")
 @tracker_option
 @click.option(
-    "--listen", default="0.0.0.0:7071", show_default=True, metavar="HOST:PORT", help="Where the agent listens."
+    "--listen",
+    default=LISTEN,
+    show_default=f"that of the agent on the socket, else {LISTEN}",
+    metavar="HOST:PORT",
+    help="Where the agent listens.",
 )
 @click.option(
-    "--store", default="/var/lib/p2pdist", show_default=True, type=click.Path(path_type=Path), help="Its store."
+    "--store",
+    default=STORE,
+    show_default=f"that of the agent on the socket, else {STORE}",
+    type=click.Path(path_type=Path),
+    help="Its store.",
 )
 @click.option("--origin", default="", metavar="URL", help="Central storage: see whether this host can read it.")
 @click.option(
@@ -58,6 +67,7 @@ def command(
     if policies is not None:
         findings = _policies(policies)
     else:
+        listen, store = _of_agent(listen, store, socket)
         findings = asyncio.run(_check(tracker, listen, store.absolute(), origin, image, socket.absolute()))
     failed = any(finding.state == "failed" for finding in findings)
     if as_json:
@@ -66,6 +76,27 @@ def command(
         for finding in findings:
             _print(finding)
     return int(failed)
+
+
+def _of_agent(listen: str, store: Path, socket: Path) -> tuple[str, Path]:
+    """Where to look: at the port and store of the agent that answers, where neither the user nor
+    the settings name others."""
+    from p2pdist.agent.api.client import LocalClient
+    from p2pdist.cli.diagnosis import ANSWER_S
+
+    context = click.get_current_context()
+    default = [context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT for name in ("listen", "store")]
+    if not any(default):
+        return listen, store
+    try:
+        status = LocalClient(socket, answer_s=ANSWER_S).status()
+    except P2PDistError:
+        return listen, store  # a finding says why
+    address, path = str(status.get("address") or ""), str((status.get("store") or {}).get("path") or "")
+    return (
+        address if default[0] and address else listen,
+        Path(path) if default[1] and path else store,
+    )
 
 
 async def _check(tracker: str, listen: str, store: Path, origin: str, image: str, socket: Path) -> list[Finding]:

@@ -12,11 +12,11 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import layout_option, opened_layout
-from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
+from p2pdist.cli.desk import layers_in
+from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     SQUASHFS_TYPE,
-    TREE_TYPE,
     Config,
     Manifest,
     decode_config,
@@ -24,8 +24,6 @@ from p2pdist.model.manifest import (
 )
 
 if TYPE_CHECKING:
-    from p2pdist.mount.layers import TreeLayer
-    from p2pdist.mount.squashfs import Image
     from p2pdist.origin.layout import LocalLayout
 
 Kind = Literal["xar", "tar", "dir"]
@@ -39,6 +37,7 @@ Kind = Literal["xar", "tar", "dir"]
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), required=True, help="What to write.")
 @click.option("--level", type=int, help="zstd level of the image in a self-mounting file, 1 to 22.  [default: 6]")
 @layout_option
+@output.quiet_options
 @output.json_option
 def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout: Path, as_json: bool) -> None:
     """Write the package REF, all layers merged, from the local layout.
@@ -91,7 +90,7 @@ class _Export:
 
         (only, *more) = manifest.layers
         if self._kind == "xar" and not more and only.media_type == SQUASHFS_TYPE:
-            image = (await self._layers(manifest, layout, stage))[0].path  # type: ignore[union-attr]
+            image = (await layers_in(manifest, layout, stage))[0].path  # type: ignore[union-attr]
         elif self._kind == "dir":
             await self._write_directory(manifest, layout)
             return
@@ -156,7 +155,7 @@ class _Export:
         from p2pdist.mount.files.materialize import materialize
 
         stage.mkdir(exist_ok=True)
-        layers = await self._layers(manifest, layout, stage)
+        layers = await layers_in(manifest, layout, stage)
         (stage / "files").mkdir()
         try:
             private = not writable and os.geteuid() == 0
@@ -164,29 +163,3 @@ class _Export:
             return made.path
         except OSError as error:
             raise P2PDistError(f"cannot unpack the package: {error.strerror}") from error
-
-    async def _layers(self, manifest: Manifest, layout: LocalLayout, stage: Path) -> list[Image | TreeLayer]:
-        """The layers, bottom to top, with what trees refer to written below `stage`."""
-        from p2pdist.mount.layers import TreeLayer
-        from p2pdist.mount.squashfs import inspect
-        from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
-        from p2pdist.package.repository.contract import read_content
-
-        packs = await read_packs(manifest, layout)
-        objects = stage / "objects"
-        layers: list[Image | TreeLayer] = []
-        for number, layer in enumerate(manifest.layers):
-            if layer.media_type == TREE_TYPE:
-                entries = await read_entries(layer, packs, layout)
-                objects.mkdir(exist_ok=True)
-                await asyncio.to_thread(write_objects, entries, packs, layout, objects)
-                layers.append(TreeLayer(lambda entries=entries: entries, stage / f"{number}.erofs", objects))  # type: ignore[misc]
-                continue
-            if layer.media_type != SQUASHFS_TYPE:
-                raise UsageError(f"a layer of type {layer.media_type[:100]!r} cannot be exported")
-            path = layout.blob_path(layer.digest)
-            content = await asyncio.to_thread(read_content, path)
-            if content.digest != layer.digest:
-                raise Corrupt(f"blob {layer.digest} at {layout.url} was altered", remedy="Delete it and pack again")
-            layers.append(inspect(path))
-        return layers

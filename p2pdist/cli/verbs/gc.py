@@ -22,7 +22,7 @@ AGE_S_MAX = 100 * 366 * DAY_S
 _AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhdw])\Z")
 
 
-def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+def parse_age(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """Seconds of an age such as 90s, 30m, 12h, 1d or 2w."""
     if value is None:
         return None
@@ -36,7 +36,7 @@ def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 @elsewhere_options("Collect in")
 @click.option(
     "--older-than",
-    callback=_age,
+    callback=parse_age,
     metavar="AGE",
     help="There, remove only blobs written longer ago than this, such as 12h or 2w.  [default: 1d]",
 )
@@ -44,6 +44,7 @@ def _age(ctx: click.Context, param: click.Parameter, value: str | None) -> float
 @click.option("--dry-run", is_flag=True, help="There, only say what would be removed.")
 @origin_option
 @socket_option
+@output.quiet_options
 @output.json_option
 def command(
     socket: Path,

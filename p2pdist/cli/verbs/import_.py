@@ -48,6 +48,7 @@ in the caller's PATH alone."""
 @settings_options
 @content_options
 @layout_option
+@output.quiet_options
 @output.json_option
 def command(
     source: str,
@@ -70,7 +71,7 @@ def command(
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working
     directory are kept; options win over them. Its user, owners, devices and setuid bits are not
-    kept, and p2pdist run does not enter the image. Of the images of an index the first that this
+    kept; p2pdist run --root enters the image. Of the images of an index the first that this
     machine runs is taken.
 
     \b
@@ -195,7 +196,7 @@ def _notes(unpacked: Unpacked, *, replaced: bool) -> list[str]:
     if unpacked.config.entrypoint and not replaced:
         notes.append(
             "p2pdist run starts the image's program from where the package is seen, and does not enter the image: files and libraries that "
-            "the program names by absolute paths are this host's"
+            "the program names by absolute paths are this host's. p2pdist run --root enters it"
         )
         notes += _program_notes(str(unpacked.root.resolve()), unpacked.config)
     if unpacked.user.partition(":")[0] not in ("", "0", "root"):

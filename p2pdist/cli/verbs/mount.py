@@ -32,6 +32,7 @@ _OTHER_DIRECTORY = "Name a directory that the agent and this process share, or m
 @lazy_option
 @click.option("--wait", is_flag=True, help="Return only when a lazy view lacks nothing any more.")
 @socket_option
+@output.quiet_options
 @output.json_option
 def command(
     reference: str,

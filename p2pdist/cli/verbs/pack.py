@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from p2pdist.package.source.scan import Link
 
 DROPPED_SHOWN_MAX = 20
+_OF_FILE = re.compile(r"(left out|kept as it is): (.+) \(([^()]*)\)\Z", re.DOTALL)
+"""A note about one file, and why."""
+
 NAMED_MAX = 1000
 """Links and files that --json names, of each kind."""
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -72,26 +76,26 @@ def content_options(function: Function) -> Function:
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
+class Choices:
     """The options of this verb, except the ones for paths, URLs and output."""
 
-    tag: str | None
-    base: str | None
-    form: Format | None
-    entrypoint: str | None
-    env: tuple[str, ...]
-    working_dir: str | None
-    mtime: int | None
-    level: int | None
-    xattrs: bool
-    ignore: tuple[str, ...]
-    split: bool
-    first_party: tuple[str, ...]
-    only_used: tuple[Path, ...]
-    reproducible: bool
-    world_readable: bool
-    follow_links: bool
-    order: Path | None
+    tag: str | None = None
+    base: str | None = None
+    form: Format | None = None
+    entrypoint: str | None = None
+    env: tuple[str, ...] = ()
+    working_dir: str | None = None
+    mtime: int | None = None
+    level: int | None = None
+    xattrs: bool = False
+    ignore: tuple[str, ...] = ()
+    split: bool = False
+    first_party: tuple[str, ...] = ()
+    only_used: tuple[Path, ...] = ()
+    reproducible: bool = False
+    world_readable: bool = False
+    follow_links: bool = False
+    order: Path | None = None
 
 
 @click.command("pack")
@@ -139,11 +143,20 @@ class _Options:
 @click.option("--level", type=int, help="zstd level of images, 1 to 22.  [default: 6]")
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes user.* (trees only).")
 @content_options
+@click.option("--push", "pushed", is_flag=True, help="Send the package to the origin as well, as p2pdist push does.")
 @layout_option
 @origin_option
+@output.quiet_options
 @output.json_option
 def command(
-    source: Path | None, *, project: Path | None, layout: Path, origin: str | None, as_json: bool, **choices: Any
+    source: Path | None,
+    *,
+    project: Path | None,
+    pushed: bool,
+    layout: Path,
+    origin: str | None,
+    as_json: bool,
+    **choices: Any,
 ) -> None:
     """Pack the directory SOURCE as a package into the local layout.
 
@@ -168,10 +181,32 @@ def command(
       p2pdist pack ./app -t team/trainer:v1 --base team/env:1 --entrypoint '["python", "t.py"]'
       p2pdist pack ./venv -t team/trainer:v2 --format tree --split --first-party trainer
     """
+    packed, notes = pack_source(source, Choices(**choices), layout, origin, project=project, quiet=as_json)
+    more = _push(packed, layout, origin, quiet=as_json) if pushed else {}
+    show_packed(packed, notes, as_json=as_json, **more)
+
+
+def _push(packed: Packed, layout: Path, origin: str | None, *, quiet: bool) -> dict[str, object]:
+    """Send what was packed to the origin; returns what is to be said of that, in the JSON document.
+    Raises what pushing raises."""
+    from p2pdist.cli.verbs.push import push_package
+
+    sent, _ = push_package(packed.reference, layout, origin, torrent=False, quiet=quiet)
+    if not quiet:
+        output.note(
+            f"{output.amount(sent.bytes_sent)} sent, {output.amount(sent.bytes_skipped)} already there, {sent.seconds:.1f} s"
+        )
+    return {"bytes_sent": sent.bytes_sent, "bytes_skipped": sent.bytes_skipped}
+
+
+def pack_source(
+    source: Path | None, given: Choices, layout: Path, origin: str | None, *, project: Path | None = None, quiet: bool
+) -> tuple[Packed, list[str]]:
+    """Pack a directory, as its project file says where `given` does not; returns notes for the user
+    as well. Raises what packing raises."""
     from p2pdist.package.layers import pack_layers
     from p2pdist.package.source.project import find_project
 
-    given = _Options(**choices)
     file = find_project(source, project)
     described = file.project if file else None
     reference = _reference(given, described)
@@ -182,19 +217,19 @@ def command(
         async with opened_layout(layout) as local, opened_origin(origin) as central:
             return await pack_layers(layers, reference, local, options, origin=central, on_progress=progress)
 
-    with output.Progress(quiet=as_json) as progress:
+    with output.Progress(quiet=quiet) as progress:
         packed, more = asyncio.run(work(progress))
-    show_packed(packed, [*notes, *more], as_json=as_json)
+    return packed, [*notes, *more]
 
 
-def _reference(given: _Options, project: Project | None) -> Reference:
+def _reference(given: Choices, project: Project | None) -> Reference:
     name = given.tag or (project.reference if project else "")
     if not name:
         raise UsageError("the package has no name", remedy="Give -t NAME:TAG, or `name` in p2pdist.toml")
     return parse_reference(name)
 
 
-def _pack_options(given: _Options, project: Project | None) -> PackOptions:
+def _pack_options(given: Choices, project: Project | None) -> PackOptions:
     from p2pdist.cli.verbs.trace import read_trace_file
     from p2pdist.package.image.reproducible import clamp_time
     from p2pdist.package.image.squashfs import LEVEL
@@ -217,7 +252,7 @@ def _pack_options(given: _Options, project: Project | None) -> PackOptions:
     )
 
 
-def _settings(given: _Options, project: Project | None) -> Settings:
+def _settings(given: Choices, project: Project | None) -> Settings:
     from p2pdist.package.pack import Settings
 
     settings = Settings(parse_entrypoint(given.entrypoint), given.env, given.working_dir)
@@ -230,7 +265,7 @@ def _settings(given: _Options, project: Project | None) -> Settings:
     )
 
 
-def _layers(source: Path | None, given: _Options, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
+def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tuple[list[Layer], list[str]]:
     """What goes into each layer, and notes for the user."""
     from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
     from p2pdist.package.source.trace import merge, read_trace
@@ -280,19 +315,39 @@ def _link_fields(link: Link) -> dict[str, str]:
     return {"path": printable(link.path), "target": printable(link.target), "what": link.what}
 
 
+def _joined(notes: list[str]) -> list[str]:
+    """Notes for people: what happened to several files for one reason is one line, where the first
+    of them stood."""
+    groups: dict[str, list[str]] = {}
+    for note in notes:
+        match = _OF_FILE.match(note)
+        groups.setdefault(f"{match[1]}\0{match[3]}" if match else note, []).append(match[2] if match else note)
+    lines = []
+    for key, files in groups.items():
+        what, separator, why = key.partition("\0")
+        if not separator:
+            lines.append(key)
+        elif len(files) == 1:
+            lines.append(f"{what}: {files[0]} ({why})")
+        else:
+            lines.append(f"{what}: {len(files)} files ({why}), such as {files[0]}; --json names all")
+    return lines
+
+
 def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: object) -> None:
     """Print what was packed; `more` are further fields of the JSON document."""
     from p2pdist.model.errors import printable
 
-    for item in packed.dropped[:DROPPED_SHOWN_MAX]:
+    for item in packed.dropped[:DROPPED_SHOWN_MAX]:  # these are warnings, which --quiet leaves
         output.line(f"left out: {printable(item.path)} ({item.what})")
     if packed.dropped_total > DROPPED_SHOWN_MAX:
         output.line(f"left out: {packed.dropped_total - DROPPED_SHOWN_MAX} more")
     notes = [*packed.warnings, *notes]
-    for note in notes[:DROPPED_SHOWN_MAX]:
-        output.line(note)
-    if len(notes) > DROPPED_SHOWN_MAX:
-        output.line(f"and {len(notes) - DROPPED_SHOWN_MAX} more notes; --json prints all")
+    shown = _joined(notes)
+    for note in shown[:DROPPED_SHOWN_MAX]:
+        output.note(note)
+    if len(shown) > DROPPED_SHOWN_MAX:
+        output.note(f"and {len(shown) - DROPPED_SHOWN_MAX} more notes; --json prints all")
     if as_json:
         output.print_json(
             {
@@ -317,6 +372,8 @@ def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: obje
         )
         return
     click.echo(f"{packed.reference}  {packed.digest}")
+    if output.is_quiet():
+        return
     if packed.parts:  # the layer of a tree is a list; what moves are packs
         became = f"package of {output.contents(packed.layers, packed.parts)}"
     else:

@@ -36,15 +36,32 @@ def command(ref: str | None, remove: bool, listing: bool, socket: Path, as_json:
     if as_json:
         output.print_json(pins if listing else pins[0])
         return
+    if listing:
+        rows = [
+            (
+                ", ".join(pin.packages) or "?",
+                output.amount(pin.size),
+                output.counted(len(pin.layers), "layer"),
+                pin.owner,
+            )
+            for pin in pins
+        ]
+        if rows:
+            output.table(("PACKAGE", "SIZE", "LAYERS", "PINNED BY"), rows, right=(1,))
+        return
     for pin in pins:
-        word = "" if listing else "unpinned " if remove else "pinned "
-        output.say(f"{word}{pin.owner}  {len(pin.layers)} {'layer' if len(pin.layers) == 1 else 'layers'}")
+        word = "unpinned" if remove else "pinned"
+        output.say(f"{word} {pin.owner}  {output.counted(len(pin.layers), 'layer')}")
 
 
 def _pins(ref: str | None, remove: bool, socket: Path) -> list[PinStatus]:
     from p2pdist.agent.api.client import LocalClient
+    from p2pdist.cli.references.search import here
 
     client = LocalClient(socket)
     if ref is None:
         return client.pins()
+    (ref, *more) = here([ref], client)
+    if more:
+        raise UsageError("a pattern names several packages", remedy="Pin them one by one")
     return [client.unpin(ref) if remove else client.pin(ref)]

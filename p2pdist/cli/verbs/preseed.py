@@ -24,6 +24,10 @@ POLL_S = 0.5
 AWAY_S_MAX = 120.0
 """How long --wait goes on while no tracker answers, as during a restart."""
 
+SAID_S = 5.0
+"""With --wait, what hosts are waited for is printed at most this often, and when it changes."""
+
+WAITING_NAMED_MAX = 5
 FAILURES_SHOWN_MAX = 20
 ENDED = ("failed", "cancelled", "expired")
 
@@ -55,6 +59,7 @@ ENDED = ("failed", "cancelled", "expired")
 @click.option("--cancel", metavar="ID", help="Release the hosts of this preseed.")
 @click.option("--list", "listing", is_flag=True, help="List the preseeds.")
 @tracker_option
+@output.quiet_options
 @output.json_option
 def command(
     reference: str | None,
@@ -140,13 +145,30 @@ async def _order(tracker: str, order: dict[str, Any], share: float | None, *, qu
         _show_notes(preseed, shown)
         if share is None:
             return preseed
+        said_at, said = asyncio.get_running_loop().time(), ""
         with output.Progress(quiet=quiet) as progress:
             while not _reached(preseed, share) and preseed["state"] not in ENDED:
                 progress(preseed["package"].partition("@")[0], preseed["bytes_done"], preseed["bytes_total"])
                 await asyncio.sleep(POLL_S)
                 preseed = await _again(client, preseed["id"])
                 _show_notes(preseed, shown)
+                now, waits = asyncio.get_running_loop().time(), _waits_for(preseed)
+                if waits != said and now - said_at >= SAID_S:
+                    said_at, said = now, waits
+                    if not quiet:
+                        output.note(f"preseed {preseed['id']}: {waits}")
     return preseed
+
+
+def _waits_for(preseed: dict[str, Any]) -> str:
+    """How many hosts are done, and which ones are not, with the reason where one is known."""
+    reasons = {failure["host"]: failure["reason"] for failure in preseed["failures"]}
+    left = int(preseed["hosts_total"]) - int(preseed["hosts_done"])
+    names = list(dict.fromkeys((*reasons, *preseed.get("waiting", ()))))  # an older tracker has none
+    named = [f"{name} ({reasons[name]})" if name in reasons else name for name in names[:WAITING_NAMED_MAX]]
+    more = f" and {left - len(named)} more" if named and left > len(named) else ""
+    words = f"; waits for {', '.join(named)}{more}" if named else ""
+    return f"{preseed['hosts_done']} of {preseed['hosts_total']} hosts done{words}"
 
 
 async def _again(client: TrackerClient, identifier: str) -> dict[str, Any]:
@@ -190,5 +212,19 @@ def _show(answer: Any, *, as_json: bool) -> None:
         return
     for preseed in answer if isinstance(answer, list) else [answer]:
         output.say(
-            f"{preseed['id']}  {preseed['state']:9}  {preseed['hosts_done']} of {preseed['hosts_total']} hosts  {preseed['package']}"
+            f"{preseed['id']}  {preseed['state']:9}  {preseed['hosts_done']} of {preseed['hosts_total']} hosts  {_package(preseed)}"
         )
+
+
+def _package(preseed: dict[str, Any]) -> str:
+    """The tag that was asked for and the first digits of what it meant; a preseed that is listed,
+    or of an older tracker, has only the latter."""
+    name, at, digest = str(preseed["package"]).partition("@")
+    asked = str(preseed.get("asked") or name)
+    return (
+        f"{asked} {output.hexes(digest)}"
+        if at and "@" not in asked
+        else f"{name}@{output.hexes(digest)}"
+        if at
+        else name
+    )

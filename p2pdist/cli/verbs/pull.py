@@ -1,18 +1,26 @@
-"""`p2pdist pull`: a package into the store of this host."""
+"""`p2pdist pull`: packages into the store of this host."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
+from click.globals import pop_context, push_context
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import follow_pull, socket_option
-from p2pdist.model.messages import Priority
+from p2pdist.cli.connect import add_hint, default_layout, follow_pull, origin_option, socket_option
+from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.image import is_image
+from p2pdist.model.messages import Priority, PullStatus
+
+AT_ONCE = 4
+"""So many of several packages are pulled at the same time."""
 
 
 @click.command("pull")
-@click.argument("reference", metavar="REF")
+@click.argument("references", metavar="REF...", nargs=-1, required=True)
 @click.option(
     "--priority",
     type=click.Choice(["start", "preseed"]),
@@ -20,33 +28,110 @@ from p2pdist.model.messages import Priority
     show_default=True,
     help="start: a program or user waits for this pull. preseed: it gives way to starts.",
 )
+@origin_option
 @socket_option
+@output.quiet_options
 @output.json_option
-def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> None:
-    """Bring the package or image REF into the store of this host through its agent.
+def command(references: tuple[str, ...], priority: Priority, origin: str | None, socket: Path, as_json: bool) -> None:
+    """Bring the packages or images REF into the store of this host through its agent.
+
+    REF may also be a digest, or its first 12 digits, or a pattern: these are looked up in the local
+    layout, at the agent, and at the origin if one is named. With several packages --json prints a
+    list, and the first failure gives the exit code.
 
     \b
     Examples:
-      p2pdist pull team/trainer:v3
-      p2pdist pull team/trainer:v4 --priority preseed
+      p2pdist pull team/trainer:v3 team/weights:v7
+      p2pdist pull 'team/*:v3' --origin s3://packages/prod
+      p2pdist pull sha256:9f86d081884c --priority preseed
       p2pdist pull docker://registry.example.org/team/trainer:v3
     """
     from p2pdist.agent.api.client import LocalClient
+    from p2pdist.cli.references.search import chosen, is_part
 
-    status = follow_pull(LocalClient(socket), reference, quiet=as_json, priority=priority)
-    if as_json:
-        output.print_json(
-            {
-                "reference": status.reference,
-                "digest": status.digest,
-                "bytes_total": status.bytes_total,
-                "bytes_origin": status.bytes_origin,
-                "bytes_peers": status.bytes_peers,
-                "bytes_upstream": status.bytes_upstream,
-                "bytes_cached": status.bytes_cached,
-                "seconds": round(status.seconds, 3),
-            }
-        )
+    client = LocalClient(socket)
+    names = chosen(references, client, default_layout(), origin)
+    several = len(references) > 1 or any(map(is_part, references))
+    statuses, failures = _pull_all(client, names, priority, as_json=as_json)
+    if as_json and (statuses or several):
+        documents = [_document(status) for status in statuses]
+        output.print_json([*documents, *(failure.problem() for failure in failures)] if several else documents[0])
+    elif not as_json:
+        for status in statuses:
+            _show(status)
+    if failures:
+        for failure in failures[1:]:
+            output.line(f"p2pdist: {failure}")
+        raise failures[0] if not several or not as_json else _Listed(failures[0])
+
+
+class _Listed(click.exceptions.Exit):
+    """The exit code of a failure that the printed list holds already; its line comes before it."""
+
+    def __init__(self, failure: P2PDistError) -> None:
+        output.line(f"p2pdist: {failure}")
+        super().__init__(failure.exit_code)
+
+
+def _pull_all(
+    client: Any, names: Sequence[str], priority: Priority, *, as_json: bool
+) -> tuple[list[PullStatus], list[P2PDistError]]:
+    """Pull AT_ONCE packages at a time; returns what has come, and the failures, in the order of
+    `names`."""
+
+    def pull(name: str) -> PullStatus | P2PDistError:
+        try:
+            return follow_pull(client, name, quiet=as_json, priority=priority)
+        except P2PDistError as error:
+            return error
+
+    if len(names) == 1:
+        outcomes = [pull(names[0])]
+    else:
+        from concurrent.futures import ThreadPoolExecutor
+
+        context = click.get_current_context()
+
+        def pull_in_thread(name: str) -> PullStatus | P2PDistError:
+            push_context(context)  # by which --quiet is known; each thread has its own
+            try:
+                return pull(name)
+            finally:
+                pop_context()
+
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            outcomes = list(threads.map(pull_in_thread, names))
+    for name, outcome in zip(names, outcomes, strict=True):
+        if isinstance(outcome, NotFound) and not is_image(name):
+            _hint(outcome, name, client)
+    statuses = [outcome for outcome in outcomes if isinstance(outcome, PullStatus)]
+    return statuses, [outcome for outcome in outcomes if isinstance(outcome, P2PDistError)]
+
+
+def _hint(error: NotFound, name: str, client: Any) -> None:
+    """Name what is on this host and was perhaps meant."""
+    from p2pdist.cli.references.search import names_here
+
+    error.details.setdefault("reference", name)
+    add_hint(error, names_here(client, default_layout()))
+
+
+def _document(status: PullStatus) -> dict[str, Any]:
+    return {
+        "reference": status.reference,
+        "digest": status.digest,
+        "bytes_total": status.bytes_total,
+        "bytes_origin": status.bytes_origin,
+        "bytes_peers": status.bytes_peers,
+        "bytes_upstream": status.bytes_upstream,
+        "bytes_cached": status.bytes_cached,
+        "seconds": round(status.seconds, 3),
+    }
+
+
+def _show(status: PullStatus) -> None:
+    output.say(f"{status.reference}  {status.digest}")
+    if output.is_quiet():
         return
     sources = (
         ("peers", status.bytes_peers),
@@ -55,5 +140,4 @@ def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> 
         ("the store", status.bytes_cached),
     )
     parts = ", ".join(f"{output.amount(count)} from {source}" for source, count in sources if count)
-    output.say(f"{status.reference}  {status.digest}")
     output.say(f"{output.amount(status.bytes_total)} in {status.seconds:.1f} s{': ' if parts else ''}{parts}")

@@ -10,7 +10,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import layout_option, opened_layout, origin_option, required_origin
-from p2pdist.model.manifest import parse_reference
+from p2pdist.model.manifest import Reference, parse_reference
 
 if TYPE_CHECKING:
     from p2pdist.package.repository.push import Pushed
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @layout_option
 @origin_option
 @click.option("--torrent", is_flag=True, help="Make the torrents of the package and of its blobs as well.")
+@output.quiet_options
 @output.json_option
 def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: bool) -> None:
     """Send the package REF from the local layout to an origin. What is there already is not sent
@@ -34,9 +35,35 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
     Example:
       p2pdist push team/trainer:v1 --origin s3://packages/prod
     """
-    from p2pdist.package.repository.push import push
+    pushed, made = push_package(parse_reference(ref), layout, origin, torrent=torrent, quiet=as_json)
+    if as_json:
+        output.print_json(
+            {
+                "reference": str(pushed.reference),
+                "digest": pushed.digest,
+                "bytes_sent": pushed.bytes_sent,
+                "bytes_skipped": pushed.bytes_skipped,
+                "seconds": round(pushed.seconds, 3),
+                "torrents": {each.subject: each.document for each in made},
+            }
+        )
+        return
+    click.echo(f"{pushed.reference}  {pushed.digest}")
+    if output.is_quiet():
+        return
+    click.echo(
+        f"{output.amount(pushed.bytes_sent)} sent, {output.amount(pushed.bytes_skipped)} already there, {pushed.seconds:.1f} s"
+    )
+    if torrent:
+        click.echo(f"{len(made)} torrents made")
 
-    reference = parse_reference(ref)
+
+def push_package(
+    reference: Reference, layout: Path, origin: str | None, *, torrent: bool, quiet: bool
+) -> tuple[Pushed, list[Made]]:
+    """Send a package from the local layout to the origin; returns also the torrents that were made.
+    Raises what pushing raises."""
+    from p2pdist.package.repository.push import push
 
     async def work(progress: output.Progress) -> tuple[Pushed, list[Made]]:
         async with required_origin(origin) as central, opened_layout(layout) as local:
@@ -51,23 +78,5 @@ def command(ref: str, layout: Path, origin: str | None, torrent: bool, as_json: 
 
             return pushed, await make_torrents(reference, local, central, on_progress=hashed)
 
-    with output.Progress(quiet=as_json) as progress:
-        pushed, made = asyncio.run(work(progress))
-    if as_json:
-        output.print_json(
-            {
-                "reference": str(pushed.reference),
-                "digest": pushed.digest,
-                "bytes_sent": pushed.bytes_sent,
-                "bytes_skipped": pushed.bytes_skipped,
-                "seconds": round(pushed.seconds, 3),
-                "torrents": {each.subject: each.document for each in made},
-            }
-        )
-        return
-    click.echo(f"{pushed.reference}  {pushed.digest}")
-    click.echo(
-        f"{output.amount(pushed.bytes_sent)} sent, {output.amount(pushed.bytes_skipped)} already there, {pushed.seconds:.1f} s"
-    )
-    if torrent:
-        click.echo(f"{len(made)} torrents made")
+    with output.Progress(quiet=quiet) as progress:
+        return asyncio.run(work(progress))

@@ -16,19 +16,28 @@ from p2pdist.model.manifest import parse_reference
 
 
 @click.command("rm")
-@click.argument("ref")
+@click.argument("references", metavar="REF...", nargs=-1, required=True)
 @elsewhere_options("Remove the tag from")
 @origin_option
 @socket_option
 @output.json_option
-def command(ref: str, *, at_origin: bool, origin: str | None, layout: Path | None, socket: Path, as_json: bool) -> None:
-    """Remove the package REF from the store of this host's agent, with everything that no other
-    package there needs. REF may also be the digest of a blob that is there by itself.
+def command(
+    references: tuple[str, ...],
+    *,
+    at_origin: bool,
+    origin: str | None,
+    layout: Path | None,
+    socket: Path,
+    as_json: bool,
+) -> None:
+    """Remove the packages REF from the store of this host's agent, with everything that no other
+    package there needs. REF may also be a pattern, or the digest of what p2pdist ls lists, such as
+    a blob that is there by itself, or its first 12 digits. With several --json prints a list.
 
     A package that is mounted, pinned or being pulled stays, and the command fails. The origin is
     not touched.
 
-    With --at-origin or --layout, remove the tag REF there instead. p2pdist gc removes the blobs
+    With --at-origin or --layout, remove the tags REF there instead. p2pdist gc removes the blobs
     that no other tag needs.
 
     \b
@@ -36,20 +45,23 @@ def command(ref: str, *, at_origin: bool, origin: str | None, layout: Path | Non
       p2pdist rm team/trainer:v1
       p2pdist rm team/trainer:v1 --at-origin --origin s3://packages/prod
     """
+    done: list[Any] = []
     if at_origin or layout:
-        done = asyncio.run(_untag(ref, at_origin, origin, layout))
-        if as_json:
-            output.print_json(done)
-            return
-        click.echo(f"{done['reference']} removed at {done['at']}; it named {done['digest']}")
-        return
-    from p2pdist.agent.api.client import LocalClient
+        for ref in references:
+            done.append(asyncio.run(_untag(ref, at_origin, origin, layout)))
+            if not as_json:
+                output.say(f"{done[-1]['reference']} removed at {done[-1]['at']}; it named {done[-1]['digest']}")
+    else:
+        from p2pdist.agent.api.client import LocalClient
+        from p2pdist.cli.references.search import here
 
-    removed = LocalClient(socket).remove(ref)
+        client = LocalClient(socket)
+        for ref in here(references, client):
+            done.append(client.remove(ref))
+            if not as_json:
+                output.say(f"{done[-1].reference} removed, {output.amount(done[-1].bytes_freed)} freed")
     if as_json:
-        output.print_json(removed)
-        return
-    click.echo(f"{removed.reference} removed, {output.amount(removed.bytes_freed)} freed")
+        output.print_json(done if max(len(references), len(done)) > 1 else done[0])
 
 
 async def _untag(ref: str, at_origin: bool, origin: str | None, layout: Path | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -16,22 +17,25 @@ from p2pdist.cli.connect import (
     HOW_HELP,
     check_seen,
     follow_pull,
+    layout_option,
     lazy_option,
     lazy_or_pulled,
     pulled_name,
     socket_option,
 )
-from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.model.errors import Conflict, P2PDistError, Unavailable, UsageError
 from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, PullStatus
 
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
+    from p2pdist.cli.desk import Run
     from p2pdist.mount.program import Program
 
 WORDS_SENT = 8
 """Of the command line the agent hears so many words: they name the program."""
 
+_NO_NAME = re.compile(r"[^a-z0-9]+")
 _OTHER_MOUNTS = (
     "Run it among the host's mounts, let these be shared (mount --make-rshared, Shared=true in job_container.conf), or use "
     "--how unpack where this process sees the agent's store"
@@ -45,40 +49,110 @@ _OTHER_MOUNTS = (
     type=click.Choice([*MOUNT_METHODS, "userns"]),
     help=f"{HOW_HELP} userns: to the program only, for squashfs layers.",
 )
+@click.option("--root", is_flag=True, help="Make the package the root of the file system, as its image expects.")
+@click.option(
+    "--bind",
+    "binds",
+    multiple=True,
+    metavar="PATH[:INSIDE]",
+    help="With --root: show this path of the host to the program as well; may be repeated.",
+)
+@click.option("--local", is_flag=True, help="Run it from the local layout, without an agent.")
+@layout_option
 @lazy_option
 @socket_option
-@click.argument("reference", metavar="REF")
+@output.quiet_options
+@click.argument("reference", metavar="REF|DIRECTORY")
 @click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
 def command(
-    reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, lazy: bool | None, socket: Path
+    reference: str,
+    arguments: tuple[str, ...],
+    writable: bool,
+    how: str | None,
+    root: bool,
+    binds: tuple[str, ...],
+    local: bool,
+    layout: Path,
+    lazy: bool | None,
+    socket: Path,
 ) -> int:
     """Run the program of the package REF, with ARG after its entrypoint, and end with its exit
     code. The package is pulled first where it is missing. Options of this command come before REF.
 
+    A DIRECTORY, written as a path, is packed and run at once, and with --local a package runs as it
+    was packed: both need no agent.
+
     In the entrypoint, ARG and the package's environment ${P2PDIST_ROOT} is the directory where the
-    package is seen.
+    package is seen. With --root that is /: programs and interpreters of the package are found as in
+    its image, the program is root there with the caller's rights outside, it sees /dev, /proc,
+    /sys and /tmp of the host, and what it writes elsewhere goes with it.
 
     \b
     Example:
+      p2pdist run ./app -- python3 train.py
       p2pdist run team/trainer:v3 -- --epochs 3
+      p2pdist run --root --bind /data team/image:v3
     """
+    from p2pdist.cli.desk import is_directory, run_from_layout
+
     # From here on the view must be unmounted again, also when a signal ends this process.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
+    run = _checked(arguments, writable, how, root, binds)
+    if is_directory(reference):
+        reference, local = _pack_directory(Path(reference), layout), True
+    if local:
+        return run_from_layout(reference, layout, run)
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
     words = arguments[:WORDS_SENT]
     request = MountRequest(reference, "", writable, how or "", until_exit=True, command=words)
-    shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
+    try:
+        shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
+    except Unavailable as error:
+        if not os.path.lexists(socket):
+            error.remedy += "; p2pdist run --local runs without one what was packed here"
+        raise
     if not isinstance(shown, PullStatus):
         try:
-            return _Run(reference, arguments, writable, how, client).run_in(shown)
+            return _Run(reference, run, client).run_in(shown)
         except _NotHere as failure:
             output.line(f"eager: {failure.error.what}")
             shown = follow_pull(client, reference, quiet=False)
-    return _Run(pulled_name(reference, shown), arguments, writable, how, client).run()
+    return _Run(pulled_name(reference, shown), run, client).run()
+
+
+def _checked(arguments: tuple[str, ...], writable: bool, how: str | None, root: bool, binds: tuple[str, ...]) -> Run:
+    """How the program is to be run. Raises UsageError for options that do not go together."""
+    from p2pdist.cli.desk import Run
+    from p2pdist.mount.enter import BINDS_MAX, parse_bind
+
+    if (binds and not root) or len(binds) > BINDS_MAX:
+        raise UsageError(f"--bind is for --root, up to {BINDS_MAX} times", remedy="Give --root, too")
+    if root and writable:
+        raise UsageError("with --root the package can be written to anyway", remedy="Leave out --writable")
+    return Run(arguments, writable, how, root, tuple(map(parse_bind, binds)))
+
+
+def _pack_directory(directory: Path, layout: Path) -> str:
+    """Pack a directory, as a tree unless its project file says otherwise; returns its reference.
+    Without a name in the project file it is that of the directory. Raises what packing raises."""
+    from p2pdist.cli.verbs.pack import Choices, pack_source
+    from p2pdist.package.source.project import find_project
+
+    file = find_project(directory, None)
+    name = _NO_NAME.sub("-", directory.resolve().name.lower()).strip("-") or "package"
+    given = Choices(
+        tag=None if file and file.project.reference else f"desk/{name}:latest",
+        form=None if file and file.project.format else "tree",
+    )
+    packed, notes = pack_source(directory, given, layout, None, quiet=False)
+    for note in notes:
+        output.note(note)
+    output.note(f"packed as {packed.reference}")
+    return str(packed.reference)
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
@@ -88,11 +162,9 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 class _Run:
     """Shows one package by a mount method and runs its program."""
 
-    def __init__(
-        self, name: str, arguments: tuple[str, ...], writable: bool, how: str | None, client: LocalClient
-    ) -> None:
-        self._name, self._arguments = name, arguments
-        self._writable, self._how, self._client = writable, how, client
+    def __init__(self, name: str, asked: Run, client: LocalClient) -> None:
+        self._name, self._asked, self._client = name, asked, client
+        self._writable, self._how = asked.writable, asked.how
 
     def run(self) -> int:
         """The program's exit code. Without root the program is shown the package in a namespace of
@@ -123,7 +195,7 @@ class _Run:
             if shown.how == "images":
                 return self._run_inside(shown)
             note = f" ({reason})" if reason and shown.how == "unpack" else ""
-            output.line(f"{shown.why}{note}")
+            output.note(f"{shown.why}{note}")
             return self._run_shown(shown)
         finally:
             self._unmount(shown)
@@ -131,12 +203,13 @@ class _Run:
     def _run_shown(self, shown: MountStatus) -> int:
         """The program inherits a hold on its view, and so do its children: whatever ends them, the
         agent sees when the last one is gone."""
-        from p2pdist.mount import program
+        from p2pdist.cli.desk import start
         from p2pdist.mount.records import hold
 
-        held = hold(Path(shown.path)) if shown.pid else None
+        view = Path(shown.path)
+        held = hold(view) if shown.pid else None
         try:
-            return program.run(self._program(shown, Path(shown.path)), keep=() if held is None else (held,))
+            return start(self._program(shown, view), view, self._asked, keep=() if held is None else (held,))
         finally:
             if held is not None:
                 os.close(held)
@@ -152,17 +225,15 @@ class _Run:
                 remote or [Path(image) for image in shown.images],
                 lambda root: self._program(shown, root),
                 writable=self._writable,
-                announce=output.line,
+                announce=output.note,
                 agent=self._client.socket_path.absolute(),
+                entered=self._asked.binds if self._asked.root else None,
             )
         except Unavailable as error:
             raise _NotHere(error) from error
 
     def _program(self, shown: MountStatus, root: Path) -> Program:
-        from p2pdist.mount.program import program
-
-        config = Config(shown.entrypoint, shown.env, shown.working_dir)
-        return program(config, self._arguments, root=root, environ=os.environ)
+        return self._asked.program(Config(shown.entrypoint, shown.env, shown.working_dir), root)
 
     def _unmount(self, shown: MountStatus) -> None:
         """Unmount the view. A view that stays is reported and is no failure: the exit code is the

@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import click
 
@@ -17,7 +17,7 @@ from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.messages import LazyStatus, MountStatus
 
 PULLS_SHOWN = 5
-"""When none is running, the last ones are shown."""
+"""Packages that were pulled last."""
 
 SHOWN_MAX = 20
 """Absent hosts, swarms and preseeds that are shown; --json has all."""
@@ -63,26 +63,114 @@ def _agent(socket: Path, tracker_url: str | None, *, as_json: bool) -> None:
     reached = "connected" if tracker.get("connected") else "away"
     output.say(f"agent    {status.get('host', '')} at {status.get('address', '')}")
     output.say(f"tracker  {tracker.get('url') or 'none'} ({reached})")
-    usage = {**store, **(store.get("usage") or {})}
-    counts = [
-        f"{name.removeprefix('bytes_').replace('_', ' ')} {output.amount(count)}"
-        for name, count in usage.items()
-        if _is_count(count)
-    ]
-    output.say(f"store    {store.get('path', '')}  {', '.join(counts)}")
+    output.say(f"store    {_store_line(store)}")
     if (disk := store.get("disk", "ok")) != "ok":
         output.say(f"disk     {disk}; see dmesg")
     if scrub := status.get("scrub"):
         output.say(f"scrub    {_scrub_line(scrub)}")
-    pulls = status.get("pulls") or []
-    for pull in [each for each in pulls if each.get("state") in ("waiting", "running")] or pulls[-PULLS_SHOWN:]:
-        output.say(f"pull     {_pull_line(pull)}")
-    for image in status.get("images") or []:
-        done, total = output.amount(image["bytes_done"]), output.amount(image["bytes_total"])
-        output.say(f"image    {image['image']}  {image['blobs']} blobs, {done} of {total}")
-    for mount in mounts:
-        written = ", writable" if mount.writable else ""
-        output.say(f"mount    {mount.path}  {mount.reference}  {mount.how}{written}  {_fill_line(mount.lazy)}")
+    _show_pulls(status.get("pulls") or [])
+    _show_images(status.get("images") or [])
+    _show_mounts(mounts)
+
+
+def _store_line(store: dict[str, Any]) -> str:
+    """The store in the words of its user; --json has the bytes by kind."""
+    usage = store.get("usage")
+    if usage is None:
+        return f"{store.get('path', '')}"
+    files = sum(usage.get(f"bytes_{kind}", 0) for kind in ("complete", "objects", "variants", "images", "small"))
+    arriving = usage.get("bytes_partial", 0) + usage.get("bytes_expected", 0)
+    limit = f" of {output.amount(usage['capacity'])}" if usage.get("capacity") else ""
+    parts = [f"{output.amount(files)}{limit} used"]
+    parts += [f"{output.amount(arriving)} reserved for what arrives"] if arriving else []
+    parts += [f"{output.amount(usage.get('disk_free', 0))} free on the disk"]
+    return f"{store.get('path', '')}  {', '.join(parts)}"
+
+
+def _show_pulls(pulls: list[dict[str, Any]]) -> None:
+    """Running pulls, then the last ones that ended, each package once for each outcome."""
+    rows = []
+    ended: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for pull in pulls:
+        if pull.get("state") in ("waiting", "running"):
+            rows.append(_running_row(pull))
+        else:
+            ended.setdefault((pull.get("reference", ""), pull.get("state", "")), []).append(pull)
+    last = sorted(ended.values(), key=lambda group: min(map(_ended_ago, group)))
+    rows += [_ended_row(group) for group in last[:PULLS_SHOWN]]
+    if rows:
+        output.say("")
+        output.table(("PULL", "STATE", "BYTES", "SINCE", "NOTE"), rows)
+    if len(last) > PULLS_SHOWN:
+        output.say(f"{len(last) - PULLS_SHOWN} more ended; --json has all")
+
+
+def _running_row(pull: dict[str, Any]) -> tuple[str, ...]:
+    done, total = output.amount(pull.get("bytes_done", 0)), output.amount(pull.get("bytes_total", 0))
+    since = output.age(pull.get("age_s", pull.get("seconds", 0.0)))
+    return _package(pull), pull.get("state", ""), f"{done} of {total}", since, pull.get("note", "")
+
+
+def _ended_row(group: list[dict[str, Any]]) -> tuple[str, ...]:
+    """A package that was pulled once or several times with the same outcome; of the last time."""
+    pull = min(group, key=_ended_ago)
+    times = f"{len(group)} times" if len(group) > 1 else ""
+    problem = (pull.get("error") or {}).get("detail", "")
+    note = ", ".join(filter(None, (problem, times)))
+    return (
+        _package(pull),
+        pull.get("state", ""),
+        output.amount(pull.get("bytes_total", 0)),
+        f"{output.age(_ended_ago(pull))} ago",
+        note,
+    )
+
+
+def _ended_ago(pull: dict[str, Any]) -> float:
+    return float(max(0.0, pull.get("age_s", 0.0) - pull.get("seconds", 0.0)))
+
+
+def _package(pull: dict[str, Any]) -> str:
+    """Tag first, then the first digits of the digest."""
+    reference = str(pull.get("reference", ""))
+    if pull.get("digest") and "@" not in reference and not reference.startswith("sha256:"):
+        return f"{reference} {output.hexes(pull['digest'])}"
+    return _short(reference)
+
+
+def _short(reference: str) -> str:
+    """A reference of which a digest has only its first digits."""
+    name, at, digest = reference.rpartition("sha256:")
+    return f"{name}{at}{output.hexes(digest)}" if at else reference
+
+
+def _show_images(images: list[dict[str, Any]]) -> None:
+    if images:
+        rows = [
+            (
+                image["image"],
+                str(image["blobs"]),
+                f"{output.amount(image['bytes_done'])} of {output.amount(image['bytes_total'])}",
+            )
+            for image in images
+        ]
+        output.say("")
+        output.table(("IMAGE ON ITS WAY", "BLOBS", "BYTES"), rows)
+
+
+def _show_mounts(mounts: list[MountStatus]) -> None:
+    if mounts:
+        rows = [
+            (
+                f"{mount.tags[0]} {output.hexes(mount.digest)}" if mount.tags else _short(mount.reference),
+                mount.path,
+                f"{mount.how}{', writable' if mount.writable else ''}",
+                _fill_line(mount.lazy),
+            )
+            for mount in mounts
+        ]
+        output.say("")
+        output.table(("MOUNT", "PATH", "METHOD", "CONTENTS"), rows)
 
 
 def _view(mount: MountStatus) -> dict[str, Any]:
@@ -127,17 +215,6 @@ def _scrub_line(scrub: dict[str, Any]) -> str:
     return words + (f"; damaged since the agent was started: {damaged}" if damaged else "")
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _pull_line(pull: dict[str, Any]) -> str:
-    done, total = output.amount(pull.get("bytes_done", 0)), output.amount(pull.get("bytes_total", 0))
-    problem = (pull.get("error") or {}).get("detail", "")
-    words = [pull.get("reference", ""), pull.get("state", ""), f"{done} of {total}", pull.get("note", ""), problem]
-    return "  ".join(str(word) for word in words if word)
-
-
 # -- a tracker
 
 
@@ -153,6 +230,8 @@ def _tracker(urls: str, *, as_json: bool) -> None:
     output.say(
         f"tracker  {answers['tracker']}  version {answers.get('version', '-')}  {1000 * answers.get('lag_s', 0.0):.0f} ms late"
     )
+    if problem := (answers.get("origin") or {}).get("problem"):
+        output.say(f"origin   cannot be read: {problem}")
     where = f" in zones {', '.join(zones[:SHOWN_MAX])}" if zones else ""
     output.say(f"hosts    {len(hosts) - len(absent)} connected, {len(absent)} absent{where}")
     for each in absent[:SHOWN_MAX]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     default="2",
     help="With -o: 1 leaves out BEP 52, as aria2 up to 1.36 needs.",
 )
+@output.quiet_options
 @output.json_option
 def command(ref: str, origin: str | None, tracker: str | None, file: Path | None, version: str, as_json: bool) -> None:
     """Make the torrent of REF, a package or the digest of a blob that was pushed alone, and keep it

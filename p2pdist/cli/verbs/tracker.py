@@ -381,9 +381,13 @@ async def _join_cluster(
 
 async def _until_stopped(siblings: Siblings | None) -> None:
     """Return when this process is to end, and the other trackers have its blobs."""
-    from p2pdist.cli.daemon import until_stopped
+    from p2pdist.cli.daemon import READY, STOPPING, tell_manager, tell_watchdog, until_stopped
 
+    watchdog = asyncio.create_task(tell_watchdog())
+    tell_manager(READY)
     await until_stopped()
+    watchdog.cancel()
+    tell_manager(STOPPING)
     if siblings is not None:
         await siblings.cluster.hand_over()
 
@@ -449,7 +453,7 @@ async def _serve(
     siblings = await _join_cluster(part, state, service, access)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings)
     runners = await _listen(addresses, app, access)
-    clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
+    clocks = [asyncio.create_task(part) for part in (service.run(), preseeds.run(), service.content.watch.run())]
     clocks += [asyncio.create_task(siblings.cluster.run())] if siblings is not None else []
     clocks += _follow(policy_file, access, _upstreams_file(named, upstreams_path, upstreams), service, preseeds)
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")

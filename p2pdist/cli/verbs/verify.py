@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @click.option("--no-repair", is_flag=True, help="Drop what is wrong, but do not fetch it again.")
 @click.option("--limit", metavar="RATE", help="Read no faster than this, such as 200MB/s.")
 @socket_option
+@output.quiet_options
 @output.json_option
 def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> None:
     """Read everything in the store of this host's agent and compare it with its name; fetch again

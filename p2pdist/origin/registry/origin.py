@@ -28,6 +28,7 @@ from p2pdist.model.digest import Digest, digest_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, UsageError
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.model.url import redacted
+from p2pdist.origin.contract import Tagged
 from p2pdist.origin.registry.client import RegistryClient, read_limited
 from p2pdist.origin.registry.names import REPOSITORY, TAG, RepositoryNames
 from p2pdist.origin.registry.upload import Upload
@@ -88,6 +89,7 @@ class RegistryOrigin:
                 f"{reference} is not at {self.url}",
                 remedy="Check the name, and where it was packed or pushed to",
                 origin=self.url,
+                reference=str(reference),
             )
         if described.size > MANIFEST_BYTES_MAX:
             raise Corrupt(f"{reference} at {self.url} is a document of {described.size} bytes, not a manifest")
@@ -109,7 +111,7 @@ class RegistryOrigin:
             stated, size = digest_of(data), len(data)
         if is_digest(target) and stated != target:
             raise _corrupt(Digest(target), self.url, "the registry names another digest")
-        self._remember(Digest(stated), None)
+        _remember(self._manifests, Digest(stated), None)
         return Descriptor(media_type, Digest(stated), size)
 
     async def _get_manifest(self, target: str, limit: int = MANIFEST_BYTES_MAX) -> bytes:
@@ -192,7 +194,7 @@ class RegistryOrigin:
         digest = digest_of(data)
         if (media_type := _manifest_type(data)) is not None:
             await self._upload.put_manifest(digest, media_type, data)
-            self._remember(digest, (media_type, data))
+            _remember(self._manifests, digest, (media_type, data))
         elif await self.size(digest) != len(data):
             upload = await self._upload.begin(digest)
             if upload is not None:
@@ -216,6 +218,9 @@ class RegistryOrigin:
 
         found = await asyncio.gather(*(look(tag) for tag in await self._tag_names() if self._names.reference_of(tag)))
         return sorted(entry for entry in found if entry is not None)
+
+    async def listing(self) -> list[Tagged]:
+        return [Tagged(name, described) for name, described in await self.tags()]
 
     async def _tag_names(self) -> list[str]:
         """All tags of the repository, page by page; none where it does not exist yet."""
@@ -294,11 +299,15 @@ class RegistryOrigin:
     async def close(self) -> None:
         await self._client.close()
 
-    def _remember(self, digest: Digest, manifest: tuple[str, bytes] | None) -> None:
-        if manifest is not None or digest not in self._manifests:
-            self._manifests[digest] = manifest
-        while len(self._manifests) > MANIFESTS_KEPT:
-            self._manifests.popitem(last=False)
+
+def _remember(
+    manifests: OrderedDict[Digest, tuple[str, bytes] | None], digest: Digest, manifest: tuple[str, bytes] | None
+) -> None:
+    """Keep a manifest among the last MANIFESTS_KEPT ones."""
+    if manifest is not None or digest not in manifests:
+        manifests[digest] = manifest
+    while len(manifests) > MANIFESTS_KEPT:
+        manifests.popitem(last=False)
 
 
 def _corrupt(digest: str, url: str, why: str) -> Corrupt:

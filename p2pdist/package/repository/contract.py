@@ -158,6 +158,7 @@ async def read_manifest(
     raise NotFound(
         f"{reference} is not at {' nor at '.join(repository.url for repository in repositories)}",
         remedy="Check the name, pack it, or name the right --origin",
+        reference=str(reference),
     )
 
 

@@ -9,10 +9,11 @@ set."""
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from p2pdist.model.manifest import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
     PIECES_TYPE,
+    TITLE,
     Config,
     Descriptor,
     Manifest,
@@ -168,6 +170,10 @@ async def push_blob(file: Path, origin: Target, *, on_progress: OnProgress | Non
     config = _small(encode_config(Config()), CONFIG_TYPE)
     layer = content.descriptor(BLOB_TYPE)
     manifest = _small(encode_manifest(Manifest(config.blob, (layer,), (pieces.blob,))), MANIFEST_TYPE)
+    # Of the tag alone: the same bytes are one package, whatever a file of them is called.
+    manifest = replace(
+        manifest, blob=replace(manifest.blob, annotations={TITLE: os.fsencode(file.name).decode("utf-8", "replace")})
+    )
     reference = blob_reference(content.digest)
     sender = _Sender(origin, str(file.parent), content.size, on_progress)
     await sender.deliver([_Item(layer, file), pieces, config], manifest, reference)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from p2pdist.model.catalog import Catalog
 from p2pdist.model.digest import Digest
@@ -36,6 +37,20 @@ from p2pdist.package.tree.pool import read_catalog
 Paths = tuple[bytes, ...]
 PathChanges = tuple[Paths, Paths, Paths]
 """Paths that were added, changed and removed, each in walking order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened to a path. Sizes are in bytes, None where the path is not there; 0 for what is
+    no file. `aspects` of a changed one: "content", "mode", "time", "attributes", "target" of a
+    link, or "kind"."""
+
+    path: bytes
+    what: Literal["added", "changed", "removed"]
+    size_before: int | None
+    size_after: int | None
+    aspects: tuple[str, ...] = ()
+    directory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +82,21 @@ async def compare_packages(
     """What a host with `old` fetches for `new`: layer by layer with exact bytes, and path by path,
     None when no layer is a tree. Reads roots and catalogs from `repositories`. Raises
     NotFound and Corrupt."""
+    difference, changes = await compare_in_detail(old, new, repositories)
+    return difference, None if changes is None else _by_kind(changes)
+
+
+async def compare_in_detail(
+    old: Manifest, new: Manifest, repositories: list[Repository]
+) -> tuple[Difference, list[Change] | None]:
+    """As compare_packages, with what happened to each path: added, changed, then removed ones, each
+    in walking order."""
     difference = compare(old, new)
     if not any(layer.media_type == TREE_TYPE for layer in (*old.layers, *new.layers)):
         return difference, None
     before, after = await read_trees(old, repositories), await read_trees(new, repositories)
-    paths = await asyncio.to_thread(lambda: compare_trees(merge(before.layers), merge(after.layers)))
-    return replace(difference, bytes_to_move=await asyncio.to_thread(bytes_to_move, before, after)), paths
+    changes = await asyncio.to_thread(lambda: changes_of(merge(before.layers), merge(after.layers)))
+    return replace(difference, bytes_to_move=await asyncio.to_thread(bytes_to_move, before, after)), changes
 
 
 async def read_trees(manifest: Manifest, repositories: list[Repository]) -> Trees:
@@ -129,12 +153,60 @@ def compare_trees(old: Sequence[Entry], new: Sequence[Entry]) -> PathChanges:
     """Paths that were added, changed and removed, in walking order. The time of a directory, which
     every change in it sets, does not count as a change of it; another name of a file does not
     differ from a file of its own."""
+    return _by_kind(changes_of(old, new))
+
+
+def changes_of(old: Sequence[Entry], new: Sequence[Entry]) -> list[Change]:
+    """What happened to each path: added, changed, then removed ones, each in walking order
+    (compare_trees)."""
     before = {entry.path: _essence(entry) for entry in _resolved(old)}
     after = {entry.path: _essence(entry) for entry in _resolved(new)}
-    return (
-        tuple(path for path in after if path not in before),
-        tuple(path for path, entry in after.items() if path in before and before[path] != entry),
-        tuple(path for path in before if path not in after),
+    added = [
+        Change(path, "added", None, _size(entry), directory=isinstance(entry, Directory))
+        for path, entry in after.items()
+        if path not in before
+    ]
+    changed = [
+        Change(
+            path,
+            "changed",
+            _size(before[path]),
+            _size(entry),
+            _aspects(before[path], entry),
+            isinstance(entry, Directory),
+        )
+        for path, entry in after.items()
+        if path in before and before[path] != entry
+    ]
+    removed = [
+        Change(path, "removed", _size(entry), None, directory=isinstance(entry, Directory))
+        for path, entry in before.items()
+        if path not in after
+    ]
+    return added + changed + removed
+
+
+def _by_kind(changes: Iterable[Change]) -> PathChanges:
+    paths: dict[str, list[bytes]] = {"added": [], "changed": [], "removed": []}
+    for change in changes:
+        paths[change.what].append(change.path)
+    return tuple(paths["added"]), tuple(paths["changed"]), tuple(paths["removed"])
+
+
+def _size(entry: Entry) -> int:
+    return entry.size if isinstance(entry, File) else 0
+
+
+def _aspects(before: Entry, after: Entry) -> tuple[str, ...]:
+    """In what two entries of one path differ."""
+    if type(before) is not type(after):
+        return ("kind",)
+    fields = {"content": ("content",), "target": ("target",), "mode": ("mode",), "attributes": ("xattrs", "opaque")}
+    fields["time"] = ("mtime_ns",)
+    return tuple(
+        aspect
+        for aspect, names in fields.items()
+        if any(getattr(before, name, None) != getattr(after, name, None) for name in names)
     )
 
 

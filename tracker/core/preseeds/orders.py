@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from math import inf
 
 from p2pdist.model.errors import Conflict, NotFound
@@ -46,6 +47,7 @@ from tracker.core.preseeds.preseed import (
 from tracker.core.preseeds.selectors import NAMES_SHOWN_MAX, near, no_match
 
 FAILURES_SHOWN_MAX = 1000
+WAITING_SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class Progress:
     hosts that the selector matches, that are connected nowhere. Bytes count layers, over all hosts.
     `failures` are in the order of their reasons, at most FAILURES_SHOWN_MAX. `notes` tell people
     what the preseed waits for that may never come. `owner` is the identity that ordered it, empty
-    where access was off."""
+    where access was off. `waiting` are connected hosts that do not hold the package yet, those with
+    the fewest bytes first, at most WAITING_SHOWN_MAX. `asked` is the package as the order named it,
+    `package` what that meant then."""
 
     id: str
     state: ShownState
@@ -77,6 +81,8 @@ class Progress:
     expires_at: float | None
     notes: tuple[str, ...] = ()
     owner: str = ""
+    waiting: tuple[str, ...] = ()
+    asked: str = ""
 
 
 def progress(
@@ -123,7 +129,22 @@ def progress(
         record.expires_at,
         tuple(_notes(preseed, states, hosts, lost)) if record.state not in ENDED and tally.state != "done" else (),
         record.owner,
+        _waiting(preseed, states, others) if record.state not in ENDED else (),
+        request.package,
     )
+
+
+def _waiting(
+    preseed: Preseed, states: Mapping[str, KeptState | None], others: Mapping[str, HostReport]
+) -> tuple[str, ...]:
+    """The connected hosts that do not hold the package, by the bytes that they report."""
+
+    def bytes_done(name: str) -> int:
+        holder, other = preseed.holders.get(name), others.get(name)
+        return max(holder.bytes_done if holder else 0, other.bytes_done if other else 0)
+
+    late = (name for name, state in states.items() if state not in ("done", None))
+    return tuple(nsmallest(WAITING_SHOWN_MAX, late, key=lambda name: (bytes_done(name), name)))
 
 
 def _absent(preseed: Preseed, states: Mapping[str, KeptState | None], lost: Mapping[str, Host]) -> list[str]:
