@@ -30,8 +30,9 @@ from p2pdist.agent.pull.trees import Sources, TreePull, together
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
 from p2pdist.model.image import canonical_reference, is_image, parse_image
-from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
+from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Config, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
+from p2pdist.model.modelpack import decode_model, model_layers
 from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.placement import Copy
@@ -300,18 +301,17 @@ class Pulls:
         return pull.blobs[0] if pull.blobs else None
 
     async def package(self, reference: str) -> Package:
-        """Pull a package and wait for it; raises its failure."""
-        if is_image(reference):
-            raise UsageError(
-                f"{reference[:200]} is an image of a registry, which is not shown as it is",
-                remedy="Make a package of it: p2pdist import docker://... -t NAME:TAG",
-            )
+        """Pull a package, or a model of a registry, and wait for it; raises its failure."""
         pull = self.start(PullRequest(package=reference))
         assert pull.task is not None
         await asyncio.wait([pull.task])
         if pull.error is not None:
             raise pull.error
-        assert pull.package is not None
+        if pull.package is None:
+            raise UsageError(
+                f"{reference[:200]} is an image of a registry, which is not shown as it is",
+                remedy="Make a package of it: p2pdist import docker://... -t NAME:TAG",
+            )
         return pull.package
 
     async def _run(self, pull: Pull) -> None:
@@ -354,6 +354,11 @@ class Pulls:
         await asyncio.to_thread(self._store.integrity.look, list(sizes))
         self._check_fits(pull.bytes_total)
         priority, source = pull.request.priority, self._images
+        document = await asyncio.to_thread(self._store.read_document, image.documents[-1])
+        model = decode_model(document) if document is not None else None
+        if model is not None:
+            model_layers(model.layers)  # what cannot be shown need not come
+            pull.package = Package(parse_image(pull.reference), image.documents[-1], model, Config())
         await ImagePull(image, source, self._store, priority, cached=pull.skip, begun=pull.begin_blob).run()
 
     async def _run_package(self, pull: Pull) -> None:

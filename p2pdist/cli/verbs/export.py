@@ -18,17 +18,20 @@ from p2pdist.model.manifest import (
     SQUASHFS_TYPE,
     TREE_TYPE,
     Config,
+    Descriptor,
     Manifest,
+    Reference,
     decode_config,
     parse_reference,
 )
+from p2pdist.model.modelpack import blob_name, is_model, model_entries
 
 if TYPE_CHECKING:
     from p2pdist.mount.layers import TreeLayer
     from p2pdist.mount.squashfs import Image
     from p2pdist.origin.layout import LocalLayout
 
-Kind = Literal["xar", "tar", "dir"]
+Kind = Literal["xar", "tar", "dir", "modelpack"]
 
 
 @click.command("export")
@@ -36,6 +39,12 @@ Kind = Literal["xar", "tar", "dir"]
 @click.option("--xar", "kind", flag_value="xar", help="One executable file that mounts itself and runs the program.")
 @click.option("--tar", "kind", flag_value="tar", help="A tar; `-o -` writes it to standard output.")
 @click.option("--dir", "kind", flag_value="dir", help="A new directory.")
+@click.option(
+    "--modelpack",
+    "kind",
+    flag_value="modelpack",
+    help="A new OCI image layout with a model (ModelPack) for other tools.",
+)
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), required=True, help="What to write.")
 @click.option("--level", type=int, help="zstd level of the image in a self-mounting file, 1 to 22.  [default: 6]")
 @layout_option
@@ -52,7 +61,7 @@ def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout
       ./trainer --epochs 3
     """
     if kind is None:
-        raise UsageError("no format is named", remedy="Give --xar, --tar or --dir")
+        raise UsageError("no format is named", remedy="Give --xar, --tar, --dir or --modelpack")
     if str(target) == "-" and (kind != "tar" or as_json):
         raise UsageError("only a tar can go to standard output, and not with --json")
     with output.Progress(quiet=as_json) as progress:
@@ -78,11 +87,14 @@ class _Export:
             described, manifest, _ = await read_manifest(reference, [layout])
             config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
             with layout.stage_directory(f"{described.digest} exported as {self._kind}") as stage:
-                await self._write(manifest, config, layout, stage)
+                if self._kind == "modelpack":
+                    await self._write_model(reference, manifest, layout, stage)
+                else:
+                    await self._write(manifest, config, layout, stage)
         document: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
         if str(self._target) != "-":
             document["path"] = str(self._target)
-            if self._kind != "dir":
+            if self._kind in ("xar", "tar"):
                 document["size"] = self._target.stat().st_size
         return document
 
@@ -102,6 +114,28 @@ class _Export:
                 return
             image = await self._image(tree, stage / "image")
         await asyncio.to_thread(write_xar, image, config, self._target, report=self._progress)
+
+    async def _write_model(self, reference: Reference, manifest: Manifest, layout: LocalLayout, stage: Path) -> None:
+        """The layout appears whole or not at all."""
+        from p2pdist.origin.drafts import stage_directory
+        from p2pdist.origin.layout import LocalLayout
+        from p2pdist.package.modelpack import export_model, pack_model
+
+        target = self._target.absolute()
+        if os.path.lexists(target):
+            raise UsageError(f"{target} exists", remedy="Name a new directory")
+        named = Reference(reference.name, reference.tag or "latest")
+        with stage_directory(target.parent, f"{target} exported") as work:
+            made = LocalLayout(work / "layout")
+            try:
+                if is_model(manifest):
+                    await export_model(manifest, named, layout, made)
+                else:
+                    tree = await self._merged(manifest, layout, stage / "merged", writable=False)
+                    await pack_model(tree, named, made, piece_lists=False, on_progress=self._progress)
+            finally:
+                await made.close()
+            (work / "layout").rename(target)
 
     async def _image(self, tree: Path, image: Path) -> Path:
         from p2pdist.package.archive.export import make_readable
@@ -170,8 +204,11 @@ class _Export:
         from p2pdist.mount.layers import TreeLayer
         from p2pdist.mount.squashfs import inspect
         from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
-        from p2pdist.package.repository.contract import read_content
 
+        if is_model(manifest):
+            for layer in manifest.layers:
+                await _check_blob(layer, layout)
+            return [_model_layer(manifest, layout, stage)]
         packs = await read_packs(manifest, layout)
         objects = stage / "objects"
         layers: list[Image | TreeLayer] = []
@@ -185,8 +222,24 @@ class _Export:
             if layer.media_type != SQUASHFS_TYPE:
                 raise UsageError(f"a layer of type {layer.media_type[:100]!r} cannot be exported")
             path = layout.blob_path(layer.digest)
-            content = await asyncio.to_thread(read_content, path)
-            if content.digest != layer.digest:
-                raise Corrupt(f"blob {layer.digest} at {layout.url} was altered", remedy="Delete it and pack again")
+            await _check_blob(layer, layout)
             layers.append(inspect(path))
         return layers
+
+
+async def _check_blob(layer: Descriptor, layout: LocalLayout) -> None:
+    """Raises Corrupt where the blob in the layout is not what its name says, NotFound."""
+    from p2pdist.package.repository.contract import read_content
+
+    content = await asyncio.to_thread(read_content, layout.blob_path(layer.digest))
+    if content.digest != layer.digest:
+        raise Corrupt(f"blob {layer.digest} at {layout.url} was altered", remedy="Delete it and pack again")
+
+
+def _model_layer(manifest: Manifest, layout: LocalLayout, stage: Path) -> TreeLayer:
+    """The files of a model, which are blobs of the layout."""
+    from p2pdist.mount.layers import TreeLayer
+
+    entries = model_entries(manifest.layers)
+    blobs = layout.blob_path(manifest.layers[0].digest).parent
+    return TreeLayer(lambda: entries, stage / "model.erofs", blobs, name=blob_name)

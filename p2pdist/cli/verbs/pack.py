@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 import msgspec
@@ -53,6 +53,17 @@ def format_option(function: Function) -> Function:
     )(function)
 
 
+def _model_format_option(function: Function) -> Function:
+    """The option of `format_option`, and models besides."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(["squashfs", "tree", "modelpack"]),
+        help="What layers are: one image each, a tree of files, of which a new version moves only what changed, or each "
+        "file as it is, as a model (ModelPack) that other tools pull too.  [default: squashfs]",
+    )(function)
+
+
 def content_options(function: Function) -> Function:
     """The options that change what of a directory hosts see."""
     for option in (
@@ -77,7 +88,7 @@ class _Options:
 
     tag: str | None
     base: str | None
-    form: Format | None
+    form: Format | Literal["modelpack"] | None
     entrypoint: str | None
     env: tuple[str, ...]
     working_dir: str | None
@@ -98,7 +109,7 @@ class _Options:
 @click.argument("source", type=click.Path(path_type=Path), required=False)
 @click.option("-t", "--tag", metavar="NAME:TAG", help="What to call the package, where the project file does not say.")
 @click.option("--base", metavar="REF", help="A package to stack on, from the layout or else the origin.")
-@format_option
+@_model_format_option
 @settings_options
 @click.option(
     "--project", type=click.Path(path_type=Path), help="A project file to go by.  [default: SOURCE/p2pdist.toml]"
@@ -167,6 +178,7 @@ def command(
       p2pdist pack ./env -t team/env:2024-05
       p2pdist pack ./app -t team/trainer:v1 --base team/env:1 --entrypoint '["python", "t.py"]'
       p2pdist pack ./venv -t team/trainer:v2 --format tree --split --first-party trainer
+      p2pdist pack ./llama -t models/llama:v3 --format modelpack
     """
     from p2pdist.package.layers import pack_layers
     from p2pdist.package.source.project import find_project
@@ -175,6 +187,10 @@ def command(
     file = find_project(source, project)
     described = file.project if file else None
     reference = _reference(given, described)
+    if given.form == "modelpack":
+        with output.Progress(quiet=as_json) as progress:
+            show_packed(asyncio.run(_pack_model(source, given, reference, layout, progress)), [], as_json=as_json)
+        return
     options = _pack_options(given, described)
     layers, notes = _layers(source, given, file)
 
@@ -185,6 +201,27 @@ def command(
     with output.Progress(quiet=as_json) as progress:
         packed, more = asyncio.run(work(progress))
     show_packed(packed, [*notes, *more], as_json=as_json)
+
+
+async def _pack_model(
+    source: Path | None, given: _Options, reference: Reference, layout: Path, progress: output.Progress
+) -> Packed:
+    """Make a model. Raises UsageError for an option that means nothing to one."""
+    from p2pdist.package.layers import plain_layer
+    from p2pdist.package.modelpack import pack_model
+
+    if source is None:
+        raise UsageError("no directory is named that is to become a model", remedy="Write p2pdist pack DIR ...")
+    for field in fields(given):
+        value = getattr(given, field.name)
+        if value not in (None, False, ()) and field.name not in ("tag", "form", "ignore", "follow_links"):
+            option = field.name.replace("_", "-")
+            raise UsageError(f"--{option} says nothing of a model", remedy="Leave it away, or pack a tree")
+    ignore = plain_layer(source, "tree", given.ignore).ignore
+    async with opened_layout(layout) as local:
+        return await pack_model(
+            source, reference, local, ignore=ignore, follow_links=given.follow_links, on_progress=progress
+        )
 
 
 def _reference(given: _Options, project: Project | None) -> Reference:
@@ -235,13 +272,14 @@ def _layers(source: Path | None, given: _Options, file: ProjectFile | None) -> t
     from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
     from p2pdist.package.source.trace import merge, read_trace
 
-    form = given.form or (file.project.format if file else None) or "squashfs"
+    chosen = cast("Format | None", given.form)  # a model has been packed elsewhere
+    form = chosen or (file.project.format if file else None) or "squashfs"
     if file is not None and (source is None or file.project.layer):
         layers = project_layers(file, form, given.ignore)
     else:
         layers = [plain_layer(cast(Path, source), form, given.ignore, file.project if file else None)]
-    if given.form:
-        layers = [replace(layer, form=given.form) for layer in layers]
+    if chosen:
+        layers = [replace(layer, form=chosen) for layer in layers]
     if (given.split or given.only_used) and len(layers) != 1:
         raise UsageError("--split and --only-used need a single directory", remedy="Leave them away, or the layers")
     if given.first_party and not given.split:
