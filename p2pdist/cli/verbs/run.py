@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from p2pdist.cli.connect import (
     pulled_name,
     socket_option,
 )
-from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.model.errors import Conflict, P2PDistError, Unavailable, UsageError
 from p2pdist.model.manifest import Config
 from p2pdist.model.messages import MOUNT_METHODS, MountRequest, MountStatus, PullStatus
 
@@ -46,17 +47,33 @@ _OTHER_MOUNTS = (
     help=f"{HOW_HELP} userns: to the program only, for squashfs layers.",
 )
 @lazy_option
+@click.option(
+    "--cache", metavar="NAMESPACE", help="Bring the compile caches NAMESPACE/KEY for this host, see p2pdist cache."
+)
+@click.option("--cache-dir", type=click.Path(path_type=Path, file_okay=False), help="Where the caches are.")
 @socket_option
 @click.argument("reference", metavar="REF")
 @click.argument("arguments", metavar="[-- ARG...]", nargs=-1, type=click.UNPROCESSED)
 def command(
-    reference: str, arguments: tuple[str, ...], writable: bool, how: str | None, lazy: bool | None, socket: Path
+    reference: str,
+    arguments: tuple[str, ...],
+    *,
+    writable: bool,
+    how: str | None,
+    lazy: bool | None,
+    cache: str | None,
+    cache_dir: Path | None,
+    socket: Path,
 ) -> int:
     """Run the program of the package REF, with ARG after its entrypoint, and end with its exit
     code. The package is pulled first where it is missing. Options of this command come before REF.
 
     In the entrypoint, ARG and the package's environment ${P2PDIST_ROOT} is the directory where the
     package is seen.
+
+    With --cache, variables such as TRITON_CACHE_DIR and NUMBA_CACHE_DIR lead to what hosts like
+    this one have compiled before, unless they are set already. The python3 that the program would
+    find says for which versions.
 
     \b
     Example:
@@ -69,29 +86,69 @@ def command(
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
+    caches = _Caches(cache, cache_dir, client) if cache else None
     words = arguments[:WORDS_SENT]
     request = MountRequest(reference, "", writable, how or "", until_exit=True, command=words)
     shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
     if not isinstance(shown, PullStatus):
         try:
-            return _Run(reference, arguments, writable, how, client).run_in(shown)
+            return _Run(reference, arguments, writable, how, client, caches).run_in(shown)
         except _NotHere as failure:
             output.line(f"eager: {failure.error.what}")
             shown = follow_pull(client, reference, quiet=False)
-    return _Run(pulled_name(reference, shown), arguments, writable, how, client).run()
+    return _Run(pulled_name(reference, shown), arguments, writable, how, client, caches).run()
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+@dataclass(frozen=True, slots=True)
+class _Caches:
+    """The compile caches of a program."""
+
+    namespace: str
+    directory: Path | None
+    client: LocalClient
+
+    def restored(self, program: Program) -> Program:
+        """The program with variables that lead to its caches. A cache that cannot be had is
+        reported, and costs time alone."""
+        from p2pdist.cli.verbs.cache.directory import default_directory, make_directory, restore
+        from p2pdist.cli.verbs.cache.key import cache_key
+        from p2pdist.mount.executable import Search
+
+        try:
+            python = Search(program.env, program.cwd, program.root).executable(("python3",)).path
+            key = cache_key(self.namespace, python)
+            directory = (self.directory or default_directory(key)).absolute()
+            make_directory(directory)
+        except UsageError:
+            raise
+        except P2PDistError as error:
+            output.line(f"p2pdist: no caches: {error}")
+            return program
+        try:
+            if not restore(key, directory, self.client).found:
+                output.line(f"there is no cache {key.reference} yet")
+        except P2PDistError as error:
+            output.line(f"p2pdist: the cache {key.reference} is not here: {error}")
+        return replace(program, env={**key.variables(directory), **program.env})
+
+
 class _Run:
     """Shows one package by a mount method and runs its program."""
 
     def __init__(
-        self, name: str, arguments: tuple[str, ...], writable: bool, how: str | None, client: LocalClient
+        self,
+        name: str,
+        arguments: tuple[str, ...],
+        writable: bool,
+        how: str | None,
+        client: LocalClient,
+        caches: _Caches | None,
     ) -> None:
-        self._name, self._arguments = name, arguments
+        self._name, self._arguments, self._caches = name, arguments, caches
         self._writable, self._how, self._client = writable, how, client
 
     def run(self) -> int:
@@ -162,7 +219,8 @@ class _Run:
         from p2pdist.mount.program import program
 
         config = Config(shown.entrypoint, shown.env, shown.working_dir)
-        return program(config, self._arguments, root=root, environ=os.environ)
+        found = program(config, self._arguments, root=root, environ=os.environ)
+        return found if self._caches is None else self._caches.restored(found)
 
     def _unmount(self, shown: MountStatus) -> None:
         """Unmount the view. A view that stays is reported and is no failure: the exit code is the
