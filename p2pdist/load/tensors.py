@@ -54,10 +54,13 @@ def safetensors(
     written to. Raises UsageError, NotFound, Corrupt for what is no safetensors file, and what
     pulling raises."""
     torch = _torch()
-    place = torch.device(device)
-    put = _Staging(torch, place).put if place.type == "cuda" else None
-    for file in _files(source, socket):
-        yield from _tensors(torch, file, place, put)
+    return _all(torch, _files(source, socket), torch.device(device))
+
+
+def _all(torch: Any, files: Iterator[_File], device: Any) -> Iterator[tuple[str, Any]]:
+    put = _Staging(torch, device).put if device.type == "cuda" else None
+    for file in files:
+        yield from _tensors(torch, file, device, put)
 
 
 @dataclass

@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 import msgspec
 
@@ -99,9 +98,10 @@ def is_model(manifest: Manifest) -> bool:
 
 def layer_type(path: str, size: int) -> str:
     """The media type of the raw layer for a file."""
-    name = PurePosixPath(path.lower())
-    known = next((kind for kind, endings in _KINDS.items() if name.suffix[1:] in endings), "")
-    if name.name.startswith(_DOCUMENTS):
+    name = path.lower().rpartition("/")[2]
+    ending = name.rpartition(".")[2]
+    known = next((kind for kind, endings in _KINDS.items() if ending in endings), "")
+    if name.startswith(_DOCUMENTS):
         known = "doc"
     kind = known or ("weight" if size >= WEIGHT_BYTES_MIN else "weight.config")
     return f"application/vnd.cncf.model.{kind}.v1.raw"

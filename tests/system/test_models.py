@@ -10,12 +10,16 @@ from pathlib import Path
 
 import oras.provider
 import pytest
-from image_rig import reads
+from image_rig import make_image, push_image, reads
 from registry_rig import Registry, needs_registry, running_registry
 from site_rig import Agent, Site, running_site, wait_for
 
+from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import UsageError
+from p2pdist.model.messages import MountRequest
 from p2pdist.model.modelpack import ARTIFACT_TYPE, CONFIG_TYPE, FILE_PATH
+from p2pdist.package.archive.import_ import this_platform
 
 pytestmark = pytest.mark.slow
 RAW = "application/vnd.cncf.model.weight.v1.raw"
@@ -219,3 +223,9 @@ def test_what_a_model_must_not_say_is_refused_by_name(site: Site, agent: Agent, 
     assert not place.exists() and not (site.directory / "escape").exists()
     code, _, errors = site.command("pack", str(directory), "-t", "a:b", "--format", "modelpack", "--base", "x:1")
     assert code == 2 and "--base" in errors
+    # An image is not shown as it is, and does not come to find that out.
+    image = make_image({"data": b"of an image"}, architecture=this_platform().architecture)
+    push_image(registry, "public/image", "v1", image)
+    with pytest.raises(UsageError, match="is not shown as it is"):
+        LocalClient(agent.socket).mount(MountRequest(f"docker://{registry.address}/public/image:v1"))
+    assert all(reads(registry, "GET", f"/public/image/blobs/{digest}") == 0 for digest in image.blobs)
