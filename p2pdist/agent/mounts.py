@@ -34,8 +34,10 @@ from p2pdist.agent.pull.packages import Package
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.image import is_image
 from p2pdist.model.manifest import TREE_TYPE, Config, Descriptor, Manifest, decode_manifest
 from p2pdist.model.messages import MountRequest, MountStatus
+from p2pdist.model.modelpack import blob_name, decode_model, is_model, model_entries
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
 from p2pdist.mount.lazy.view import mount_lazy, view_directory
@@ -122,6 +124,8 @@ class PackageMounts:
         the member `eager`, where that is not possible."""
         if request.how:
             raise eager(f"it is to be shown as {request.how}")
+        if is_image(request.package):
+            raise eager("it is a model of a registry")
         command = request.command if request.until_exit else None
         alone = request.until_exit and not request.path
         opened = await self._lazy.open(request.package, command, alone=alone)
@@ -189,7 +193,7 @@ class PackageMounts:
         return package, self._hold(package.manifest)
 
     async def _mount(self, package: Package, request: MountRequest, caller: Caller | None) -> MountStatus:
-        layers = [self._layer(layer) for layer in package.manifest.layers]
+        layers = self._layers(package)
 
         def hold() -> Callable[[], None]:
             return self._hold(package.manifest)
@@ -208,7 +212,8 @@ class PackageMounts:
         claims = ExitStack()
         try:
             for layer in manifest.layers:
-                claims.enter_context(self._held(layer))
+                if layer.size or not is_model(manifest):  # nothing is stored of an empty file of a model
+                    claims.enter_context(self._held(layer))
         except BaseException:
             claims.close()
             raise
@@ -221,10 +226,20 @@ class PackageMounts:
             data = self._store.read_document(digest)
             if data is None:
                 raise NotFound(f"the manifest {digest} is not in the store")
-            return self._hold(decode_manifest(data))
+            return self._hold(decode_model(data) or decode_manifest(data))
         except P2PDistError as error:
             logger.error("a package that is still in use cannot be kept from eviction: %s", error)
             return lambda: None
+
+    def _layers(self, package: Package) -> list[Layer]:
+        """What a view of the package shows, bottom to top. Raises Corrupt, UsageError."""
+        layers = package.manifest.layers
+        if not is_model(package.manifest):
+            return [self._layer(layer) for layer in layers]
+        entries, store = model_entries(layers), self._store
+        blobs = {self._complete(layer).path.parent for layer in layers if layer.size}
+        image = store.trees.images.path(package.digest)
+        return [TreeLayer(lambda: entries, image, next(iter(blobs), store.root), name=blob_name)]
 
     def _layer(self, layer: Descriptor) -> Layer:
         if layer.media_type != TREE_TYPE:

@@ -15,6 +15,7 @@ import msgspec
 
 from p2pdist.cli import output
 from p2pdist.cli.tracker_access import TrackerAccess, token_option, with_hint
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import (
     UNDECODABLE,
     Conflict,
@@ -26,7 +27,7 @@ from p2pdist.model.errors import (
     from_problem,
     unreached,
 )
-from p2pdist.model.image import canonical_reference
+from p2pdist.model.image import ImageReference, canonical_reference, is_image, parse_image
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus, Priority, PullRequest, PullStatus
 from p2pdist.model.request_id import HEADER
@@ -137,6 +138,8 @@ def check_seen(view: MountStatus, remedy: str) -> None:
 def pulled_name(reference: str, pulled: PullStatus) -> str:
     """The pulled version by its digest: it stays the same when the tag moves, and needs no
     tracker."""
+    if is_image(reference):
+        return str(ImageReference(parse_image(reference).name, digest=Digest(pulled.digest)))
     return f"{parse_reference(reference).name}@{pulled.digest}"
 
 

@@ -21,10 +21,12 @@ from p2pdist.model.manifest import (
     SQUASHFS_TYPE,
     TREE_TYPE,
     Config,
+    Descriptor,
     Manifest,
     decode_config,
     parse_reference,
 )
+from p2pdist.model.modelpack import blob_name, is_model, model_entries
 
 if TYPE_CHECKING:
     from p2pdist.mount.enter import Bind
@@ -164,8 +166,11 @@ async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> lis
     from p2pdist.mount.layers import TreeLayer
     from p2pdist.mount.squashfs import inspect
     from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
-    from p2pdist.package.repository.contract import read_content
 
+    if is_model(manifest):
+        for layer in manifest.layers:
+            await _check_blob(layer, layout)
+        return [_model_layer(manifest, layout, stage)]
     packs = await read_packs(manifest, layout)
     objects = stage / "objects"
     layers: list[Image | TreeLayer] = []
@@ -178,9 +183,26 @@ async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> lis
             continue
         if layer.media_type != SQUASHFS_TYPE:
             raise UsageError(f"a layer of type {layer.media_type[:100]!r} can only be pulled")
-        path = layout.blob_path(layer.digest)
-        content = await asyncio.to_thread(read_content, path)
-        if content.digest != layer.digest:
-            raise Corrupt(f"blob {layer.digest} at {layout.url} was altered", remedy="Delete it and pack again")
-        layers.append(inspect(path))
+        await _check_blob(layer, layout)
+        layers.append(inspect(layout.blob_path(layer.digest)))
     return layers
+
+
+async def _check_blob(layer: Descriptor, layout: LocalLayout) -> None:
+    """Raises Corrupt where the blob in the layout is not what its name says, NotFound."""
+    import asyncio
+
+    from p2pdist.package.repository.contract import read_content
+
+    content = await asyncio.to_thread(read_content, layout.blob_path(layer.digest))
+    if content.digest != layer.digest:
+        raise Corrupt(f"blob {layer.digest} at {layout.url} was altered", remedy="Delete it and pack again")
+
+
+def _model_layer(manifest: Manifest, layout: LocalLayout, stage: Path) -> TreeLayer:
+    """The files of a model, which are blobs of the layout."""
+    from p2pdist.mount.layers import TreeLayer
+
+    entries = model_entries(manifest.layers)
+    blobs = layout.blob_path(manifest.layers[0].digest).parent
+    return TreeLayer(lambda: entries, stage / "model.erofs", blobs, name=blob_name)

@@ -46,6 +46,7 @@ VERBS = {
     "blob": "Push or pull a single file by its digest.",
     "preseed": "Have hosts hold a package by some time.",
     "rank": "Print which hosts lack the fewest bytes of packages.",
+    "cache": "Bring compile caches of one host to all hosts like it.",
     "slurm": "Bring packages to the jobs of a Slurm cluster.",
     "mirror": "Have container runtimes ask this host's agent before a registry.",
     "top": "Watch the swarms of a fleet.",

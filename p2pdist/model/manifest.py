@@ -48,6 +48,8 @@ ROOT_VARIABLE = "P2PDIST_ROOT"
 """The environment variable that names the directory where a program sees its package."""
 
 LAYERS_MAX = 128
+MODEL_LAYERS_MAX = 1000
+"""Of a model, each file of which is a layer (modelpack.py)."""
 PARTS_MAX = 1024
 CATALOGS_MAX = 256
 MANIFEST_BYTES_MAX = 4 << 20
@@ -103,12 +105,14 @@ class Config:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A package: config and content layers, bottom to top, the piece lists, and the catalogs and
-    packs that its tree layers draw on."""
+    packs that its tree layers draw on. `artifact_type` is what a package is besides, "" for nothing
+    else."""
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
     piece_lists: tuple[Descriptor, ...]
     parts: tuple[Descriptor, ...] = ()
+    artifact_type: str = ""
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
@@ -167,11 +171,12 @@ class _Descriptor(msgspec.Struct, rename={"media_type": "mediaType"}, omit_defau
     annotations: dict[str, str] = {}
 
 
-class _Manifest(msgspec.Struct, rename={"schema_version": "schemaVersion", "media_type": "mediaType"}):
+class _Manifest(msgspec.Struct, rename="camel"):
     schema_version: int
     config: _Descriptor
     layers: list[_Descriptor]
     media_type: str = MANIFEST_TYPE
+    artifact_type: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Execution(msgspec.Struct, rename="pascal", omit_defaults=True):
@@ -198,7 +203,8 @@ def _canonical(value: Any) -> bytes:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Canonical bytes of a manifest: equal packages have equal digests."""
     layers = [_plain(layer) for layer in (*manifest.layers, *manifest.parts, *manifest.piece_lists)]
-    return _canonical(_Manifest(2, _plain(manifest.config), layers))
+    kind = manifest.artifact_type or msgspec.UNSET
+    return _canonical(_Manifest(2, _plain(manifest.config), layers, artifact_type=kind))
 
 
 def _descriptor(plain: _Descriptor) -> Descriptor:
@@ -222,8 +228,9 @@ def decode_manifest(data: bytes) -> Manifest:
     parts = tuple(layer for layer in listed if layer.media_type in {CATALOG_TYPE, PACK_TYPE})
     layers = tuple(layer for layer in listed if layer.media_type not in {CATALOG_TYPE, PACK_TYPE, PIECES_TYPE})
     piece_lists = {layer.digest: layer for layer in listed if layer.media_type == PIECES_TYPE}
-    if len(layers) > LAYERS_MAX:
-        raise Corrupt(f"{digest_of(data)} has {len(layers)} layers, over the limit of {LAYERS_MAX}")
+    kind = plain.artifact_type or ""
+    if len(layers) > (most := MODEL_LAYERS_MAX if kind else LAYERS_MAX):
+        raise Corrupt(f"{digest_of(data)} has {len(layers)} layers, over the limit of {most}")
     catalogs = sum(part.media_type == CATALOG_TYPE for part in parts)
     if len(parts) > PARTS_MAX or catalogs > CATALOGS_MAX:
         raise Corrupt(
@@ -237,7 +244,7 @@ def decode_manifest(data: bytes) -> Manifest:
     config = _descriptor(plain.config)
     if config.size > MANIFEST_BYTES_MAX:
         raise Corrupt(f"the config {config.digest} of {config.size} bytes is over the limit")
-    return Manifest(config, layers, tuple(piece_lists.values()), parts)
+    return Manifest(config, layers, tuple(piece_lists.values()), parts, kind)
 
 
 def search_path(value: str) -> str:

@@ -492,6 +492,31 @@ class StreamRequest(msgspec.Struct, frozen=True):
 DEMAND_PIECES_MAX = 64
 
 
+class BlobFile(msgspec.Struct, frozen=True):
+    """Where a blob's bytes are in the store: a file of `size` bytes, of which those that were asked
+    for, and all behind them up to `here`, are there and verified."""
+
+    path: str
+    size: int
+    here: int
+
+
+class ModelFile(msgspec.Struct, frozen=True):
+    """A file of a model: its path, and the blob that it is."""
+
+    path: str
+    digest: WireDigest
+    size: int
+
+
+class ModelFiles(msgspec.Struct, frozen=True):
+    """The files of a model; `digest` names its manifest."""
+
+    reference: str
+    digest: WireDigest
+    files: list[ModelFile]
+
+
 class BlobHolding(msgspec.Struct, frozen=True):
     """Response to GET /v1/blobs/{digest}/holding: the agent holds or fetches the blob and has
     `held` of its `pieces`. `settled`: it has chosen sources other than the host that asks, or needs

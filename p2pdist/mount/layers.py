@@ -17,7 +17,7 @@ from pathlib import Path
 
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Entry, File
-from p2pdist.mount.erofs.writer import is_image, object_name, write_image
+from p2pdist.mount.erofs.writer import ContentName, is_image, object_name, write_image
 
 _REMEDY = "Run p2pdist verify, which fetches again what is wrong"
 _writing = threading.Lock()
@@ -34,17 +34,18 @@ class SquashfsLayer:
 
 @dataclass(frozen=True, slots=True)
 class TreeLayer:
-    """A tree whose contents lie below the directory `objects`, each at the name that `object_name`
-    gives. `entries` returns its entries in walking order, checked (`check_entries`); it is called
-    when they are needed. `image` is the place of its EROFS image, which is made when it is missing;
-    several layers may have the same objects. `variants` is told how many bytes variants of objects
-    take at most (see variants.py), and returns the directory to keep them in, on the filesystem of
-    the objects, or None to keep none."""
+    """A tree whose contents lie below the directory `objects`, each where `name` says. `entries`
+    returns its entries in walking order, checked (`check_entries`); it is called when they are
+    needed. `image` is the place of its EROFS image, which is made when it is missing; several
+    layers may have the same objects. `variants` is told how many bytes variants of objects take at
+    most (see variants.py), and returns the directory to keep them in, on the filesystem of the
+    objects, or None to keep none."""
 
     entries: Callable[[], Sequence[Entry]]
     image: Path
     objects: Path
     variants: Callable[[int], Path | None] | None = None
+    name: ContentName = object_name
 
 
 Layer = SquashfsLayer | TreeLayer
@@ -69,9 +70,9 @@ def check_object(entry: File, objects: int, name: bytes = b"") -> os.stat_result
     return found
 
 
-def check_objects(entries: Sequence[Entry], objects: Path) -> dict[bytes, int]:
-    """Check the objects of all files with content, each once. Returns the bytes that each takes on
-    the disk. Raises Corrupt."""
+def check_objects(entries: Sequence[Entry], objects: Path, named: ContentName = object_name) -> dict[bytes, int]:
+    """Check the objects of all files with content, each once, where `named` says. Returns the bytes
+    that each takes on the disk. Raises Corrupt."""
     files: dict[bytes, File] = {}
     for entry in entries:
         if type(entry) is File and entry.size and files.setdefault(entry.content, entry).size != entry.size:
@@ -83,11 +84,11 @@ def check_objects(entries: Sequence[Entry], objects: Path) -> dict[bytes, int]:
             # As check_object does, which says what is wrong; a call for each of 200,000 files would
             # be felt.
             try:
-                found = os.stat(object_name(content), dir_fd=below, follow_symlinks=False)
+                found = os.stat(named(content), dir_fd=below, follow_symlinks=False)
             except FileNotFoundError:
-                found = check_object(entry, below)
+                found = check_object(entry, below, named(content))
             if found.st_size != entry.size or not stat.S_ISREG(found.st_mode):
-                check_object(entry, below)
+                check_object(entry, below, named(content))
             stored[content] = 512 * found.st_blocks
     finally:
         os.close(below)
@@ -102,8 +103,8 @@ def prepare(layer: TreeLayer, *, checked: bool) -> None:
         return
     entries = layer.entries()
     if not checked:
-        check_objects(entries, layer.objects)
-    make_image(layer.image, lambda: write_image(entries, layer.image))
+        check_objects(entries, layer.objects, layer.name)
+    make_image(layer.image, lambda: write_image(entries, layer.image, name=layer.name))
 
 
 def make_image(image: Path, write: Callable[[], object]) -> None:

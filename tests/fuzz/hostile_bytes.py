@@ -26,6 +26,7 @@ from uuid import UUID
 import access_decoders
 import msgspec
 
+from p2pdist.load.header import decode_header
 from p2pdist.model import bencode, manifest, messages, policy, torrent, tree
 from p2pdist.model.access import Ticket, decode_ticket, encode_ticket
 from p2pdist.model.address import parse_address
@@ -42,6 +43,7 @@ from p2pdist.model.errors import (
 from p2pdist.model.image import parse_image
 from p2pdist.model.image_manifest import decode_image
 from p2pdist.model.messages import STREAM_END, StreamRequest
+from p2pdist.model.modelpack import decode_model, model_entries
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.model.platform import parse_platform
@@ -69,6 +71,12 @@ IMAGE_MANIFESTS = (
     b'{"schemaVersion":2,"config":%s,"layers":[%s]}' % (_PART, _PART),
     b'{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[%s,%s]}' % (_PART, _PART),
 )
+MODEL = (
+    b'{"artifactType":"application/vnd.cncf.model.manifest.v1+json","config":%s,"layers":[{"mediaType":'
+    b'"application/vnd.cncf.model.weight.v1.raw","digest":"sha256:%s","size":4,"annotations":{"org.cncf.model.filepath":"a/b",'
+    b'"org.cncf.model.file.metadata+json":"{\\"mode\\":420}"}}]}' % (_PART, b"1" * 64)
+)
+HEADER = b'{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 SECONDS_MAX = 2.0
 MEMORY_A_BYTE, MEMORY_SPARE = 600, 48 << 20
 """Most memory that an input may take while it is decoded."""
@@ -239,6 +247,13 @@ def search(path: Path) -> None:
     executable.Search({"PATH": where}, where, where).executable([str(path)])
 
 
+def _read_model(data: bytes) -> None:
+    """Decode the manifest of a model, and place its files."""
+    found = decode_model(data)
+    for entry in model_entries(found.layers) if found is not None else ():
+        assert not entry.path.startswith(b"/") and b".." not in entry.path.split(b"/")
+
+
 def decode_program(data: bytes) -> None:
     """Decode a config, and find the program that it names."""
     config = manifest.decode_config(data)
@@ -344,6 +359,10 @@ def decoders() -> tuple[Decoder, ...]:
     return (
         Decoder("manifest", manifest.decode_manifest, (Corrupt,), (MANIFEST,)),
         Decoder("config", decode_program, PLAIN, (CONFIG,)),
+        Decoder("manifest of a model", _read_model, (Corrupt, UsageError), (MODEL,)),
+        Decoder(
+            "header of a safetensors file", lambda data: decode_header(data, 8 + len(data) + 4), (Corrupt,), (HEADER,)
+        ),
         Decoder("manifest of an image", decode_image, (Corrupt, Refused), IMAGE_MANIFESTS),
         Decoder(
             "name of an image",

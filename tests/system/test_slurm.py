@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from site_rig import Agent, Background, Site, free_port, running_site, until
 from slurm_rig import Slurm, lacking, running_slurm
 
 from p2pdist.agent.api.client import LocalClient
+from p2pdist.cli.verbs.cache.key import cache_key
 
 pytestmark = [
     pytest.mark.slow,
@@ -245,6 +247,20 @@ def test_without_a_tracker_the_agent_is_enough(cluster: Cluster) -> None:
         done = slurm.run("p2pdist", "slurm", "epilog", "--job", "900001", *slurm.options("node1"), *away)
         assert (done.returncode, "outlived" in done.stderr) == (0, True), done.stderr
         assert held.read() == "first"
+    assert cluster.tidy()
+
+
+def test_compile_caches_come_before_the_job_and_are_no_condition(cluster: Cluster) -> None:
+    slurm, key = cluster.slurm, cache_key("cache", sys.executable)
+    _publish(cluster.site, str(key.reference), "compiled")
+    asked = ("--cache-python", sys.executable, *slurm.options("node1"))
+    prolog = ("p2pdist", "slurm", "prolog", *asked)
+    for number, (namespace, said) in enumerate((("cache", f"{key.reference} was here"), ("absent", "without caches"))):
+        job = f"90001{number}"
+        done = slurm.run(*prolog, "--cache", namespace, variables=_variables(job, "p2pdist:team/app:v1"))
+        assert (done.returncode, said in done.stderr) == (0, True), done.stderr
+        assert slurm.run("p2pdist", "slurm", "epilog", "--job", job, *slurm.options("node1")).returncode == 0
+    assert str(key.reference) in [each["reference"] for each in LocalClient(cluster.agents["node1"].socket).packages()]
     assert cluster.tidy()
 
 

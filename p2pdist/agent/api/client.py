@@ -23,8 +23,10 @@ import msgspec
 from p2pdist.model.errors import P2PDistError, Refused, Unavailable, UsageError, from_problem
 from p2pdist.model.messages import (
     DRAIN_S_MAX,
+    BlobFile,
     Drained,
     DrainRequest,
+    ModelFiles,
     MountRequest,
     MountStatus,
     PinRequest,
@@ -51,6 +53,9 @@ CONNECT_S_MAX = 10.0
 REQUEST_S_MAX = 60.0
 PIN_S_MAX = MOUNT_S_MAX = 3600.0
 """Unpacking a large package takes minutes."""
+
+BYTES_S_MAX = 3600.0
+"""How long a program that loads weights waits for a range."""
 
 AWAY_S_MAX = 5.0
 """How long `pull` waits for an agent that does not answer, as while it restarts."""
@@ -172,6 +177,19 @@ class LocalClient:
         if not last.done:
             raise Unavailable("the agent ended before everything was verified", remedy="See its log; verify again")
         return last
+
+    def blob_file(self, digest: str, start: int, end: int) -> BlobFile:
+        """Where in the store a blob is, once bytes `start` to `end` of it are there."""
+        query = {"start": str(start), "end": str(end)}
+        return self._ask("GET", f"/v1/blobs/{digest}/file", BlobFile, query=query, timeout_s=BYTES_S_MAX)
+
+    def model_files(self, reference: str) -> ModelFiles:
+        """The files of a model."""
+        return self._ask("GET", "/v1/models", ModelFiles, query={"reference": reference}, timeout_s=BYTES_S_MAX)
+
+    def begin_pull(self, request: PullRequest) -> PullStatus:
+        """Start a pull, and do not wait for it."""
+        return self._ask("POST", "/v1/pulls", PullStatus, body=request)
 
     def drain(self, seconds: float | None = None) -> Drained:
         """Have the agent drain, within `seconds` or the time in its settings, and end."""

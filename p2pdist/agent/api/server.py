@@ -37,6 +37,7 @@ from p2pdist.agent.api.guard import (
     require_reference,
     serving,
 )
+from p2pdist.agent.api.load import blob_file, model_files
 from p2pdist.agent.api.metrics import registry
 from p2pdist.agent.api.mirror import (
     image_identities,
@@ -66,9 +67,11 @@ from p2pdist.model.manifest import blob_reference
 from p2pdist.model.messages import (
     DEMAND_PIECES_MAX,
     NONCE_PATTERN,
+    BlobFile,
     BlobHolding,
     Drained,
     DrainRequest,
+    ModelFiles,
     MountRequest,
     Mounts,
     MountStatus,
@@ -453,6 +456,16 @@ async def _demand(request: web.Request, fetching: BlobPull) -> None:
 # -- on the Unix socket only
 
 
+async def _blob_file(request: web.Request) -> web.Response:
+    """Say where in the store a blob is, once the bytes of a range are there."""
+    return _answer(await blob_file(request.app[AGENT], request))
+
+
+async def _model_files(request: web.Request) -> web.Response:
+    """Say which files a model has, and which blobs they are."""
+    return _answer(await model_files(request.app[AGENT], request))
+
+
 async def _pull(request: web.Request) -> web.Response:
     """Pull a package or blob. The answer is 202 at once, or with `wait` 200 when it has arrived."""
     body, agent = await _decode(request, PullRequest), request.app[AGENT]
@@ -740,6 +753,24 @@ _UNMOUNT_QUERY = (
 LOCAL_ROUTES = (
     *COMMON_ROUTES,
     Route("GET", "/v1/blobs/{digest}", _local_blob, _BLOB, errors=_PULL_ERRORS, right="local"),
+    Route(
+        "GET",
+        "/v1/blobs/{digest}/file",
+        _blob_file,
+        (Answer(BlobFile),),
+        (Query("start", "first byte that is waited for"), Query("end", "the byte behind the last one")),
+        errors=_PULL_ERRORS,
+        right="local",
+    ),
+    Route(
+        "GET",
+        "/v1/models",
+        _model_files,
+        (Answer(ModelFiles),),
+        (Query("reference", "the model", required=True),),
+        errors=_PULL_ERRORS,
+        right="local",
+    ),
     Route(
         "POST",
         "/v1/pulls",

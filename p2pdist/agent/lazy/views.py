@@ -40,6 +40,7 @@ from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest
+from p2pdist.model.modelpack import is_model
 from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.lazy.trial import Choice, choose
@@ -458,6 +459,8 @@ class LazyViews:
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if self._policy(str(found.reference)) is False:
             raise eager("its policy says so")
+        if is_model(found.manifest):
+            raise eager("it is a model, whose files are blobs")
         cells = FUSE.cells
         if os.geteuid() == 0:
             cells = (await self.way(found.manifest)).cells

@@ -12,6 +12,7 @@ from typing import TypeVar
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
+from p2pdist.model.image import ImageReference
 from p2pdist.model.manifest import (
     Bundle,
     Config,
@@ -48,9 +49,9 @@ async def _nothing(reference: str, digest: Digest, manifest: Manifest, policy: P
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package whose documents are all in the store."""
+    """A package whose documents are all in the store, or a model of a registry."""
 
-    reference: Reference
+    reference: Reference | ImageReference
     digest: Digest
     manifest: Manifest
     config: Config

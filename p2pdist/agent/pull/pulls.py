@@ -30,8 +30,10 @@ from p2pdist.agent.pull.trees import Sources, TreePull, together
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
 from p2pdist.model.image import canonical_reference, is_image, parse_image
-from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
+from p2pdist.model.image_manifest import Image
+from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Config, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
+from p2pdist.model.modelpack import decode_model, model_layers
 from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.placement import Copy
@@ -301,18 +303,16 @@ class Pulls:
         return pull.blobs[0] if pull.blobs else None
 
     async def package(self, reference: str) -> Package:
-        """Pull a package and wait for it; raises its failure."""
-        if is_image(reference):
-            raise UsageError(
-                f"{reference[:200]} is an image of a registry, which is not shown as it is",
-                remedy="Make a package of it: p2pdist import docker://... -t NAME:TAG",
-            )
+        """Pull a package, or a model of a registry, and wait for it; raises its failure."""
+        if is_image(reference) and self._images is not None:
+            image = await self._images.find(parse_image(reference), lambda _: None)
+            if await asyncio.to_thread(_model_of, self._store, image) is None:
+                raise _no_model(reference)
         pull = self.start(PullRequest(package=reference))
         assert pull.task is not None
         await asyncio.wait([pull.task])
-        if pull.error is not None:
-            raise pull.error
-        assert pull.package is not None
+        if pull.package is None or pull.error is not None:
+            raise pull.error or _no_model(reference)
         return pull.package
 
     async def _run(self, pull: Pull) -> None:
@@ -355,6 +355,7 @@ class Pulls:
         await asyncio.to_thread(self._store.integrity.look, list(sizes))
         self._check_fits(pull.bytes_total)
         priority, source = pull.request.priority, self._images
+        pull.package = await asyncio.to_thread(_model_of, self._store, image)
         await ImagePull(image, source, self._store, priority, cached=pull.skip, begun=pull.begin_blob).run()
 
     async def _run_package(self, pull: Pull) -> None:
@@ -507,6 +508,25 @@ class Pulls:
         except (Corrupt, NotFound) as error:
             return error
         return None
+
+
+def _no_model(reference: str) -> UsageError:
+    return UsageError(
+        f"{reference[:200]} is an image of a registry, which is not shown as it is",
+        remedy="Make a package of it: p2pdist import docker://... -t NAME:TAG",
+    )
+
+
+def _model_of(store: BlobStore, image: Image) -> Package | None:
+    """The package that a model of a registry is; None for an image. Blocks. Raises Corrupt for a
+    model that could not be shown: it need not come."""
+    digest = image.documents[-1]
+    document = store.read_document(digest)
+    model = decode_model(document) if document is not None else None
+    if model is None:
+        return None
+    model_layers(model.layers)
+    return Package(image.reference, digest, model, Config())
 
 
 def _checked_name(request: PullRequest, caller: Caller) -> str:

@@ -19,14 +19,16 @@ from p2pdist.model.manifest import (
     SQUASHFS_TYPE,
     Config,
     Manifest,
+    Reference,
     decode_config,
     parse_reference,
 )
+from p2pdist.model.modelpack import is_model
 
 if TYPE_CHECKING:
     from p2pdist.origin.layout import LocalLayout
 
-Kind = Literal["xar", "tar", "dir"]
+Kind = Literal["xar", "tar", "dir", "modelpack"]
 
 
 @click.command("export")
@@ -34,6 +36,12 @@ Kind = Literal["xar", "tar", "dir"]
 @click.option("--xar", "kind", flag_value="xar", help="One executable file that mounts itself and runs the program.")
 @click.option("--tar", "kind", flag_value="tar", help="A tar; `-o -` writes it to standard output.")
 @click.option("--dir", "kind", flag_value="dir", help="A new directory.")
+@click.option(
+    "--modelpack",
+    "kind",
+    flag_value="modelpack",
+    help="A new OCI image layout with a model (ModelPack) for other tools.",
+)
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), required=True, help="What to write.")
 @click.option("--level", type=int, help="zstd level of the image in a self-mounting file, 1 to 22.  [default: 6]")
 @layout_option
@@ -51,7 +59,7 @@ def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout
       ./trainer --epochs 3
     """
     if kind is None:
-        raise UsageError("no format is named", remedy="Give --xar, --tar or --dir")
+        raise UsageError("no format is named", remedy="Give --xar, --tar, --dir or --modelpack")
     if str(target) == "-" and (kind != "tar" or as_json):
         raise UsageError("only a tar can go to standard output, and not with --json")
     with output.Progress(quiet=as_json) as progress:
@@ -77,11 +85,14 @@ class _Export:
             described, manifest, _ = await read_manifest(reference, [layout])
             config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
             with layout.stage_directory(f"{described.digest} exported as {self._kind}") as stage:
-                await self._write(manifest, config, layout, stage)
+                if self._kind == "modelpack":
+                    await self._write_model(reference, manifest, layout, stage)
+                else:
+                    await self._write(manifest, config, layout, stage)
         document: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
         if str(self._target) != "-":
             document["path"] = str(self._target)
-            if self._kind != "dir":
+            if self._kind in ("xar", "tar"):
                 document["size"] = self._target.stat().st_size
         return document
 
@@ -101,6 +112,28 @@ class _Export:
                 return
             image = await self._image(tree, stage / "image")
         await asyncio.to_thread(write_xar, image, config, self._target, report=self._progress)
+
+    async def _write_model(self, reference: Reference, manifest: Manifest, layout: LocalLayout, stage: Path) -> None:
+        """The layout appears whole or not at all."""
+        from p2pdist.origin.drafts import stage_directory
+        from p2pdist.origin.layout import LocalLayout
+        from p2pdist.package.modelpack import export_model, pack_model
+
+        target = self._target.absolute()
+        if os.path.lexists(target):
+            raise UsageError(f"{target} exists", remedy="Name a new directory")
+        named = Reference(reference.name, reference.tag or "latest")
+        with stage_directory(target.parent, f"{target} exported") as work:
+            made = LocalLayout(work / "layout")
+            try:
+                if is_model(manifest):
+                    await export_model(manifest, named, layout, made)
+                else:
+                    tree = await self._merged(manifest, layout, stage / "merged", writable=False)
+                    await pack_model(tree, named, made, piece_lists=False, on_progress=self._progress)
+            finally:
+                await made.close()
+            (work / "layout").rename(target)
 
     async def _image(self, tree: Path, image: Path) -> Path:
         from p2pdist.package.archive.export import make_readable

@@ -6,9 +6,9 @@ import asyncio
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 import msgspec
@@ -57,6 +57,17 @@ def format_option(function: Function) -> Function:
     )(function)
 
 
+def _model_format_option(function: Function) -> Function:
+    """The option of `format_option`, and models besides."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(["squashfs", "tree", "modelpack"]),
+        help="What layers are: one image each, a tree of files, of which a new version moves only what changed, or each "
+        "file as it is, as a model (ModelPack) that other tools pull too.  [default: squashfs]",
+    )(function)
+
+
 def content_options(function: Function) -> Function:
     """The options that change what of a directory hosts see."""
     for option in (
@@ -81,7 +92,7 @@ class Choices:
 
     tag: str | None = None
     base: str | None = None
-    form: Format | None = None
+    form: Format | Literal["modelpack"] | None = None
     entrypoint: str | None = None
     env: tuple[str, ...] = ()
     working_dir: str | None = None
@@ -102,7 +113,7 @@ class Choices:
 @click.argument("source", type=click.Path(path_type=Path), required=False)
 @click.option("-t", "--tag", metavar="NAME:TAG", help="What to call the package, where the project file does not say.")
 @click.option("--base", metavar="REF", help="A package to stack on, from the layout or else the origin.")
-@format_option
+@_model_format_option
 @settings_options
 @click.option(
     "--project", type=click.Path(path_type=Path), help="A project file to go by.  [default: SOURCE/p2pdist.toml]"
@@ -180,6 +191,7 @@ def command(
       p2pdist pack ./env -t team/env:2024-05
       p2pdist pack ./app -t team/trainer:v1 --base team/env:1 --entrypoint '["python", "t.py"]'
       p2pdist pack ./venv -t team/trainer:v2 --format tree --split --first-party trainer
+      p2pdist pack ./llama -t models/llama:v3 --format modelpack
     """
     packed, notes = pack_source(source, Choices(**choices), layout, origin, project=project, quiet=as_json)
     more = _push(packed, layout, origin, quiet=as_json) if pushed else {}
@@ -210,6 +222,9 @@ def pack_source(
     file = find_project(source, project)
     described = file.project if file else None
     reference = _reference(given, described)
+    if given.form == "modelpack":
+        with output.Progress(quiet=quiet) as progress:
+            return asyncio.run(_pack_model(source, given, reference, layout, progress)), []
     options = _pack_options(given, described)
     layers, notes = _layers(source, given, file)
 
@@ -220,6 +235,27 @@ def pack_source(
     with output.Progress(quiet=quiet) as progress:
         packed, more = asyncio.run(work(progress))
     return packed, [*notes, *more]
+
+
+async def _pack_model(
+    source: Path | None, given: Choices, reference: Reference, layout: Path, progress: output.Progress
+) -> Packed:
+    """Make a model. Raises UsageError for an option that means nothing to one."""
+    from p2pdist.package.layers import plain_layer
+    from p2pdist.package.modelpack import pack_model
+
+    if source is None:
+        raise UsageError("no directory is named that is to become a model", remedy="Write p2pdist pack DIR ...")
+    for field in fields(given):
+        value = getattr(given, field.name)
+        if value not in (None, False, ()) and field.name not in ("tag", "form", "ignore", "follow_links"):
+            option = field.name.replace("_", "-")
+            raise UsageError(f"--{option} says nothing of a model", remedy="Leave it away, or pack a tree")
+    ignore = plain_layer(source, "tree", given.ignore).ignore
+    async with opened_layout(layout) as local:
+        return await pack_model(
+            source, reference, local, ignore=ignore, follow_links=given.follow_links, on_progress=progress
+        )
 
 
 def _reference(given: Choices, project: Project | None) -> Reference:
@@ -270,13 +306,14 @@ def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tu
     from p2pdist.package.layers import plain_layer, project_layers, split_layer, used_layer
     from p2pdist.package.source.trace import merge, read_trace
 
-    form = given.form or (file.project.format if file else None) or "squashfs"
+    chosen = cast("Format | None", given.form)  # a model has been packed elsewhere
+    form = chosen or (file.project.format if file else None) or "squashfs"
     if file is not None and (source is None or file.project.layer):
         layers = project_layers(file, form, given.ignore)
     else:
         layers = [plain_layer(cast(Path, source), form, given.ignore, file.project if file else None)]
-    if given.form:
-        layers = [replace(layer, form=given.form) for layer in layers]
+    if chosen:
+        layers = [replace(layer, form=chosen) for layer in layers]
     if (given.split or given.only_used) and len(layers) != 1:
         raise UsageError("--split and --only-used need a single directory", remedy="Leave them away, or the layers")
     if given.first_party and not given.split:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -60,6 +61,10 @@ _OTHER_MOUNTS = (
 @click.option("--local", is_flag=True, help="Run it from the local layout, without an agent.")
 @layout_option
 @lazy_option
+@click.option(
+    "--cache", metavar="NAMESPACE", help="Bring the compile caches NAMESPACE/KEY for this host, see p2pdist cache."
+)
+@click.option("--cache-dir", type=click.Path(path_type=Path, file_okay=False), help="Where the caches are.")
 @socket_option
 @output.quiet_options
 @click.argument("reference", metavar="REF|DIRECTORY")
@@ -67,6 +72,7 @@ _OTHER_MOUNTS = (
 def command(
     reference: str,
     arguments: tuple[str, ...],
+    *,
     writable: bool,
     how: str | None,
     root: bool,
@@ -74,6 +80,8 @@ def command(
     local: bool,
     layout: Path,
     lazy: bool | None,
+    cache: str | None,
+    cache_dir: Path | None,
     socket: Path,
 ) -> int:
     """Run the program of the package REF, with ARG after its entrypoint, and end with its exit
@@ -86,6 +94,10 @@ def command(
     package is seen. With --root that is /: programs and interpreters of the package are found as in
     its image, the program is root there with the caller's rights outside, it sees /dev, /proc,
     /sys and /tmp of the host, and what it writes elsewhere goes with it.
+
+    With --cache, variables such as TRITON_CACHE_DIR and NUMBA_CACHE_DIR lead to what hosts like
+    this one have compiled before, unless they are set already. The python3 that the program would
+    find says for which versions.
 
     \b
     Example:
@@ -100,6 +112,8 @@ def command(
         signal.signal(number, _leave)
     arguments = arguments[1:] if arguments[:1] == ("--",) else arguments
     run = _checked(arguments, writable, how, root, binds)
+    if cache and (root or local or is_directory(reference)):
+        raise UsageError("--cache is for packages that an agent shows, without --root", remedy="Leave one of them out")
     if is_directory(reference):
         reference, local = _pack_directory(Path(reference), layout), True
     if local:
@@ -107,6 +121,7 @@ def command(
     from p2pdist.agent.api.client import LocalClient
 
     client = LocalClient(socket)
+    caches = _Caches(cache, cache_dir, client) if cache else None
     words = arguments[:WORDS_SENT]
     request = MountRequest(reference, "", writable, how or "", until_exit=True, command=words)
     try:
@@ -117,11 +132,11 @@ def command(
         raise
     if not isinstance(shown, PullStatus):
         try:
-            return _Run(reference, run, client).run_in(shown)
+            return _Run(reference, run, client, caches).run_in(shown)
         except _NotHere as failure:
             output.line(f"eager: {failure.error.what}")
             shown = follow_pull(client, reference, quiet=False)
-    return _Run(pulled_name(reference, shown), run, client).run()
+    return _Run(pulled_name(reference, shown), run, client, caches).run()
 
 
 def _checked(arguments: tuple[str, ...], writable: bool, how: str | None, root: bool, binds: tuple[str, ...]) -> Run:
@@ -159,11 +174,44 @@ def _leave(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+@dataclass(frozen=True, slots=True)
+class _Caches:
+    """The compile caches of a program."""
+
+    namespace: str
+    directory: Path | None
+    client: LocalClient
+
+    def restored(self, program: Program) -> Program:
+        """The program with variables that lead to its caches. A cache that cannot be had is
+        reported, and costs time alone."""
+        from p2pdist.cli.verbs.cache.directory import default_directory, make_directory, restore
+        from p2pdist.cli.verbs.cache.key import cache_key
+        from p2pdist.mount.executable import Search
+
+        try:
+            python = Search(program.env, program.cwd, program.root).executable(("python3",)).path
+            key = cache_key(self.namespace, python)
+            directory = (self.directory or default_directory(key)).absolute()
+            make_directory(directory)
+        except UsageError:
+            raise
+        except P2PDistError as error:
+            output.line(f"p2pdist: no caches: {error}")
+            return program
+        try:
+            if not restore(key, directory, self.client).found:
+                output.line(f"there is no cache {key.reference} yet")
+        except P2PDistError as error:
+            output.line(f"p2pdist: the cache {key.reference} is not here: {error}")
+        return replace(program, env={**key.variables(directory), **program.env})
+
+
 class _Run:
     """Shows one package by a mount method and runs its program."""
 
-    def __init__(self, name: str, asked: Run, client: LocalClient) -> None:
-        self._name, self._asked, self._client = name, asked, client
+    def __init__(self, name: str, asked: Run, client: LocalClient, caches: _Caches | None) -> None:
+        self._name, self._asked, self._client, self._caches = name, asked, client, caches
         self._writable, self._how = asked.writable, asked.how
 
     def run(self) -> int:
@@ -233,7 +281,8 @@ class _Run:
             raise _NotHere(error) from error
 
     def _program(self, shown: MountStatus, root: Path) -> Program:
-        return self._asked.program(Config(shown.entrypoint, shown.env, shown.working_dir), root)
+        found = self._asked.program(Config(shown.entrypoint, shown.env, shown.working_dir), root)
+        return found if self._caches is None else self._caches.restored(found)
 
     def _unmount(self, shown: MountStatus) -> None:
         """Unmount the view. A view that stays is reported and is no failure: the exit code is the

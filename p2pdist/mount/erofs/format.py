@@ -123,9 +123,9 @@ def object_path(content: bytes) -> bytes:
     return hexlify(content, b"/", 31)
 
 
-def redirect(content: bytes) -> bytes:
-    """The attribute that sends an overlay to the object with this content."""
-    return _xattr(_TRUSTED, b"overlay.redirect", b"/" + object_path(content))
+def redirect(path: bytes) -> bytes:
+    """The attribute that sends an overlay to the file at `path` below the directory of contents."""
+    return _xattr(_TRUSTED, b"overlay.redirect", b"/" + path)
 
 
 def inode(
@@ -144,10 +144,10 @@ def inode(
     return INODE.pack(layout, xattr_count(body), mode, 0, size, data, number, 0, 0, seconds, rest, links) + body
 
 
-def file_inode(entry: File, number: int, links: int) -> bytes:
-    """The inode of a regular file, with the one chunk, or several, that its content is said to
-    be."""
-    more = (METACOPY, redirect(entry.content)) if entry.size else ()
+def file_inode(entry: File, number: int, links: int, path: bytes) -> bytes:
+    """The inode of a regular file, with the one chunk, or several, that its content is said to be,
+    which lies at `path`."""
+    more = (METACOPY, redirect(path)) if entry.size else ()
     layout, data = (CHUNKED, CHUNK_BITS) if entry.size else (PLAIN, 0)
     body = xattr_body(entry.xattrs, *more)
     head = inode(layout, stat.S_IFREG | entry.mode, number, entry.mtime_ns, entry.size, data, links, body)

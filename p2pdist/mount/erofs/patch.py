@@ -48,6 +48,7 @@ from p2pdist.mount.erofs.format import (
     file_inode,
     identity,
     inode,
+    object_path,
     xattr_body,
     xattr_count,
 )
@@ -249,7 +250,7 @@ class _Image:
         kind = stat.S_IFMT(mode)
         match entry:
             case File() if kind == stat.S_IFREG and layout == (CHUNKED if entry.size else PLAIN):
-                made = file_inode(entry, number, links)
+                made = file_inode(entry, number, links, object_path(entry.content))
                 if (count, file_chunks(size)) == (INODE.unpack_from(made)[1], file_chunks(entry.size)):
                     return [(at, made)]
             case Directory() if kind == stat.S_IFDIR:

@@ -25,7 +25,7 @@ import struct
 from binascii import hexlify
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -80,6 +80,9 @@ from p2pdist.mount.erofs.format import (
 
 _PARTS_MAX = 1 << 16
 _SECOND_NS = 10**9
+ContentName = Callable[[bytes], bytes]
+"""Says where a content lies below the directory of contents."""
+
 _DAMAGED = {errno.EIO, errno.EUCLEAN}
 """What mount(2) answers when the image, not the caller or the kernel, is at fault."""
 
@@ -91,7 +94,7 @@ def object_name(content: bytes) -> bytes:
 
 
 _COMMON_FILE = struct.Struct(INODE.format + "53s65s10s")
-_BODY = xattr_body((), METACOPY, redirect(bytes(32)))
+_BODY = xattr_body((), METACOPY, redirect(object_name(bytes(32))))
 _BODY_BEGIN, _BODY_END = _BODY[:53], _BODY[118:] + HOLE + bytes(4)
 _BODY_COUNT = xattr_count(_BODY)
 """A file with content and without attributes of its own, by far the most frequent inode, is made in
@@ -195,10 +198,10 @@ class Device:
 
 class _Writer:
     """An image while it is written. `at` is where in the image the next byte goes. With `device`
-    files have their contents there, without it in objects."""
+    files have their contents there, without it in objects, which `name` names."""
 
-    def __init__(self, file: BinaryIO, device: Device | None = None) -> None:
-        self._file, self._device = file, device
+    def __init__(self, file: BinaryIO, device: Device | None = None, name: ContentName = object_name) -> None:
+        self._file, self._device, self._name = file, device, name
         self._part = blake3()
         self._part_left = PART_SIZE - REST_AT
         self._hashes = bytearray()
@@ -219,7 +222,7 @@ class _Writer:
         """All entries of a tree, in walking order, and then the superblock."""
         self._links.update(entry.target for entry in entries if type(entry) is HardLink)
         links, pack, put = self._links, _COMMON_FILE.pack, self._parts.append
-        place, here, plain = b"", self._root, self._device is None
+        place, here, plain = b"", self._root, self._device is None and self._name is object_name
         names, nids, types = here.names, here.nids, here.types
         for entry in entries:
             parent, _, name = entry.path.rpartition(b"/")
@@ -279,7 +282,7 @@ class _Writer:
             case File():
                 links = 1 + self._links[entry.path]
                 if self._device is None or not entry.size:
-                    data = file_inode(entry, self._number(), links)
+                    data = file_inode(entry, self._number(), links, self._name(entry.content))
                 else:
                     file_on_device = packed_file_inode if self._packed else device_file_inode
                     data = file_on_device(entry, self._number(), links, self._device.firsts[entry.content])
@@ -396,13 +399,16 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def write_image(entries: Sequence[Entry], path: Path, device: Device | None = None) -> None:
+def write_image(
+    entries: Sequence[Entry], path: Path, device: Device | None = None, *, name: ContentName = object_name
+) -> None:
     """Write the image of a tree, whose entries `check_entries` has let pass, at `path`, which
-    appears once it is whole. With `device` the contents are there, without it in objects. What a
+    appears once it is whole. With `device` the contents are there, without it in objects, where
+    `name` says. What a
     killed process left at the partial name beside it is replaced; two may not write the same image
     at a time. Raises OSError."""
     with partial_file(path) as file:
-        _Writer(file, device).write(entries)
+        _Writer(file, device, name).write(entries)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from p2pdist.model.errors import DiskFull, P2PDistError
 from p2pdist.model.tree import Directory, Entry, File
 from p2pdist.mount import kernel
-from p2pdist.mount.erofs.writer import object_name
+from p2pdist.mount.erofs.writer import ContentName, object_name
 from p2pdist.mount.files.tree import Given, TreeWriter, finish
 from p2pdist.mount.files.unpack import Listing, list_layers, unpack
 from p2pdist.mount.files.variants import VariantSource, varied
@@ -55,6 +55,7 @@ class _Tree:
     entries: Sequence[Entry]
     objects: Path
     variants: Callable[[int], Path | None] | None = None
+    name: ContentName = object_name
     stored: dict[bytes, int] = field(default_factory=dict)
 
     def files(self) -> Iterator[File]:
@@ -62,7 +63,7 @@ class _Tree:
         return (entry for entry in self.entries if type(entry) is File and entry.size)
 
     def check(self) -> None:
-        self.stored = self.stored or check_objects(self.entries, self.objects)
+        self.stored = self.stored or check_objects(self.entries, self.objects, self.name)
 
     @contextmanager
     def variant_source(self, method: str) -> Iterator[VariantSource | None]:
@@ -98,7 +99,7 @@ def materialize(
     Raises Corrupt, DiskFull, P2PDistError or OSError.
     """
     loaded = [
-        _Tree(layer.entries(), layer.objects, layer.variants) if isinstance(layer, TreeLayer) else layer
+        _Tree(layer.entries(), layer.objects, layer.variants, layer.name) if isinstance(layer, TreeLayer) else layer
         for layer in layers
     ]
     trees = [layer for layer in loaded if isinstance(layer, _Tree)]
@@ -144,7 +145,7 @@ def _write(layers: Sequence[Image | _Tree], listings: Sequence[Listing], staging
             objects = os.open(layer.objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 with layer.variant_source(method) as kept:
-                    directories += TreeWriter(top, objects, method, given, kept).write(layer.entries)
+                    directories += TreeWriter(top, objects, method, given, kept, layer.name).write(layer.entries)
             finally:
                 os.close(objects)
         finish(top, directories)
@@ -189,10 +190,12 @@ def _try(method: str, trees: Sequence[_Tree], staging: Path) -> str:
             continue
         objects = os.open(tree.objects, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            owner = check_object(file, objects).st_uid
+            owner = check_object(file, objects, tree.name(file.content)).st_uid
+            if method == "hardlink" and tree.name is not object_name:
+                return "blobs of the store are not linked"
             if method == "hardlink" and os.geteuid() not in (0, owner):
                 return "the objects belong to another user"
-            _probe(method, tree.objects / os.fsdecode(object_name(file.content)), staging / "probe")
+            _probe(method, tree.objects / os.fsdecode(tree.name(file.content)), staging / "probe")
         except OSError as error:
             return error.strerror or str(error)
         finally:

@@ -35,7 +35,7 @@ from types import TracebackType
 
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, variant_name, walking_order
 from p2pdist.mount import kernel
-from p2pdist.mount.erofs.writer import object_name
+from p2pdist.mount.erofs.writer import ContentName, object_name
 from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.files.variants import VariantSource, linked_mode
 from p2pdist.mount.layers import check_object, wrong_object
@@ -114,10 +114,20 @@ class Given:
 class TreeWriter:
     """Writes one tree into the directory `top` (a descriptor), over what is there. `method` is
     reflink, hardlink or copy, `objects` a descriptor of the directory of objects, `kept` the
-    variants that are linked, too; what was done is added to `given`."""
+    variants that are linked, too; `named` says where in it a content is. What was done is added to
+    `given`."""
 
-    def __init__(self, top: int, objects: int, method: str, given: Given, kept: VariantSource | None = None) -> None:
+    def __init__(
+        self,
+        top: int,
+        objects: int,
+        method: str,
+        given: Given,
+        kept: VariantSource | None = None,
+        named: ContentName = object_name,
+    ) -> None:
         self._top, self._objects, self._method, self._given, self._kept = top, objects, method, given, kept
+        self._named = named
 
     def write(self, entries: Sequence[Entry]) -> list[Directory]:
         """Write all entries, which are checked and in walking order. Returns the directories, the
@@ -162,7 +172,7 @@ class TreeWriter:
 
     def _make(self, entries: Iterable[File | Symlink | HardLink]) -> None:
         """Make entries that are no directories, in walking order; what is in the way is removed."""
-        maker = _Maker(self._objects, self._method, self._kept)
+        maker = _Maker(self._objects, self._method, self._kept, self._named)
         with PathWalk(self._top) as walk, PathWalk(self._top) as targets:
             for entry in entries:
                 parent, _, name = entry.path.rpartition(b"/")
@@ -180,8 +190,9 @@ class TreeWriter:
 class _Maker:
     """Makes files, one after the other. For one thread; what was done is in `given`."""
 
-    def __init__(self, objects: int, method: str, kept: VariantSource | None) -> None:
+    def __init__(self, objects: int, method: str, kept: VariantSource | None, named: ContentName) -> None:
         self._objects, self._method, self._kept, self.given = objects, method, kept, Given()
+        self._named = named
         self._root = os.geteuid() == 0
         self._checked: os.stat_result | None = None
         """Of the object of the file that is being made, when it was looked at."""
@@ -218,8 +229,9 @@ class _Maker:
             os.close(file)
 
     def _fill(self, entry: File, file: int) -> None:
-        found = self._checked or check_object(entry, self._objects)
-        source = os.open(object_name(entry.content), _READ, dir_fd=self._objects)
+        content = self._named(entry.content)
+        found = self._checked or check_object(entry, self._objects, content)
+        source = os.open(content, _READ, dir_fd=self._objects)
         try:
             if self._method == "reflink":
                 fcntl.ioctl(file, kernel.FICLONE, source)
@@ -246,7 +258,7 @@ class _Maker:
             return False
 
     def _link_object(self, entry: File, mode: int, name: bytes, place: int) -> bool:
-        content = object_name(entry.content)
+        content = self._named(entry.content)
         with _linking[entry.content[0] % len(_linking)]:
             found = self._checked = check_object(entry, self._objects, content)
             if not _looks(found, entry, mode):

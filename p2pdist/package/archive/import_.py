@@ -23,6 +23,7 @@ import lzma
 import os
 import platform
 import re
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +33,18 @@ import msgspec
 import zstandard
 
 from p2pdist.files import NotRegular, open_regular
-from p2pdist.model.digest import is_digest
+from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
-from p2pdist.model.manifest import LAYERS_MAX, MANIFEST_BYTES_MAX, Config
+from p2pdist.model.manifest import (
+    LAYERS_MAX,
+    MANIFEST_BYTES_MAX,
+    MODEL_LAYERS_MAX,
+    PIECES_TYPE,
+    Config,
+    Descriptor,
+)
+from p2pdist.model.modelpack import ARTIFACT_TYPE, ModelLayer, model_layers
+from p2pdist.model.modelpack import CONFIG_TYPE as MODEL_CONFIG_TYPE
 from p2pdist.model.platform import Platform, machine_platform, parse_platform, platform_of
 from p2pdist.package.archive.untar import Applied, apply_tar, finish
 from p2pdist.package.source.scan import Scan
@@ -60,7 +70,7 @@ class Unpacked:
 
     root: Path
     kind: str
-    """directory, tar, OCI image or docker archive."""
+    """directory, tar, OCI image, docker archive or model."""
     config: Config = field(default_factory=Config)
     seen: Scan = field(default_factory=Scan)
     """Counts, and the entries that were left out."""
@@ -93,9 +103,10 @@ class _Index(msgspec.Struct):
     manifests: list[_Descriptor]
 
 
-class _Manifest(msgspec.Struct):
+class _Manifest(msgspec.Struct, rename={"artifact_type": "artifactType"}):
     config: _Descriptor
     layers: list[_Descriptor]
+    artifact_type: str = ""
 
 
 class _Saved(msgspec.Struct, rename="pascal"):
@@ -175,6 +186,8 @@ class _Images:
         """From an OCI image layout."""
         index = _decoded(self._small(self.place / "index.json"), _Index, "index.json")
         manifest = self._manifest(index, self.choice.image, INDEX_DEPTH_MAX)
+        if manifest.artifact_type == ARTIFACT_TYPE or manifest.config.media_type == MODEL_CONFIG_TYPE:
+            return self._from_model(manifest)
         config = _decoded(self._blob_bytes(manifest.config), _Image, "the image's config")
         for layer in manifest.layers:
             if not layer.media_type.endswith(_LAYER_ENDS):
@@ -183,6 +196,28 @@ class _Images:
                     remedy="A package of p2pdist needs no import: push it",
                 )
         return self._apply([self._blob(layer) for layer in manifest.layers], config, "OCI image")
+
+    def _from_model(self, manifest: _Manifest) -> Unpacked:
+        """From a model: files as they are, and tars without whiteouts, one over the other."""
+        listed = [layer for layer in manifest.layers if layer.media_type != PIECES_TYPE]
+        if len(listed) > MODEL_LAYERS_MAX:
+            raise Corrupt(f"the model has {len(listed)} layers, over the limit of {MODEL_LAYERS_MAX}")
+        described = [
+            Descriptor(layer.media_type, Digest(layer.digest), layer.size, layer.annotations or {}) for layer in listed
+        ]
+        layers = [(layer, self._blob(plain)) for layer, plain in zip(model_layers(described), listed, strict=True)]
+        root, applied = self.work / "root", Applied()
+        root.mkdir()
+        for layer, path in layers:
+            if layer.form == "raw":
+                with _regular(path) as file:
+                    stream = _OneFile(layer, file)
+                    apply_tar(cast(IO[bytes], stream), root, applied, whiteouts=False, vouched=True)
+                continue
+            with _opened(path, self.report) as (unpacked, _):
+                apply_tar(unpacked, root, applied, whiteouts=False, vouched=True)
+        finish(root, applied)
+        return Unpacked(root, "model", Config(), applied.seen, applied.closed, _behind(applied))
 
     def from_saved(self) -> Unpacked:
         """From what `docker save` wrote."""
@@ -493,6 +528,23 @@ class _Counted(io.RawIOBase):
         self._done += count
         self._report("unpacking", self._done, self._total)
         return count
+
+
+class _OneFile:
+    """A tar of one file of a model, so that it is written as members of tars are: behind no link
+    that leads out."""
+
+    def __init__(self, layer: ModelLayer, file: IO[bytes]) -> None:
+        member = tarfile.TarInfo(layer.path.decode())
+        member.mode, member.size = layer.mode, os.fstat(file.fileno()).st_size
+        self._head = member.tobuf(tarfile.PAX_FORMAT)
+        self._file, self._tail = file, bytes(-member.size % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE)
+
+    def read(self, length: int) -> bytes:
+        data, self._head = self._head[:length], self._head[length:]
+        if not data and not (data := self._file.read(length)):
+            data, self._tail = self._tail[:length], self._tail[length:]
+        return data
 
 
 class _Hashing:

@@ -63,6 +63,9 @@ the one before, and at most."""
 
 LOOK_S = 0.25
 
+CACHE_S_MAX = 60.0
+"""How long a job waits for compile caches, without which it runs as well."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
@@ -99,6 +102,14 @@ class _Settings:
     show_default=True,
     help="What to do with a job whose packages are missing through no fault of the node.",
 )
+@click.option(
+    "--cache",
+    metavar="NAMESPACE",
+    help="Bring the compile caches of this node too, for jobs that run --cache; they go on without.",
+)
+@click.option(
+    "--cache-python", default="python3", show_default=True, metavar="PATH", help="The interpreter of such jobs."
+)
 @agent_wait_option
 @tracker_option
 @socket_option
@@ -110,6 +121,8 @@ def prolog(
     ttl: str,
     on_failure: str,
     agent_wait: float,
+    cache: str | None,
+    cache_python: str,
     tracker: str,
     socket: Path,
 ) -> int:
@@ -134,7 +147,8 @@ def prolog(
         job = controller.ask_for(job)
     settings = _Settings(tracker, socket, jobs_dir, mount, ttl_s, timeout, agent_wait)
     try:
-        _prepare(job, packages, settings)
+        if _prepare(job, packages, settings) and cache:
+            _bring_caches(job, cache, cache_python, socket)
     except P2PDistError as error:
         if on_failure == "drain" or error.details.get("node_at_fault"):
             raise
@@ -143,11 +157,12 @@ def prolog(
     return 0
 
 
-def _prepare(job: Job, always: str, settings: _Settings) -> None:
-    """Bring the packages here. Raises why not, with the detail `node_at_fault`."""
+def _prepare(job: Job, always: str, settings: _Settings) -> bool:
+    """Bring the packages here; returns whether there are any. Raises why not, with the detail
+    `node_at_fault`."""
     packages = packages_of(job, always)
     if not packages:
-        return
+        return False
     places = places_of(packages, settings.jobs_dir / job.id)
     try:
         hosts = controller.host_names(job.nodes or job.node)
@@ -157,6 +172,24 @@ def _prepare(job: Job, always: str, settings: _Settings) -> None:
         error.details["node_at_fault"] = True
         raise
     _bring_all(job, hosts, places, settings)
+    return True
+
+
+def _bring_caches(job: Job, namespace: str, python: str, socket: Path) -> None:
+    """Have the compile caches for this node in the agent's store. A job runs without them, too, so
+    what is wrong is only said."""
+    from p2pdist.agent.api.client import LocalClient
+    from p2pdist.cli.verbs.cache.key import cache_key
+
+    try:
+        with time_limit(CACHE_S_MAX):
+            name = str(cache_key(namespace, python).reference)
+            pulled = follow_pull(LocalClient(socket), name, quiet=False)
+        output.line(f"p2pdist: job {job.id}: {name} was here after {pulled.seconds:.1f} s")
+    except TimeIsUp:
+        output.line(f"p2pdist: job {job.id} goes on without caches: they were not there after {CACHE_S_MAX:g} s")
+    except P2PDistError as error:
+        output.line(f"p2pdist: job {job.id} goes on without caches: {error}")
 
 
 def _bring_all(job: Job, hosts: Sequence[str], places: dict[Reference, Path], settings: _Settings) -> None:

@@ -1,0 +1,130 @@
+"""The directory of a compile cache on a host: made for one user alone, and filled from a package.
+
+What is in a cache is executed. So the directory and all above it up to the user's own must be
+nobody else's to write to, and files come from a package below the namespace that the user or the
+operator named, and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from p2pdist.cli.connect import follow_pull, pulled_name
+from p2pdist.cli.verbs.cache.key import VARIABLES, CacheKey
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge
+from p2pdist.model.messages import MountRequest
+
+if TYPE_CHECKING:
+    from p2pdist.agent.api.client import LocalClient
+
+FILES_MAX = 200_000
+BYTES_MAX = 8 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore did: whether there was a package, and what of it was not here before."""
+
+    found: bool
+    files: int = 0
+    size: int = 0
+
+
+def default_directory(key: CacheKey) -> Path:
+    """Where the caches of a key are unless the user says otherwise."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(home) if home.startswith("/") else Path("~/.cache").expanduser()
+    return base / "p2pdist" / "caches" / key.namespace.replace("/", "_") / key.digits
+
+
+def make_directory(directory: Path) -> None:
+    """Make the directory and those of all caches, if need be. Raises Refused where another user
+    could write to it, P2PDistError where it cannot be made."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(directory)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise Refused(
+                f"other users can write to the cache directory {directory}, and what is in it is executed",
+                remedy="Name another one with --dir, or chmod go-w it",
+            )
+        for part in VARIABLES.values():
+            (directory / part).mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise P2PDistError(
+            f"the cache directory {directory} cannot be made: {error.strerror}", remedy="Name another one with --dir"
+        ) from error
+
+
+def restore(key: CacheKey, directory: Path, client: LocalClient, *, quiet: bool = False) -> Restored:
+    """Bring the package of a key and copy what `directory` does not have. Raises Refused, TooLarge,
+    and what pulling and mounting raise, except that there is no such package."""
+    make_directory(directory)
+    name = str(key.reference)
+    try:
+        pulled = follow_pull(client, name, quiet=quiet)
+    except NotFound:
+        return Restored(False)
+    with _seen(client, pulled_name(name, pulled)) as source:
+        return _copy_missing(source, directory)
+
+
+@contextmanager
+def _seen(client: LocalClient, name: str) -> Iterator[Path]:
+    shown = client.mount(MountRequest(name, "", until_exit=True))
+    try:
+        yield Path(shown.path)
+    finally:
+        client.unmount(shown.path)
+
+
+def _copy_missing(source: Path, directory: Path) -> Restored:
+    """Copy regular files that are not there. Each appears whole, as other processes of the user may
+    be reading."""
+    files = size = 0
+    try:
+        for above, names, found in os.walk(source):
+            names[:] = [name for name in names if not os.path.islink(os.path.join(above, name))]
+            target = directory / os.path.relpath(above, source)
+            _make_plain(target)
+            for name in found:
+                path, status = os.path.join(above, name), os.lstat(os.path.join(above, name))
+                if not stat.S_ISREG(status.st_mode) or os.path.lexists(target / name):
+                    continue
+                files, size = files + 1, size + status.st_size
+                if files > FILES_MAX or size > BYTES_MAX:
+                    raise TooLarge(f"the cache has more than {FILES_MAX} files or {BYTES_MAX} bytes")
+                _copy(path, target / name)
+    except OSError as error:
+        raise P2PDistError(
+            f"the cache cannot be written to {error.filename or directory}: {error.strerror}",
+            remedy="Make room there, or name another directory with --dir",
+        ) from error
+    return Restored(True, files, size)
+
+
+def _make_plain(target: Path) -> None:
+    with suppress(FileExistsError):
+        target.mkdir(mode=0o700)
+    if not stat.S_ISDIR(os.lstat(target).st_mode):
+        raise Refused(f"{target} is no directory", remedy="Remove it, or name another directory with --dir")
+
+
+def _copy(path: str, target: Path) -> None:
+    partial = target.parent / f".{target.name[:200]}.{secrets.token_hex(6)}"
+    try:
+        shutil.copyfile(path, partial)
+        shutil.copystat(path, partial)
+        partial.chmod(stat.S_IMODE(os.stat(path).st_mode) & 0o700 | 0o600)
+        partial.rename(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

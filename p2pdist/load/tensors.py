@@ -1,0 +1,189 @@
+"""Tensors of safetensors files, in file order, from one mapping of the file.
+
+The mapping is shared and read-only: all processes of a host that load a file see the same pages of
+the page cache, so that weights are in memory once, whatever the number of ranks. A tensor on the
+CPU is such pages, and must not be written to: clone it first.
+
+A file that still arrives has its full length from the beginning. Before a tensor is made, the agent
+has said that its bytes are there and verified; so loading goes along with the broadcast. What comes
+straight from a registry counts as a whole only, and is loaded once it is complete.
+
+To a CUDA device bytes go through two pinned buffers, while the next ones arrive.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2pdist.agent.api.client import DEFAULT_SOCKET, LocalClient
+from p2pdist.load.header import LENGTH_BYTES, Place, decode_header, header_length
+from p2pdist.model.digest import is_digest
+from p2pdist.model.errors import Corrupt, NotFound, Unavailable, UsageError
+from p2pdist.model.image import is_image
+from p2pdist.model.messages import PullRequest
+
+ENDING = ".safetensors"
+STAGE_BYTES = 64 << 20
+"""Of each of two pinned buffers."""
+
+TRIES = 5
+"""A blob's file gets another name when it is complete, maybe just before it is opened."""
+
+_TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "BOOL": "bool",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+
+
+def safetensors(
+    source: str | os.PathLike[str], *, device: Any = "cpu", socket: str | os.PathLike[str] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Names and tensors of `source`, in file order: a path of a file or directory, the digest of a
+    blob, or the reference of a model, whose pull the agent begins. Of several files each comes
+    after the one before, by name. `socket` is the agent's, else that of P2PDIST_SOCKET.
+
+    Tensors on the CPU share the pages of the file with all programs that load it and must not be
+    written to. Raises UsageError, NotFound, Corrupt for what is no safetensors file, and what
+    pulling raises."""
+    torch = _torch()
+    return _all(torch, _files(source, socket), torch.device(device))
+
+
+def _all(torch: Any, files: Iterator[_File], device: Any) -> Iterator[tuple[str, Any]]:
+    put = _Staging(torch, device).put if device.type == "cuda" else None
+    for file in files:
+        yield from _tensors(torch, file, device, put)
+
+
+@dataclass
+class _File:
+    """A file to load: a path, or a blob of the agent that `client` asks."""
+
+    name: str
+    path: str = ""
+    digest: str = ""
+    client: LocalClient | None = None
+    here: int = 0
+    """Up to where the bytes of a blob are there."""
+
+    def ready(self, start: int, end: int) -> None:
+        """Wait until bytes are there and verified."""
+        if self.client is not None and end > self.here:
+            found = self.client.blob_file(self.digest, start, end)
+            self.path, self.here = found.path, found.here
+
+    def open(self) -> mmap.mmap:
+        """Map the file."""
+        for attempt in range(TRIES):
+            if self.client is not None and (attempt or not self.path):
+                self.path = self.client.blob_file(self.digest, 0, 0).path
+            try:
+                handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                if self.client is None:
+                    raise NotFound(f"there is no file {self.path}") from error
+                continue
+            except PermissionError as error:
+                raise UsageError(
+                    f"this user may not read {self.path}", remedy="Be in the group of the agent's socket"
+                ) from error
+            try:
+                if not os.fstat(handle).st_size:
+                    raise Corrupt(f"{self.name} is empty, and no safetensors file")
+                return mmap.mmap(handle, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            finally:
+                os.close(handle)
+        raise Unavailable(f"{self.name} is not where the agent says", remedy="See the agent's log")
+
+
+def _files(source: str | os.PathLike[str], socket: str | os.PathLike[str] | None) -> Iterator[_File]:
+    text = os.fspath(source)
+    if not isinstance(source, str) or text.startswith(("/", "./", "../")) or text.endswith(ENDING):
+        path = Path(text)
+        paths = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path]
+        if not paths:
+            raise NotFound(f"there is no *{ENDING} file in {path}")
+        yield from (_File(str(each), str(each)) for each in paths)
+        return
+    client = LocalClient(Path(socket or os.environ.get("P2PDIST_SOCKET") or DEFAULT_SOCKET))
+    if is_digest(text):
+        yield _File(text, digest=text, client=client)
+        return
+    if not is_image(text):
+        client.begin_pull(PullRequest(package=text))
+    model = client.model_files(text)
+    weights = sorted((file.path, file.digest) for file in model.files if file.path.endswith(ENDING))
+    if not weights:
+        raise NotFound(f"{model.reference} has no *{ENDING} file", remedy="Name a path within it")
+    yield from (_File(path, digest=digest, client=client) for path, digest in weights)
+
+
+def _tensors(torch: Any, file: _File, device: Any, put: Any) -> Iterator[tuple[str, Any]]:
+    file.ready(0, LENGTH_BYTES)
+    mapped = file.open()
+    size = len(mapped)
+    start = LENGTH_BYTES + header_length(mapped[:LENGTH_BYTES], size)
+    file.ready(LENGTH_BYTES, start)
+    for place in decode_header(mapped[LENGTH_BYTES:start], size):
+        file.ready(place.begin, place.end)
+        tensor = _tensor(torch, mapped, place)
+        if put is not None:
+            tensor = put(tensor)
+        elif device.type != "cpu":
+            tensor = tensor.to(device)
+        yield place.name, tensor
+
+
+def _tensor(torch: Any, mapped: mmap.mmap, place: Place) -> Any:
+    """The tensor whose values are in the mapping, which it keeps."""
+    dtype = getattr(torch, _TYPES[place.dtype], None)
+    if dtype is None:
+        raise UsageError(f"this torch has no type {place.dtype}, of the tensor {place.name[:200]}")
+    if place.begin == place.end:
+        return torch.empty(place.shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the buffer is not writable is known here
+        flat = torch.frombuffer(mapped, dtype=torch.uint8, count=place.end - place.begin, offset=place.begin)
+    if dtype.itemsize > 1 and flat.data_ptr() % dtype.itemsize:
+        flat = flat.clone()  # what is not aligned cannot be seen as the type
+    return flat.view(dtype).reshape(place.shape)
+
+
+class _Staging:
+    """Copies to a CUDA device through pinned buffers in turn: while one is read by the device, the
+    other is filled."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch, self._device, self._turn = torch, device, 0
+        self._buffers = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._read = [torch.cuda.Event() for _ in range(2)]
+
+    def put(self, tensor: Any) -> Any:
+        """The tensor on the device."""
+        there = self._torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+        source, target = (each.reshape(-1).view(self._torch.uint8) for each in (tensor, there))
+        for start in range(0, source.numel(), STAGE_BYTES):
+            count = min(STAGE_BYTES, source.numel() - start)
+            buffer, read = self._buffers[self._turn], self._read[self._turn]
+            read.synchronize()
+            buffer[:count].copy_(source[start : start + count])
+            target[start : start + count].copy_(buffer[:count], non_blocking=True)
+            read.record()
+            self._turn = 1 - self._turn
+        self._read[1 - self._turn].synchronize()
+        return there
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise UsageError("torch is not installed", remedy="pip install 'p2pdist[torch]'") from error

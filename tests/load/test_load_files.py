@@ -1,0 +1,87 @@
+"""Loading complete files: tensors as safetensors has them, and one copy in memory for all
+processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import safetensors.torch as reference  # noqa: E402
+
+from p2pdist.load import safetensors  # noqa: E402
+from p2pdist.model.errors import Corrupt, NotFound  # noqa: E402
+
+CHILD = Path(__file__).with_name("load_child.py")
+pytestmark = pytest.mark.slow
+
+
+def tensors_of_all_types() -> dict[str, object]:
+    types = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8]
+    made = {str(kind): torch.arange(24).reshape(2, 3, 4).to(kind) for kind in types}
+    made |= {"bool": torch.tensor([True, False, True]), "scalar": torch.tensor(3.5), "empty": torch.empty(0, 4)}
+    made |= {"f8": torch.ones(3).to(torch.float8_e4m3fn), "odd": torch.ones(7, dtype=torch.uint8)}
+    return made
+
+
+def test_tensors_equal_those_of_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    reference.save_file(tensors_of_all_types(), path, metadata={"format": "pt"})
+    expected = reference.load_file(path)
+    found = dict(safetensors(path))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape, name
+        assert torch.equal(found[name].float(), tensor.float()), name
+    with pytest.raises(Corrupt):
+        list(safetensors(CHILD))
+    with pytest.raises(NotFound):
+        list(safetensors(tmp_path / "missing.safetensors"))
+
+
+def test_files_of_a_directory_come_by_name_and_tensors_in_file_order(tmp_path: Path) -> None:
+    for number in (2, 1):
+        reference.save_file(
+            {f"b{number}": torch.ones(4), f"a{number}": torch.zeros(2, dtype=torch.int8)},
+            tmp_path / f"model-{number}.safetensors",
+        )
+    assert [name for name, _ in safetensors(tmp_path)] == ["b1", "a1", "b2", "a2"]
+
+
+def test_four_processes_have_the_weights_in_memory_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    reference.save_file({f"layer{number}": torch.rand(1 << 20) for number in range(8)}, path)
+    size_kib = path.stat().st_size >> 10
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    try:
+        sums = {_line(child) for child in children}
+        assert len(sums) == 1
+        counted = []
+        for child in children:
+            _tell(child)
+            counted.append(int(_line(child)))
+        assert 0.95 * size_kib <= sum(counted) <= 1.05 * size_kib, "once for all"
+        assert max(counted) <= 0.3 * size_kib, "a fourth for each"
+    finally:
+        for child in children:
+            _tell(child)
+            child.communicate(timeout=60)
+
+
+def _line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def _tell(child: subprocess.Popen[str]) -> None:
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()

@@ -1,0 +1,147 @@
+"""Compile caches that travel: what one host has compiled another one like it need not compile, by
+the compiler's own count."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import programs
+import pytest
+from site_rig import Agent, Site, running_site
+
+from p2pdist.agent.api.client import LocalClient
+
+pytest.importorskip("numba")
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import json
+import numba
+
+@numba.njit(cache=True)
+def total(count):
+    found = 0.0
+    for number in range(count):
+        found += number * 0.5
+    return found
+
+assert total(1000) == 249750.0
+hits, misses = (sum(found.values()) for found in (total.stats.cache_hits, total.stats.cache_misses))
+print(json.dumps({"loaded": hits, "compiled": misses}))
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    for name in ("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with running_site(tmp_path) as running:
+        yield running
+
+
+def counted(site: Site, env: dict[str, str]) -> dict[str, int]:
+    """Run the program; what it says of its cache."""
+    done = subprocess.run(
+        [sys.executable, str(site.directory / "program.py")],
+        env={**os.environ, **env},
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def restored(site: Site, agent: Agent, directory: str, namespace: str = "cache") -> dict[str, object]:
+    words = ("--dir", str(site.directory / directory), "--python", sys.executable, "--socket", str(agent.socket))
+    code, found, errors = site.command("cache", "restore", namespace, *words)
+    assert code == 0, errors
+    return found
+
+
+def saved(site: Site, directory: str) -> dict[str, object]:
+    words = ("--dir", str(site.directory / directory), "--python", sys.executable)
+    places = ("--layout", str(site.directory / "layout"), "--origin", f"file://{site.layout}")
+    code, found, errors = site.command("cache", "save", "cache", *words, *places)
+    assert code == 0, errors
+    return found
+
+
+def test_the_second_host_starts_without_compiling(site: Site) -> None:
+    first, second = site.agents(2)
+    begun = restored(site, first, "caches-first")
+    assert begun["found"] is False and str(begun["reference"]).startswith("cache/")
+    env = begun["env"]
+    assert isinstance(env, dict)
+    assert counted(site, env) == {"loaded": 0, "compiled": 1}
+    assert counted(site, env) == {"loaded": 1, "compiled": 0}
+    made = saved(site, "caches-first")
+    assert made["reference"] == begun["reference"] and made["files"] == 2
+    found = restored(site, second, "caches-second")
+    assert found["found"] is True and (found["files"], found["key"]) == (2, begun["key"])
+    there = found["env"]
+    assert isinstance(there, dict) and there["NUMBA_CACHE_DIR"].startswith(str(site.directory / "caches-second"))
+    assert counted(site, there) == {"loaded": 1, "compiled": 0}
+    assert restored(site, second, "caches-second")["files"] == 0, "what is there is left alone"
+    assert LocalClient(second.socket).mounts() == [], "nothing stays shown"
+
+
+def test_run_leads_the_program_to_its_caches(site: Site) -> None:
+    (agent,) = site.agents(1)
+    source = site.directory / "app"
+    source.mkdir()
+    (source / "name").write_text("app")
+    entry = json.dumps([sys.executable, str(site.directory / "program.py")])
+    layout = ("--layout", str(site.directory / "layout"))
+    for words in (
+        ("pack", str(source), "-t", "team/app:v1", "--entrypoint", entry, *layout),
+        ("push", "team/app:v1", *layout, "--origin", f"file://{site.layout}"),
+    ):
+        code, _, errors = site.command(*words)
+        assert code == 0, errors
+
+    def run(directory: str) -> tuple[dict[str, int], str]:
+        words = ("--cache", "cache", "--cache-dir", site.directory / directory, "--socket", agent.socket)
+        done = programs.run("run", *words, "team/app:v1")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout), done.stderr
+
+    found, said = run("one")
+    assert found == {"loaded": 0, "compiled": 1} and "there is no cache" in said
+    saved(site, "one")
+    found, said = run("two")
+    assert found == {"loaded": 1, "compiled": 0} and "there is no cache" not in said
+
+
+def test_caches_that_others_could_write_to_are_refused(site: Site) -> None:
+    (agent,) = site.agents(1)
+    place = site.directory / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    words = ("--dir", str(place), "--python", sys.executable)
+    code, _, errors = site.command("cache", "restore", "cache", *words, "--socket", str(agent.socket))
+    assert code == 4 and "other users can write" in errors
+    places = ("--layout", str(site.directory / "layout"), "--origin", f"file://{site.layout}")
+    code, _, errors = site.command("cache", "save", "cache", *words, *places)
+    assert code == 3 and "there is no cache" in errors
+    code, _, errors = site.command("cache", "save", "../cache", *words, *places)
+    assert code == 2
+    code, _, errors = site.command("cache", "key", "cache", "--python", "/no/python")
+    assert code == 3 and "/no/python" in errors
+
+
+def test_the_key_differs_where_a_version_does(tmp_path: Path) -> None:
+    from p2pdist.cli.verbs.cache.key import CacheKey, cache_key
+
+    here = cache_key("cache", sys.executable)
+    assert here.facts["numba"] and here.facts["python"] and here.facts["machine"]
+    assert cache_key("cache", sys.executable).digits == here.digits
+    for fact in here.facts:
+        assert CacheKey("cache", {**here.facts, fact: "other"}).digits != here.digits
