@@ -121,6 +121,17 @@ FLEET = [
         "left: the mirror had nothing to give, and the client went to the registry.",
     ),
     Panel(
+        "Objects given to S3 clients",
+        "Bps",
+        [q("sum by (source) (rate(p2pdist_agent_s3_bytes_total[$__rate_interval]))", "{{source}}")],
+        "store: they were there. swarm: they came while they were read.",
+    ),
+    Panel(
+        "Requests of S3 clients",
+        "ops",
+        [q("sum by (result) (rate(p2pdist_agent_s3_requests_total[$__rate_interval]))", "{{result}}")],
+    ),
+    Panel(
         "Time of pulls",
         "s",
         [

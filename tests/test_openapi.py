@@ -17,7 +17,9 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.api.s3 import make_s3_app
 from p2pdist.agent.api.server import make_apps
+from p2pdist.agent.buckets.settings import S3Settings
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.messages import Hello, Report, encode
 from p2pdist.transfer.openapi import DOCUMENT_PATH, INTERFACE, Answer, Query, Route, serve
@@ -103,6 +105,20 @@ async def test_descriptions_are_valid_and_name_all_routes(
         assert routes_described(document) == routes_served(app)
         for operations in document["paths"].values():
             assert all(operation["summary"] and len(operation["summary"]) < 100 for operation in operations.values())
+
+
+async def test_the_description_of_the_s3_interface_is_valid(tmp_path: Path) -> None:
+    agent = Agent(AgentSettings((), "h1", "127.0.0.1:7071", tmp_path / "store"))
+    try:
+        app = make_s3_app(agent, S3Settings())
+        async with listening(app, tmp_path) as http, http.get(DOCUMENT_PATH) as answer:
+            document = await answer.json()
+        validate(document)
+        assert routes_described(document) == routes_served(app)
+        async with listening(app, tmp_path) as http, http.get("/none") as answer:
+            assert (answer.status, answer.content_type) == (404, "application/xml")
+    finally:
+        await agent.stop()
 
 
 async def test_a_tracker_without_preseeds_does_not_describe_them() -> None:

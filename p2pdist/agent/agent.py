@@ -49,6 +49,7 @@ from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
 from p2pdist.gateway.registry.counts import MirrorCounts
+from p2pdist.gateway.s3.counts import S3Counts
 from p2pdist.model.address import parse_address
 from p2pdist.model.errors import Refused, from_problem
 from p2pdist.model.messages import (
@@ -138,6 +139,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings, membership: Membership | None = None) -> None:
         self.settings, self.host, self.mirrored = settings, settings.host, MirrorCounts()
+        self.s3_counts = S3Counts()
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
         self.access = access = self._access(membership)

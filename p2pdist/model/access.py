@@ -40,6 +40,7 @@ Right = Literal[
     "trackers",
     "ticket",
     "image",
+    "object",
     "local",
     "local-admin",
 ]
@@ -50,8 +51,9 @@ of which the route answers for those that the identity may read. rank: rank host
 preseeds and cancel one's own. cancel-any: cancel the preseeds of others. watch: see hosts, swarms
 and events. metrics: read metrics. trackers: have a tracker give its blobs to others. ticket: a
 ticket for the blob (between agents). image: reading the image that is asked for, which the registry
-interface judges. local: a process at the agent's Unix socket. local-admin: root, or the agent's own
-user, at that socket.
+interface judges. object: reading the object that is asked for, which the S3 interface judges.
+local: a process at the agent's Unix socket. local-admin: root, or the agent's own user, at that
+socket.
 """
 
 GRANTABLE: tuple[Right, ...] = ("rank", "preseed", "cancel-any", "watch", "metrics", "trackers")

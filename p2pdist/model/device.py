@@ -151,6 +151,13 @@ class DeviceLayout:
             offset = offsets[number]
             yield DeviceChunk(at + offset, content, offset, names[number], offsets[number + 1] - offset, number)
 
+    def range_chunks(self, content: bytes, begin: int, end: int) -> Iterator[DeviceChunk]:
+        """The chunks of a content that have bytes in the range from `begin` to `end` of it, in
+        order; none of a content that is not here."""
+        if end := min(end, self._sizes.get(content, 0)):
+            at = self._begin(content) * BLOCK_BYTES
+            yield from self.chunks(at + begin, at + end)
+
     def _begin(self, content: bytes) -> int:
         if self._begins is None:
             self._begins = self.first_blocks()

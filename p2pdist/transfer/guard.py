@@ -30,7 +30,7 @@ from p2pdist.model.errors import NotFound, Refused
 from p2pdist.transfer.openapi import route_of
 
 SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
-CHECKED_BY_HANDLER: frozenset[Right] = frozenset(["join", "ticket", "image"])
+CHECKED_BY_HANDLER: frozenset[Right] = frozenset(["join", "ticket", "image", "object"])
 """Rights that something in the request gives, which its handler reads."""
 
 LEARNT_MAX = 64

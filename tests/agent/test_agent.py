@@ -291,6 +291,41 @@ async def test_short_pieces_of_the_origin_are_stored_on_the_loop_where_no_disk_m
     assert noted.on_loop == [in_memory, in_memory] + [False] * (blob.layout.count - 2)
 
 
+async def test_two_readers_of_the_origin_read_nothing_twice(rig: Rig) -> None:
+    """What a client waits for is read beside its stripe: pieces that the one has under way the
+    other leaves out, also where it chose them before."""
+    digest = await rig.publish(rig.data)
+    blob, _ = await rig.fetch(digest)
+    read, under_way, events = list[int](), set[int](), list[StreamEvent]()
+
+    class Counted:
+        async def read_range(self, digest: Digest, offset: int, length: int) -> bytes:
+            read.append(offset)
+            return await rig.layout.read_range(digest, offset, length)
+
+    readers = [
+        OriginReader(
+            Counted(),
+            SlowBlob(blob),  # type: ignore[arg-type]
+            0,
+            1,
+            events.append,
+            number=number,
+            reading=lambda length: nullcontext(),
+            pause=at_once,
+            pieces=pieces,
+            under_way=under_way,
+        )
+        for number, pieces in ((1, ()), (2, tuple(reversed(range(blob.layout.count)))))
+    ]
+    for reader in readers:
+        reader._blob.go.set()  # type: ignore[attr-defined]
+        reader.start()
+    await until(lambda: sum(isinstance(event, StreamClosed) for event in events) == 2)
+    assert sorted(read) == [blob.layout.offset(piece) for piece in range(blob.layout.count)]
+    assert len(blob.have) == blob.layout.count > 2 and not under_way
+
+
 async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_stored(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import until
 
 from p2pdist.agent.pull import streams
-from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.blob import BlobPull, DemandedBody
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.sources import Sources
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.pieces import PieceList
+from p2pdist.model.errors import Unavailable
+from p2pdist.model.messages import StreamRequest
+from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
@@ -37,13 +40,14 @@ class Stream:
     def __init__(
         self,
         source: Source,
-        request: object,
-        layout: object,
+        request: StreamRequest,
+        layout: PieceLayout,
         write: Callable[[int, bytes], bool],
         post: Any,
         **rest: Any,
     ) -> None:
         self.source, self.number, self._write, self._post = source, rest["number"], write, post
+        self.asked = tuple(PieceSet(layout.count, request.have).missing(request.stripe, request.stripes))
 
     def start(self) -> None:
         self.opened.append(self)
@@ -133,3 +137,28 @@ async def test_a_demand_waits_for_its_pieces_in_one_task(tmp_path: Path, monkeyp
         Stream.opened[piece % 2].give(piece)
         await asyncio.sleep(0)
     await asyncio.wait_for(asyncio.gather(*demands, pull.done), 10)
+
+
+async def test_a_client_that_waits_has_its_part_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The piece that it waits for has a stream of its own, what it reads next another one; nothing
+    behind the part is asked for."""
+    monkeypatch.setattr(Stream, "opened", [], raising=False)
+    monkeypatch.setattr(streams, "IncomingStream", Stream)
+    pieces = PieceList.of_stream(io.BytesIO(DATA), len(DATA))
+    around: Any = Around()
+    pull = BlobPull(BlobStore(tmp_path).begin(digest_of(DATA), pieces), around, tracker_present=True)
+    pull.start()
+    parents = [Source("h2", "h2:1"), Source("h3", "h3:1")]
+    pull.planned(Plan(pull.blob.digest, tuple(StripePlan(stripe, parents[stripe]) for stripe in (0, 1))))
+    body = DemandedBody(pull, 36)
+    waiting = asyncio.create_task(body.piece(30))
+    await until(lambda: len(Stream.opened) == 5)
+    asked = {stream.asked: stream for stream in Stream.opened[2:]}
+    assert set(asked) == {(30,), (32, 34), (31, 33, 35)}
+    asked[30,].give(30)
+    await asyncio.wait_for(waiting, 10)
+    assert set(pull.blob.have) == {30}
+    body.close()
+    pull.reject(Unavailable("the test ends"))
+    with pytest.raises(Unavailable):
+        await body.piece(31)

@@ -12,7 +12,7 @@ import json
 import os
 import tarfile
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,11 @@ def push_manifest(address: str, repository: str, target: str, manifest: bytes, m
 class Arrival:
     """A blob on its way into the store, for clients of a mirror what a BlobPull is."""
 
-    def __init__(self, blob: Blob, data: bytes) -> None:
+    def __init__(self, blob: Blob, data: bytes, *, listed: bool = False) -> None:
+        self.vouched = None if listed else self
+        """Without a list hosts vouch for its pieces."""
+        self.demanded: list[tuple[tuple[int, ...], bool]] = []
+        """Pieces that are to come before others, and whether no client waits for them yet."""
         self.blob, self._data, self._waits = blob, data, PieceWaits()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -122,6 +126,12 @@ class Arrival:
         """Return once a piece is there."""
         if piece not in self.blob.have:
             await self._waits.wait(piece)
+
+    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False) -> None:
+        """Return once pieces are there, which are to come first."""
+        self.demanded.append((tuple(pieces), prefetch))
+        for piece in pieces:
+            await self.piece(piece)
 
     async def proven(self) -> None:
         """Return once the whole has matched."""
@@ -169,6 +179,8 @@ class GivenImages:
         self.arrivals: dict[Digest, Arrival] = {}
         self.fetched: list[Digest] = []
         self.confirmed = Confirmed(self._ask)
+        self.listed = False
+        """Blobs have piece lists from the beginning."""
         self.silent = False
         """Nothing is answered any more."""
         self.flowing = False
@@ -223,7 +235,7 @@ class GivenImages:
             if digest in self.arrivals:  # another request was at it
                 blob.release()
                 return await self.fetch_blob(name, digest)
-            self.arrivals[digest] = Arrival(blob, data)
+            self.arrivals[digest] = Arrival(blob, data, listed=self.listed)
             if self.flowing:
                 self._feeding.append(asyncio.create_task(self._feed(self.arrivals[digest])))
         arrival = self.arrivals[digest]

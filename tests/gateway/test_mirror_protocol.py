@@ -24,6 +24,7 @@ from mirror_rig import (
     running_mirror,
 )
 from registry_rig import needs_registry, running_registry
+from waits import until
 
 from p2pdist.agent.api import mirror as mirror_module
 from p2pdist.gateway.registry.counts import CHECKS_MAX
@@ -258,6 +259,33 @@ async def test_a_late_range_of_a_blob_that_comes_is_waited_for(
     arrival.give(*range(3, PIECES))
     arrival.match()
     assert await answer.read() == data[4 * PIECE :]
+
+
+async def test_a_range_of_a_layer_that_has_a_piece_list_comes_first(
+    http: aiohttp.ClientSession, rig: Rig, image: Image
+) -> None:
+    """And is sent once its pieces are here, for a program of this host; whole layers come in their
+    order."""
+    (layer,) = image.layers
+    rig.images.listed = True
+    path = rig.path("team/app", f"blobs/{layer}")
+    request = asyncio.create_task(http.get(path, headers={"Range": f"bytes={3 * PIECE}-{4 * PIECE + 9}"}).__aenter__())
+    await arrived(rig, layer)
+    arrival = rig.images.arrivals[layer]
+    await until(lambda: len(arrival.demanded) == 2)
+    assert set(arrival.demanded) == {((3,), False), ((4,), True)}
+    arrival.give(3, 4)
+    answer = await asyncio.wait_for(request, 15)
+    assert await answer.read() == image.blobs[layer][3 * PIECE : 4 * PIECE + 10]
+    assert set(arrival.blob.have) == {3, 4}
+    whole = asyncio.create_task(http.get(path).__aenter__())
+    async with aiohttp.ClientSession(rig.public) as network:
+        other = asyncio.create_task(network.get(path, headers={"Range": "bytes=0-9"}).__aenter__())
+        arrival.give(*range(PIECES))
+        arrival.match()
+        assert await (await whole).read() == image.blobs[layer]
+        assert await (await other).read() == image.blobs[layer][:10]
+    assert len(arrival.demanded) == 2
 
 
 @pytest.mark.parametrize(

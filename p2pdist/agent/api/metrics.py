@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.mirror import mirror_metrics
+from p2pdist.agent.api.s3 import s3_metrics
 
 PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)
 STALL_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 20, 60)
@@ -44,6 +45,7 @@ class AgentCollector(Collector):
         yield rejected
         yield from self._store()
         yield from mirror_metrics(agent.mirrored)
+        yield from s3_metrics(agent.s3_counts)
         yield from self._lazy()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()

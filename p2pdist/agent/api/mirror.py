@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.guard import serving
 from p2pdist.agent.images.credentials import upstream_lets
-from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.blob import BlobPull, Body, DemandedBody
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
 from p2pdist.credentials.tokens import PREFIX
@@ -40,7 +40,7 @@ from p2pdist.transfer.connections import address_key, in_use
 from p2pdist.transfer.guard import Identify, OwnNames, guard, identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Query, Route, route_of, serve
 from p2pdist.transfer.problems import name_request, problems
-from p2pdist.transfer.stream.ranges import RangeOptions, serve_range
+from p2pdist.transfer.stream.ranges import RangeOptions, requested_end, serve_range
 
 RANGES_MAX = 256
 """Ranges of one request; one with more gets the whole blob."""
@@ -142,23 +142,38 @@ class BlobBodies:
             sent += length
             counted[source] += length
 
-        body, opened = pull.body() if pull is not None else None, blob.files.opened or blob.in_memory
+        body, opened = self._body(request, pull), blob.files.opened or blob.in_memory
         file = blob.fileno() if opened else await asyncio.to_thread(blob.fileno)
         headers = {"Docker-Content-Digest": str(blob.digest), **VERSION}
-        response = await serve_range(
-            request,
-            blob.digest,
-            file,
-            blob.layout,
-            have=blob.have if body is not None else None,
-            wait_for=body.piece if body is not None else None,
-            proven=body.proven if body is not None else None,
-            flow=flow,
-            disk=not blob.in_memory,
-            options=RangeOptions(headers, RANGES_MAX, deadline, count, IDLE_S),
-        )
+        try:
+            response = await serve_range(
+                request,
+                blob.digest,
+                file,
+                blob.layout,
+                have=blob.have if body is not None else None,
+                wait_for=body.piece if body is not None else None,
+                proven=body.proven if body is not None else None,
+                flow=flow,
+                disk=not blob.in_memory,
+                options=RangeOptions(headers, RANGES_MAX, deadline, count, IDLE_S),
+            )
+        finally:
+            if isinstance(body, DemandedBody):
+                body.close()
         expected = response.content_length if response.status in (200, 206) else 0
         return Sent(response, source, sent >= (expected or 0))
+
+    def _body(self, request: web.Request, pull: BlobPull | None) -> Body | None:
+        """A reading while a blob comes. Ranges that a program of this host asks for, such as a lazy
+        snapshotter, come before all else where a piece list lets them be given early."""
+        if pull is None:
+            return None
+        layout, text = pull.blob.layout, request.headers.get("Range", "")
+        if not (self._loopback and text and pull.vouched is None):
+            return pull.body()
+        end = requested_end(text, layout.size, ranges_max=RANGES_MAX)
+        return DemandedBody(pull, layout.covering(0, end).stop)
 
     def _begun(self, task: asyncio.Task[tuple[Blob, BlobPull | None]]) -> None:
         self._beginning.discard(task)

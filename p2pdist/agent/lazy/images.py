@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from p2pdist.agent.lazy.filler import PAUSE_S, PAUSE_S_MAX, Fetcher
+from p2pdist.agent.lazy.chunks import Fetcher
+from p2pdist.agent.lazy.filler import PAUSE_S, PAUSE_S_MAX
 from p2pdist.model.errors import Conflict, P2PDistError
 from p2pdist.model.manifest import Descriptor
 from p2pdist.mount.lazy.fuse import IMAGE

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pdist.agent.lazy.filler import Fetcher, Filler, Whereabouts, keep_filling, keep_trying
+from p2pdist.agent.lazy.chunks import Fetcher, Whereabouts
+from p2pdist.agent.lazy.filler import Filler, keep_filling, keep_trying
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.stalls import Stalls
@@ -190,7 +191,7 @@ class LazyView:
         if not incomplete and all(blob is not None and blob.complete for blob in blobs):
             return  # nothing is missing
         self._pinned = f"{package.reference.name}@{package.digest}"
-        self._filler.whereabouts = Whereabouts.of(incomplete, sources)
+        self._filler.chunks.whereabouts = Whereabouts.of(incomplete, sources)
         if not self.known.done():
             self.known.set_result(package)
         else:

@@ -7,7 +7,8 @@ receive it while the rest is still arriving. The pull ends only after a swarm's 
 of the file.
 
 Of a blob without a piece list every piece is provisional until the SHA-256 of the whole has matched
-(vouched.py). Bodies to clients are sent such pieces, but for their last one (`Body`).
+(vouched.py). Bodies to clients are sent such pieces, but for their last one (`Body`). Of a blob
+with a list a client may wait for a part, which comes first then (`DemandedBody`).
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.25
 DEMAND_S = 0.05
 """How often a source is looked for anew while wanted pieces do not come."""
+
+AHEAD_BYTES = 8 << 20
+"""So much behind the piece that a client waits for is demanded as well."""
 
 EARLY_LOOK_S, EARLY_S = 0.05, 0.6
 """While nothing of the blob has come, quiet streams are looked at so often in a pull's first
@@ -176,6 +180,38 @@ class Body:
             raise Corrupt(
                 f"some of what came of {self._pull.blob.digest} was wrong, and comes again", remedy="Ask again"
             )
+
+
+class DemandedBody(Body):
+    """One reading of a part of a blob by a client that waits for it: what it waits for comes before
+    all else, what it reads next right behind. Of a blob without a piece list nothing can be given
+    early, so nothing is demanded. `end` is the piece behind the part; close it in any case."""
+
+    def __init__(self, pull: BlobPull, end: int) -> None:
+        super().__init__(pull)
+        self._end, self._look_at = end, 0
+        self._ahead: asyncio.Task[None] | None = None
+
+    async def piece(self, piece: int) -> None:
+        """Wait until a piece is there, before all others; raises what Body.piece raises."""
+        if self._pull.vouched is None:
+            self._look_ahead(piece)
+            await self._pull.demand((piece,))
+        await super().piece(piece)
+
+    def _look_ahead(self, piece: int) -> None:
+        if piece < self._look_at:
+            return
+        count = max(2, AHEAD_BYTES // self._pull.blob.layout.piece_size)
+        self._look_at = piece + count // 2
+        self.close()
+        following = range(piece + 1, min(self._end, piece + 1 + count))
+        self._ahead = asyncio.create_task(_brought(self._pull, following, True))
+
+    def close(self) -> None:
+        """The client waits no longer. Idempotent."""
+        if self._ahead is not None:
+            self._ahead.cancel()
 
 
 class BlobPull:

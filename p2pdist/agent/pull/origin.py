@@ -122,7 +122,9 @@ class OriginReader:
     loop. `selection` is the part of another blob at the origin that this blob is. Each piece is
     read within `reading`, and `pause` is awaited after it, both with the piece's length in bytes.
     With `vouched` the blob has no piece list, and the reader vouches for what it reads. `pieces`
-    are the only ones to read, none for all that the stripe lacks."""
+    are the only ones to read, none for all that the stripe lacks. `under_way` are the pieces that
+    streams of the blob read right now: what a reader waits for has a stream of its own, beside the
+    one of the stripe, and nothing is read twice."""
 
     def __init__(
         self,
@@ -138,6 +140,7 @@ class OriginReader:
         selection: Selection | None = None,
         pieces: Sequence[int] = (),
         vouched: VouchedPull | None = None,
+        under_way: set[int] | None = None,
     ) -> None:
         self.number = number
         self.receiving: int | None = None
@@ -145,6 +148,7 @@ class OriginReader:
         self._origin, self._blob = origin, blob
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
         self._on_event, self._vouched, self._pieces = on_event, vouched, pieces
+        self._under_way = under_way if under_way is not None else set()
         self._storing_s = 0.0
         self._reading, self._pause = reading, pause
         self._task: asyncio.Task[None] | None = None
@@ -185,24 +189,34 @@ class OriginReader:
     async def _read_some(self, pieces: Iterator[int]) -> None:
         layout, vouched = self._blob.layout, self._vouched
         for piece in pieces:
-            if vouched is None and piece in self._blob.have:
-                continue  # another stream brought it meanwhile
+            if vouched is None and self._comes(piece):
+                continue  # by another stream
             if vouched is not None and not await vouched.is_unread(piece):
                 continue
             async with self._reading(layout.length(piece)):
-                data = await self._read(layout.offset(piece), layout.length(piece))
-                if (
-                    vouched is None
-                    and self._blob.in_memory
-                    and len(data) <= INLINE_BYTES
-                    and self._storing_s < INLINE_S
-                ):
-                    began = time.monotonic()
-                    self._stored(piece, self._blob.write(piece, data))
-                    self._storing_s = time.monotonic() - began
-                else:
-                    await self._store_in_thread(piece, data)
-            await self._pause(len(data))
+                if vouched is None and self._comes(piece):  # it has waited for its turn
+                    continue
+                self._under_way.add(piece)
+                try:
+                    await self._read_piece(piece)
+                finally:
+                    self._under_way.discard(piece)
+            await self._pause(layout.length(piece))
+
+    def _comes(self, piece: int) -> bool:
+        """Whether a piece is stored or another reader is at it."""
+        return piece in self._blob.have or piece in self._under_way
+
+    async def _read_piece(self, piece: int) -> None:
+        layout, vouched = self._blob.layout, self._vouched
+        data = await self._read(layout.offset(piece), layout.length(piece))
+        inline = vouched is None and self._blob.in_memory and len(data) <= INLINE_BYTES
+        if inline and self._storing_s < INLINE_S:
+            began = time.monotonic()
+            self._stored(piece, self._blob.write(piece, data))
+            self._storing_s = time.monotonic() - began
+        else:
+            await self._store_in_thread(piece, data)
 
     async def _store_in_thread(self, piece: int, data: bytes) -> None:
         storing = asyncio.create_task(self._store(piece, data))

@@ -138,6 +138,7 @@ class PullStreams:
         self._open: dict[int, IncomingStream | OriginReader] = {}
         self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
         self._demanded: dict[int, tuple[int, ...]] = {}  # what streams bring for which a reader waits
+        self._read_now: set[int] = set()  # pieces that are being read from the origin
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
 
@@ -170,6 +171,7 @@ class PullStreams:
                 pause=self._pause,
                 pieces=pieces,
                 vouched=self._vouched,
+                under_way=self._read_now,
             )
         else:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()

@@ -6,6 +6,7 @@ import functools
 import logging
 import socket as sockets
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
+    from p2pdist.agent.buckets.settings import S3Settings
     from p2pdist.agent.discovery.links import DiscoverySettings
     from p2pdist.agent.lazy.views import LazySettings
     from p2pdist.core.transport import Policy
@@ -101,6 +103,70 @@ def lazy_options(command: Function) -> Function:
     ):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where an agent listens besides the port for other agents and its socket; None: nowhere."""
+
+    probe: tuple[str, int] | None
+    mirror: tuple[str, int] | None
+    s3: tuple[tuple[str, int], S3Settings] | None
+
+
+def s3_options(command: Function) -> Function:
+    """--s3, --bucket and --s3-settings. The command gets `doors` for these, --probe-listen and
+    --mirror. Raises UsageError."""
+
+    @functools.wraps(command)
+    def served(
+        *args: Any,
+        probe_listen: str,
+        mirror: str,
+        s3: str,
+        bucket: tuple[str, ...],
+        s3_settings: Path | None,
+        **more: Any,
+    ) -> Any:
+        probe, mirrored = _probe_address(probe_listen), _loopback_address("--mirror", mirror)
+        return command(*args, doors=Doors(probe, mirrored, _s3(s3, bucket, s3_settings)), **more)
+
+    wrapped: Any = served
+    for option in (
+        click.option(
+            "--s3-settings",
+            type=File,
+            help="More buckets, and access keys with which requests must be signed then: TOML tables [[bucket]] and [[key]].",
+        ),
+        click.option(
+            "--bucket",
+            multiple=True,
+            metavar="NAME=PACKAGE:TAG",
+            help="A bucket with the files of a package (of trees); may be repeated.",
+        ),
+        click.option(
+            "--s3",
+            default="",
+            metavar="[127.0.0.1:]PORT",
+            help="Where programs on this host read packages and blobs as from S3, without TLS; on loopback alone [default: nowhere].",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def _s3(text: str, buckets: tuple[str, ...], file: Path | None) -> tuple[tuple[str, int], S3Settings] | None:
+    from p2pdist.agent.buckets.settings import s3_settings
+
+    address = _loopback_address("--s3", text)
+    if address is None:
+        if buckets or file is not None:
+            raise UsageError("--bucket and --s3-settings are of no use without a port", remedy="Give --s3 7074, too")
+        return None
+    settings = s3_settings(buckets, file)
+    if not settings.buckets:
+        raise UsageError("there is no bucket to serve", remedy="Give --bucket NAME=PACKAGE:TAG, or --s3-settings")
+    return address, settings
 
 
 def tls_options(command: Function) -> Function:
@@ -257,6 +323,7 @@ def tls_options(command: Function) -> Function:
     help="Read everything in the store once in so many days, slowly, and fetch again what is wrong; 0 for never.",
 )
 @lazy_options
+@s3_options
 @click.option(
     "--drain-seconds",
     default=5.0,
@@ -283,12 +350,11 @@ def command(
     upstreams: tuple[str, ...],
     join_file: Path | None,
     tls: TlsFiles | None,
-    probe_listen: str,
-    mirror: str,
     transport: Policy | None,
     bt_listen: str,
     scrub_days: float,
     lazy: LazySettings,
+    doors: Doors,
     drain_seconds: float,
     name: str,
     hostnames: tuple[str, ...],
@@ -327,7 +393,7 @@ def command(
         upstreams=unique(tuple(map(parse_upstream, upstreams))),
         hostnames=hostnames,
     )
-    run(_serve(settings, address, socket.absolute(), _probe_address(probe_listen), _mirror_address(mirror)))
+    run(_serve(settings, address, socket.absolute(), doors))
 
 
 def _urls(text: str) -> tuple[str, ...]:
@@ -354,16 +420,16 @@ def _probe_address(text: str) -> tuple[str, int] | None:
     return listen_address(text if ":" in text else f"127.0.0.1:{text}") if text else None
 
 
-def _mirror_address(text: str) -> tuple[str, int] | None:
-    """Host and port of --mirror; None where there is none. Raises UsageError for an address that
-    other machines reach: a mirror's clients show no certificate there."""
+def _loopback_address(option: str, text: str) -> tuple[str, int] | None:
+    """Host and port of an option for programs of this host; None where there is none. Raises
+    UsageError for an address that other machines reach: clients show no certificate there."""
     from p2pdist.model.address import on_this_machine
 
     address = _probe_address("" if text == "off" else text)
     if address is not None and not on_this_machine(address[0]):
         raise UsageError(
-            f"--mirror {text}: that port is for this host alone",
-            remedy=f"Write --mirror 127.0.0.1:{address[1]}; other machines use the port of --listen",
+            f"{option} {text}: that port is for this host alone",
+            remedy=f"Write {option} 127.0.0.1:{address[1]}; other machines use the port of --listen",
         )
     return address
 
@@ -406,8 +472,7 @@ async def _serve(
     settings: AgentSettings,
     address: tuple[str, int],
     socket: Path,
-    probe: tuple[str, int] | None,
-    mirror: tuple[str, int] | None,
+    doors: Doors,
 ) -> None:
     import asyncio
     import signal
@@ -432,10 +497,12 @@ async def _serve(
             await daemon.listen(public, address, tls=agent.tls.server if agent.tls else None, connections=book)
         )
         runners.append(await daemon.listen_unix(local, socket))
-        if probe is not None:
-            runners.append(await daemon.listen(make_probe(agent), probe))
-        if mirror is not None:
-            runners += await _mirror(agent, mirror, book)
+        if doors.probe is not None:
+            runners.append(await daemon.listen(make_probe(agent), doors.probe))
+        if doors.mirror is not None:
+            runners += await _mirror(agent, doors.mirror, book)
+        if doors.s3 is not None:
+            runners.append(await _serve_s3(agent, *doors.s3, book))
         await agent.start()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, _read_again, agent, level_now)
@@ -472,6 +539,18 @@ async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) 
         return []
     agent.mirrored.address = text
     return [runner]
+
+
+async def _serve_s3(
+    agent: Agent, address: tuple[str, int], settings: S3Settings, book: ConnectionBook
+) -> web.AppRunner:
+    """Serve S3 clients of this host. Raises Conflict for a port that is taken."""
+    from p2pdist.agent.api.s3 import make_s3_app
+    from p2pdist.cli.daemon import listen
+
+    runner = await listen(make_s3_app(agent, settings), address, connections=book)
+    logger.info("%d buckets for S3 clients at http://%s", len(settings.buckets), address_text(*address))
+    return runner
 
 
 def _warn_of_strangers(host: str) -> None:

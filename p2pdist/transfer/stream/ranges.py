@@ -60,6 +60,17 @@ class HeldPieces(Protocol):
     def __len__(self) -> int: ...
 
 
+class Content(Protocol):
+    """Bytes that are sent as they become available."""
+
+    async def begin(self, position: int, end: int, by: float | None) -> None:
+        """Wait until a body of the bytes from `position` to `end` may begin; see
+        RangeOptions.begin_by."""
+
+    async def send(self, connection: Connection, start: int, end: int) -> None:
+        """Send the bytes from `start` to `end` as they come, and count them (RangeOptions.sent)."""
+
+
 class Unsatisfiable(Exception):
     """No range begins within the blob, or too many ask for the same bytes (416)."""
 
@@ -101,6 +112,15 @@ def parse_ranges(text: str, size: int, *, ranges_max: int) -> list[tuple[int, in
     if not ranges or _overlap(ranges) > RANGE_OVERLAP:
         raise Unsatisfiable
     return ranges
+
+
+def requested_end(text: str, size: int, *, ranges_max: int = 1) -> int:
+    """Where what a Range header asks for ends, of `size` bytes."""
+    try:
+        ranges = parse_ranges(text, size, ranges_max=ranges_max)
+    except Unsatisfiable:
+        return size  # the answer says so
+    return max(end for _, end in ranges) if ranges else size
 
 
 def _overlap(ranges: list[tuple[int, int]]) -> int:
@@ -163,36 +183,58 @@ async def serve_range(
     this returns. `dead_after_s`: the kernel drops a client that acknowledges nothing for so long.
     `disk`: the file is on a disk, whose reads may hang.
     """
-    headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes", **options.headers}
-    early = _precondition(request, digest, headers)
+    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, options.sent, proven)
+    return await serve_content(
+        request, digest, layout.size, body, flow=flow, dead_after_s=dead_after_s, disk=disk, options=options
+    )
+
+
+async def serve_content(
+    request: web.Request,
+    tag: str,
+    size: int,
+    content: Content,
+    *,
+    flow: ReaderFlow | None = None,
+    dead_after_s: float = 300.0,
+    disk: bool = True,
+    options: RangeOptions = PLAIN,
+) -> web.StreamResponse:
+    """Answer GET or HEAD for a content of `size` bytes whose entity tag is `tag`: whole, or the
+    ranges that the request names. What `content` raises before the head has been sent goes to the
+    caller; later, the connection is broken. `flow`, `dead_after_s` and `disk` are those of
+    serve_range."""
+    headers = {"ETag": f'"{tag}"', "Accept-Ranges": "bytes", **options.headers}
+    early = _precondition(request, tag, headers)
     if early is not None:
         return early
-    ranges = _ranges(request, digest, layout.size, headers, options.ranges_max)
-    parts = _parts(ranges, layout.size, headers)
+    ranges = _ranges(request, tag, size, headers, options.ranges_max)
+    parts = _parts(ranges, size, headers)
     response = web.StreamResponse(status=206 if ranges else 200, headers=headers)
     response.content_length = sum(len(part.head) + part.end - part.start for part in parts)
     if request.method == "HEAD" or not response.content_length:
         await response.prepare(request)
         return response
-    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, options.sent, proven)
     connection = _connection(request, flow, dead_after_s, options.idle_s, disk=disk)
     try:
         with connection:
-            await body.begin(parts[0].start, parts[0].end, options.begin_by)
+            await content.begin(parts[0].start, parts[0].end, options.begin_by)
             await response.prepare(request)
             await connection.flushed()
             for part in parts:
-                await body.send_head(connection, part.head, more=part.end > part.start)
-                await body.send(connection, part.start, part.end)
+                if part.head:
+                    await connection.send(part.head, more=part.end > part.start)
+                    options.sent(len(part.head))
+                await content.send(connection, part.start, part.end)
     except ConnectionError:
         connection.gone = True
     except Exception as error:
         if not response.prepared:
             raise
         if isinstance(error, P2PDistError):
-            logger.info("sending %s to %s ends early: %s", digest, request.remote, error)
+            logger.info("sending %s to %s ends early: %s", tag, request.remote, error)
         else:
-            logger.exception("sending %s to %s fails", digest, request.remote)
+            logger.exception("sending %s to %s fails", tag, request.remote)
         connection.abort()
     if connection.gone:
         connection.abort()
@@ -229,12 +271,12 @@ def _parts(ranges: list[tuple[int, int]] | None, size: int, headers: dict[str, s
 
 
 def _ranges(
-    request: web.Request, digest: Digest, size: int, headers: dict[str, str], ranges_max: int
+    request: web.Request, tag: str, size: int, headers: dict[str, str], ranges_max: int
 ) -> list[tuple[int, int]] | None:
     """Starts and ends of the ranges that a GET asks for; None for the whole blob. Raises
     HTTPRequestRangeNotSatisfiable."""
     text = request.headers.get("Range", "")
-    if request.method != "GET" or not text or not _range_applies(request, digest):
+    if request.method != "GET" or not text or not _range_applies(request, tag):
         return None
     if ranges_max == 1 and "," in text:
         return None
@@ -255,21 +297,21 @@ def _connection(
     )
 
 
-def _precondition(request: web.Request, digest: Digest, headers: dict[str, str]) -> web.StreamResponse | None:
+def _precondition(request: web.Request, own: str, headers: dict[str, str]) -> web.StreamResponse | None:
     """The response when If-Match or If-None-Match decides the request (RFC 9110, 13.2.2)."""
     if_match, if_none_match = request.if_match, request.if_none_match
-    if if_match and not any(tag.value in (digest, "*") and not tag.is_weak for tag in if_match):
+    if if_match and not any(tag.value in (own, "*") and not tag.is_weak for tag in if_match):
         raise web.HTTPPreconditionFailed(headers=headers)
-    if if_none_match and any(tag.value in (digest, "*") for tag in if_none_match):
+    if if_none_match and any(tag.value in (own, "*") for tag in if_none_match):
         return web.Response(status=304, headers=headers)
     return None
 
 
-def _range_applies(request: web.Request, digest: Digest) -> bool:
-    """Whether If-Range lets a range apply: only when it names the blob's entity tag, strongly. A
+def _range_applies(request: web.Request, tag: str) -> bool:
+    """Whether If-Range lets a range apply: only when it names the content's entity tag, strongly. A
     date never matches, as responses have none."""
     condition = request.headers.get("If-Range")
-    return condition is None or condition.strip() == f'"{digest}"'
+    return condition is None or condition.strip() == f'"{tag}"'
 
 
 class _Body:
@@ -324,12 +366,6 @@ class _Body:
         except TimeoutError:
             if self._have is None or len(self._have) <= before:
                 raise Unavailable("no byte has come in the time that a client may wait", remedy="Ask again") from None
-
-    async def send_head(self, connection: Connection, head: bytes, *, more: bool) -> None:
-        """Send what stands before the bytes of a part; `more`: these follow at once."""
-        if head:
-            await connection.send(head, more=more)
-            self._sent(len(head))
 
     async def send(self, connection: Connection, start: int, end: int) -> None:
         """Send the bytes from `start` to `end` as they come."""

@@ -242,7 +242,7 @@ class Connection:
             transport.set_write_buffer_limits(1)  # 0 would pause uvloop's TLS for good
             await self._request.writer.drain()
 
-    def send_now(self, data: bytes, *, more: bool = False) -> int:
+    def send_now(self, data: bytes | memoryview, *, more: bool = False) -> int:
         """How many bytes of `data` the kernel takes without waiting; none with TLS. Raises
         ConnectionError when the client is gone."""
         assert self._socket is not None
@@ -297,7 +297,7 @@ class Connection:
         """Wait until the transport has handed what it holds to the kernel."""
         await self._request.writer.drain()
 
-    async def send(self, data: bytes, *, more: bool = False) -> None:
+    async def send(self, data: bytes | memoryview, *, more: bool = False) -> None:
         """Hand `data` to the kernel; with `more` it may wait there to share a packet with what
         follows (MSG_MORE, send(2))."""
         if self._tls:

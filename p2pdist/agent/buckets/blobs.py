@@ -1,0 +1,161 @@
+"""A bucket of blobs that have keys: each is an object, also while it is on its way.
+
+Where keys and bytes come from is said by `NamedBlobs`: here the settings name blobs of the origin,
+and any other list of files whose digests are known beforehand may be shown in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohttp import web
+
+from p2pdist.agent.buckets.package import IDLE_S, BucketContext
+from p2pdist.agent.pull.blob import BlobPull, DemandedBody
+from p2pdist.gateway.s3.contract import ObjectInfo, Objects, Sent
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import NotFound, Unavailable
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.transfer.connections import in_use
+from p2pdist.transfer.stream.ranges import RangeOptions, requested_end, serve_range
+
+DESCRIBED_AT_ONCE = 16
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBlob:
+    """A blob: its SHA-256, its size in bytes, and when it was changed, in seconds since the epoch,
+    0 where that is not known."""
+
+    digest: Digest
+    size: int
+    modified_s: float = 0.0
+
+
+class NamedBlobs(Protocol):
+    """Files of which size and digest are known before their bytes have come: of a repository, of an
+    origin. On the event loop; raises P2PDistError."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names by which rules know what they are; none where only identities that may read
+        everything may read them."""
+
+    async def blobs(self) -> Mapping[bytes, NamedBlob]:
+        """The files by key, UTF-8. Nothing of their bytes is fetched."""
+
+    async def fetch(self, blob: NamedBlob) -> tuple[Blob, BlobPull | None]:
+        """A blob, and its pull, started or joined; None when it is complete."""
+
+
+class BlobObjects:
+    """The objects of a bucket of blobs."""
+
+    def __init__(self, blobs: Mapping[bytes, NamedBlob]) -> None:
+        self.blobs = blobs
+        self.keys: Sequence[bytes] = sorted(blobs)
+
+    def describe(self, key: bytes) -> ObjectInfo | None:
+        """What is known of an object: its tag is the digest."""
+        blob = self.blobs.get(key)
+        return ObjectInfo(blob.size, str(blob.digest), blob.modified_s) if blob is not None else None
+
+
+class BlobBucket:
+    """The bucket of some blobs. On the event loop."""
+
+    def __init__(self, name: str, source: NamedBlobs, context: BucketContext) -> None:
+        self.name, self._source, self._context = name, source, context
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names by which rules know what is in it."""
+        return self._source.names
+
+    async def objects(self) -> Objects:
+        """What is in it now."""
+        return BlobObjects(await self._source.blobs())
+
+    async def send(self, request: web.Request, objects: Objects, key: bytes, deadline: float) -> Sent:
+        """Answer a GET or HEAD for a blob; see gateway.s3.contract.Bucket."""
+        assert isinstance(objects, BlobObjects)
+        named, sent, source = objects.blobs[key], 0, "store"
+        with ExitStack() as stack:
+            stack.enter_context(in_use(request))
+            try:
+                async with asyncio.timeout_at(deadline):
+                    blob, pull = await self._source.fetch(named)
+            except TimeoutError:
+                raise Unavailable(f"{named.digest} does not come in time", remedy="Ask again") from None
+            stack.enter_context(blob.held())
+            body = None
+            if pull is not None:
+                end = requested_end(request.headers.get("Range", ""), blob.size)
+                body, source = DemandedBody(pull, blob.layout.covering(0, end).stop), "swarm"
+                stack.callback(body.close)
+
+            def count(length: int) -> None:
+                nonlocal sent
+                sent += length
+                self._context.count(source, length)
+
+            response = await serve_range(
+                request,
+                named.digest,
+                await asyncio.to_thread(blob.fileno),
+                blob.layout,
+                have=blob.have if body is not None else None,
+                wait_for=body.piece if body is not None else None,
+                proven=body.proven if body is not None else None,
+                disk=not blob.in_memory,
+                options=RangeOptions({}, begin_by=deadline, sent=count, idle_s=IDLE_S),
+            )
+        expected = response.content_length if request.method == "GET" and response.status in (200, 206) else 0
+        return Sent(response, source, sent >= (expected or 0))
+
+
+class OriginBlobs:
+    """Blobs of the origin that settings give keys."""
+
+    def __init__(self, digests: Mapping[bytes, Digest], context: BucketContext) -> None:
+        self.names: Sequence[str] = ()
+        self._digests, self._context = digests, context
+        self._known: dict[Digest, NamedBlob] = {}
+        """Blobs whose size is known."""
+        self._slots = asyncio.Semaphore(DESCRIBED_AT_ONCE)
+
+    async def blobs(self) -> Mapping[bytes, NamedBlob]:
+        """Those of the blobs that the origin has. One that it lacks is looked for again."""
+        missing = [digest for digest in set(self._digests.values()) if digest not in self._known]
+        await asyncio.gather(*map(self._describe, missing))
+        return {key: self._known[digest] for key, digest in self._digests.items() if digest in self._known}
+
+    async def _describe(self, digest: Digest) -> None:
+        async with self._slots:
+            try:
+                descriptor = await self._context.registry.describe(digest)
+            except NotFound:
+                logger.warning("%s, which a bucket names, is nowhere: push it to the origin", digest)
+                return
+        self._known[digest] = NamedBlob(digest, descriptor.size)
+
+    async def fetch(self, blob: NamedBlob) -> tuple[Blob, BlobPull | None]:
+        """A blob, and its pull, started or joined."""
+        store = self._context.store
+        stored = store.get(blob.digest)
+        if stored is not None and stored.complete:  # HTTP clients compare nothing before they read
+            await asyncio.to_thread(store.integrity.look, [blob.digest])
+        if stored is not None and stored.complete:
+            return stored, None
+        pull = await self._context.pulls.blob(blob.digest)
+        here = pull.blob if pull is not None else store.get(blob.digest)
+        if here is None or (pull is None and not here.complete):
+            raise Unavailable(f"{blob.digest} was here and is gone again", remedy="Ask again")
+        return here, pull

@@ -1,0 +1,182 @@
+"""Single chunks of the contents of a package, while the pull of the package brings them.
+
+A chunk comes from the object with its content where that is here, else from a pack or the selection
+of one that the pull brings, else from an older object. Pieces of a pack that are not here come
+before all others of it (`BlobPull.demand`). A chunk is given once its BLAKE3 has matched; what does
+not match is dropped and fetched again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from p2pdist.agent.pull.blob import BlobPull
+from p2pdist.agent.pull.trees import Sources
+from p2pdist.model.catalog import Stored
+from p2pdist.model.device import DeviceChunk
+from p2pdist.model.digest import Digest
+from p2pdist.model.errors import Corrupt, NotFound, Unavailable
+from p2pdist.model.manifest import Descriptor
+from p2pdist.model.messages import Priority
+from p2pdist.model.selection import Selection
+from p2pdist.model.tree import content_hash
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.assembly import Decoder, wrong_chunk
+from p2pdist.store.trees.missing import Missing
+
+WRONG_MAX = 3
+"""So often in a row a pack may hold pieces that are not what they should be."""
+
+
+class Fetcher(Protocol):
+    """Fetches one blob into the store."""
+
+    async def fetch(
+        self, layer: Descriptor, priority: Priority, selection: Selection | None
+    ) -> tuple[Blob, BlobPull | None]:
+        """The blob, not yet held, and its pull, started or joined; None when it is complete."""
+
+
+@dataclass(slots=True)
+class Whereabouts:
+    """Where chunks are that were no objects when the pull of the package began."""
+
+    packs: dict[bytes, tuple[Digest, Stored]] = field(default_factory=dict)
+    """By chunk: pack, and where in it."""
+    objects: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    """By chunk: older object, and offset in it."""
+    sources: Sources = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, incomplete: Sequence[Missing], sources: Sources) -> Whereabouts:
+        """Taken before the pull begins: it uses up what it has."""
+        here = cls(sources=sources)
+        for missing in incomplete:
+            for need in missing.needs:
+                here.packs.update((stored.chunk, (need.pack, stored)) for stored in need.chunks)
+            for assembly in missing.assemblies.values():
+                old = (part for part in assembly.pending if part.pack is None)
+                here.objects.update((part.chunk, (part.source, part.at)) for part in old)
+        return here
+
+
+class Chunks:
+    """The chunks of one package. A pull that a chunk begins has this `priority`. On the event loop,
+    but for `from_objects` and `here`, which are for threads."""
+
+    def __init__(self, store: BlobStore, fetcher: Fetcher, priority: Priority = "preseed") -> None:
+        self.whereabouts = Whereabouts()
+        """Written by the owner whenever a pull of the package begins."""
+        self._store, self._fetcher, self._priority = store, fetcher, priority
+
+    async def read(self, chunk: DeviceChunk) -> bytes:
+        """A chunk, for which a reader waits. Raises P2PDistError: Corrupt for a package that is
+        packed wrongly, NotFound where neither store nor pull has it."""
+        data = await asyncio.to_thread(self.from_objects, chunk)
+        return data if data is not None else await self._from_pack(chunk)
+
+    async def bring(self, chunks: Iterable[DeviceChunk]) -> Mapping[Digest, Blob]:
+        """Have the pieces come that hold these chunks, behind those for which readers wait; returns
+        the blobs that they are of, by pack. Raises P2PDistError."""
+        parts: dict[Digest, list[Stored]] = {}
+        for chunk in chunks:
+            located = self.whereabouts.packs.get(chunk.chunk)
+            if located is not None and located[0] in self.whereabouts.sources:
+                parts.setdefault(located[0], []).append(located[1])
+        return dict(zip(parts, await asyncio.gather(*(self._bring(*needed) for needed in parts.items())), strict=True))
+
+    async def _bring(self, pack: Digest, parts: Sequence[Stored]) -> Blob:
+        descriptor, selection = self.whereabouts.sources[pack]
+        blob, pull = await self._fetcher.fetch(descriptor, self._priority, selection)
+        pieces: dict[int, None] = {}
+        for stored in parts:
+            start = _start(stored, selection)
+            if not blob.holds(start, stored.stored):
+                pieces.update(dict.fromkeys(blob.layout.covering(start, start + stored.stored)))
+        if pull is not None and pieces:
+            with blob.held():
+                await pull.demand(tuple(pieces), prefetch=True)
+        return blob
+
+    def here(self, chunk: DeviceChunk, blobs: Mapping[Digest, Blob]) -> bytes | None:
+        """A chunk from objects or from these held blobs of packs; None where none of them has
+        it."""
+        data, located, sources = self.from_objects(chunk), self.whereabouts.packs.get(chunk.chunk), self.whereabouts
+        if data is None and located is not None and located[0] in blobs and located[0] in sources.sources:
+            pack, stored = located
+            data = _read(blobs[pack], _start(stored, sources.sources[pack][1]), pack, stored)
+        return data
+
+    def from_objects(self, chunk: DeviceChunk) -> bytes | None:
+        """The chunk from an object, None where none has it. One that is wrong is dropped."""
+        places = [(chunk.content, chunk.offset)]
+        if chunk.chunk in self.whereabouts.objects:
+            places.append(self.whereabouts.objects[chunk.chunk])
+        for content, offset in places:
+            if content not in self._store.objects:
+                continue
+            try:
+                with self._store.objects.path(content).open("rb", buffering=0) as file:
+                    data = os.pread(file.fileno(), chunk.length, offset)
+            except FileNotFoundError:
+                continue  # it was evicted
+            if content_hash(data) == chunk.chunk:
+                return data
+            self._store.trees.drop_object(content)
+        return None
+
+    async def _from_pack(self, chunk: DeviceChunk) -> bytes:
+        """The chunk from its pack, whose pieces are fetched where they are not here. Raises
+        P2PDistError."""
+        located = self.whereabouts.packs.get(chunk.chunk)
+        source = self.whereabouts.sources.get(located[0]) if located is not None else None
+        if located is None or source is None:
+            raise NotFound(f"the content {chunk.content.hex()} is gone from the store", remedy="Pull the package again")
+        (pack, stored), (descriptor, selection) = located, source
+        for _ in range(WRONG_MAX):
+            blob, pull = await self._fetcher.fetch(descriptor, self._priority, selection)
+            with blob.held():
+                start = _start(stored, selection)
+                if pull is not None and not blob.holds(start, stored.stored):
+                    await pull.demand(blob.layout.covering(start, start + stored.stored))
+                data = await asyncio.to_thread(_read, blob, start, pack, stored)
+            if data is not None:
+                return data
+            if pull is not None:  # it does not know that pieces are gone: the next one will
+                pull.reject(Unavailable(f"pieces of {descriptor.digest} were wrong on the disk"))
+        raise Corrupt(f"the pack {pack} is wrong on the disk again and again", remedy="See dmesg for the disk")
+
+
+def _start(stored: Stored, selection: Selection | None) -> int:
+    """Where a chunk of a pack begins in the blob that is fetched of the pack."""
+    return stored.offset if selection is None else selection.position(stored.offset, stored.stored)
+
+
+def _read(blob: Blob, start: int, pack: Digest, stored: Stored) -> bytes | None:
+    """A chunk of a pack that begins at `start` of a blob. None where pieces are not here, or are
+    wrong: these are dropped. Raises Corrupt for a pack that does not hold the chunk."""
+    if not blob.holds(start, stored.stored):
+        return None
+    try:
+        data = bytes(
+            Decoder().decode(pack, stored.chunk, memoryview(blob.read_range(start, stored.stored)), stored.length)
+        )
+        if content_hash(data) == stored.chunk:
+            return data
+    except Corrupt:
+        pass
+    pieces, layout = blob.pieces, blob.layout
+    wrong = [
+        piece
+        for piece in layout.covering(start, start + stored.stored)
+        if not pieces.verify(piece, blob.read_range(layout.offset(piece), layout.length(piece)))
+    ]
+    if not wrong:
+        raise wrong_chunk(pack, stored.chunk)
+    blob.drop(wrong)
+    return None

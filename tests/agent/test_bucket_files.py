@@ -1,0 +1,137 @@
+"""The files that a package shows as objects: overlays, links, and names that are no keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2pdist.agent.buckets.files import PackageFiles, files_of
+from p2pdist.agent.buckets.settings import BucketSettings, parse_bucket, s3_settings
+from p2pdist.gateway.s3.signatures import AccessKey
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import UsageError
+from p2pdist.model.manifest import Reference
+from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash
+
+
+def file(path: str, data: bytes = b"x") -> File:
+    return File(path.encode(), 0o644, 1_500_000_000, len(data), content_hash(data))
+
+
+def shown(*layers: list[Entry]) -> dict[str, bytes]:
+    return {path.decode(): found.content for path, found in files_of(layers, "app:v1").items()}
+
+
+def test_upper_layers_hide_what_is_below() -> None:
+    lower: list[Entry] = [
+        file("both", b"old"),
+        Directory(b"d", 0o755, 0),
+        file("d/kept"),
+        Directory(b"gone", 0o755, 0),
+        file("gone/a"),
+        Directory(b"o", 0o755, 0),
+        file("o/old"),
+        Directory(b"was", 0o755, 0),
+        file("was/a"),
+        file("wiped"),
+        file("turned"),
+        Symlink(b"link", 0, b"both"),
+    ]
+    upper: list[Entry] = [
+        file("both", b"new"),
+        Directory(b"d", 0o755, 0),
+        Whiteout(b"gone"),
+        Whiteout(b"link"),
+        Directory(b"o", 0o755, 0, opaque=True),
+        file("o/new"),
+        Directory(b"turned", 0o755, 0),
+        file("turned/a"),
+        file("was"),
+        Whiteout(b"wiped"),
+    ]
+    assert sorted(shown(lower)) == ["both", "d/kept", "gone/a", "link", "o/old", "turned", "was/a", "wiped"]
+    both = shown(lower, upper)
+    assert sorted(both) == ["both", "d/kept", "o/new", "turned/a", "was"]
+    assert both["both"] == content_hash(b"new")
+
+
+def test_links_are_the_files_that_they_lead_to(caplog: pytest.LogCaptureFixture) -> None:
+    entries: list[Entry] = [
+        file("blobs/1", b"one"),
+        HardLink(b"hard", b"blobs/1"),
+        Symlink(b"snap/a", 0, b"../blobs/1"),
+        Symlink(b"snap/b", 0, b"./a"),
+        Symlink(b"loop", 0, b"loop"),
+        Symlink(b"outside", 0, b"../../etc/passwd"),
+        Symlink(b"absolute", 0, b"/blobs/1"),
+        Symlink(b"directory", 0, b"blobs"),
+        Symlink(b"nowhere", 0, b"none"),
+    ]
+    found = shown(entries)
+    assert found == dict.fromkeys(["blobs/1", "hard", "snap/a", "snap/b"], content_hash(b"one"))
+    assert "5 files and links of app:v1 are no objects" in caplog.text
+
+
+def test_names_that_are_no_keys_are_left_out() -> None:
+    long, bytes_ = file("d/" * 512 + "x"), File(b"\xff", 0o644, 0, 1, content_hash(b"x"))
+    objects = PackageFiles(files_of([[long, bytes_, file("ü")]], "app:v1"))
+    assert objects.keys == ["ü".encode()]
+    info = objects.describe("ü".encode())
+    assert info is not None and (info.size, info.modified_s) == (1, 1.5)
+    assert objects.describe(b"\xff") is None
+
+
+# -- settings
+
+DIGEST = digest_of(b"blob")
+BLOBS = f'[[bucket]]\nname = "blobs"\nblobs = {{ "a/b" = "{DIGEST}" }}\n'
+KEY = '[[key]]\nid = "loader"\nsecret = "0123456789abcdef"\nbuckets = ["blobs"]\n'
+
+
+def test_settings_of_options_and_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "s3.toml"
+    path.write_text(BLOBS + KEY)
+    path.chmod(0o600)
+    settings = s3_settings(["weights=team/weights:v3"], path)
+    weights = BucketSettings("weights", Reference("team/weights", "v3"))
+    assert settings.buckets == (weights, BucketSettings("blobs", blobs=((b"a/b", DIGEST),)))
+    assert settings.keys == (AccessKey("loader", "0123456789abcdef", ("blobs",)),)
+    assert "0123456789abcdef" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[bucket", "no TOML"),
+        ("x = 1", "unknown field"),
+        ('[[bucket]]\nname = "A"\npackage = "a:v1"', "no name of a bucket"),
+        ('[[bucket]]\nname = "abc"', "either a package or blobs"),
+        ('[[bucket]]\nname = "abc"\nblobs = { "" = "' + DIGEST + '" }', "empty"),
+        ('[[bucket]]\nname = "abc"\nblobs = { "a" = "b" }', "digest"),
+        (BLOBS + BLOBS, "named twice"),
+        (KEY, "names the bucket"),
+        (BLOBS + KEY.replace("0123456789abcdef", "hidden"), "length"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "s3.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(UsageError) as failure:
+        s3_settings((), path)
+    assert said in failure.value.what and "hidden" not in str(failure.value)
+
+
+def test_secrets_that_others_may_read_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s3.toml"
+    path.write_text(BLOBS + KEY)
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="holds secrets"):
+        s3_settings((), path)
+
+
+@pytest.mark.parametrize("text", ["", "abc", "abc=", "=app:v1", "abc=A:v1", "ABC=app:v1", "abc=hf://org/model"])
+def test_what_is_no_bucket_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_bucket(text)
