@@ -121,6 +121,18 @@ FLEET = [
         "left: the mirror had nothing to give, and the client went to the registry.",
     ),
     Panel(
+        "Model files given to clients",
+        "Bps",
+        [q("sum by (source) (rate(p2pdist_agent_hub_bytes_total[$__rate_interval]))", "{{source}}")],
+        "store: they were there. swarm: they came while they were read. tracker: small ones.",
+    ),
+    Panel(
+        "Requests of clients of model hubs",
+        "ops",
+        [q("sum by (result) (rate(p2pdist_agent_hub_requests_total[$__rate_interval]))", "{{result}}")],
+        "unavailable: the hub limits or does not answer. broken: bodies that ended early.",
+    ),
+    Panel(
         "Time of pulls",
         "s",
         [

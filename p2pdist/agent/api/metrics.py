@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from p2pdist.agent.agent import Agent
+from p2pdist.agent.api.hub import hub_metrics
 from p2pdist.agent.api.mirror import mirror_metrics
 
 PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)
@@ -44,6 +45,7 @@ class AgentCollector(Collector):
         yield rejected
         yield from self._store()
         yield from mirror_metrics(agent.mirrored)
+        yield from hub_metrics(agent.doored)
         yield from self._lazy()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()

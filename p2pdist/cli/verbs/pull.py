@@ -30,6 +30,7 @@ def command(reference: str, priority: Priority, socket: Path, as_json: bool) -> 
       p2pdist pull team/trainer:v3
       p2pdist pull team/trainer:v4 --priority preseed
       p2pdist pull docker://registry.example.org/team/trainer:v3
+      p2pdist pull hf://org/model@main
     """
     from p2pdist.agent.api.client import LocalClient
 

@@ -127,6 +127,13 @@ class RangeOptions:
     has come since the request did, Unavailable is raised; where pieces do come, the head goes out,
     and the body follows."""
 
+    late_begin: bool = False
+    """The head goes out then even where no piece has come: for clients that ask again when a body
+    stands still, and not when its head is a failure."""
+
+    etag: str = ""
+    """The entity tag, where clients know the content by another one than its digest."""
+
     sent: Callable[[int], None] = lambda length: None
     """Hears how many bytes of the body the kernel has taken."""
 
@@ -163,11 +170,12 @@ async def serve_range(
     this returns. `dead_after_s`: the kernel drops a client that acknowledges nothing for so long.
     `disk`: the file is on a disk, whose reads may hang.
     """
-    headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes", **options.headers}
-    early = _precondition(request, digest, headers)
+    tag = options.etag or digest
+    headers = {"ETag": f'"{tag}"', "Accept-Ranges": "bytes", **options.headers}
+    early = _precondition(request, tag, headers)
     if early is not None:
         return early
-    ranges = _ranges(request, digest, layout.size, headers, options.ranges_max)
+    ranges = _ranges(request, tag, layout.size, headers, options.ranges_max)
     parts = _parts(ranges, layout.size, headers)
     response = web.StreamResponse(status=206 if ranges else 200, headers=headers)
     response.content_length = sum(len(part.head) + part.end - part.start for part in parts)
@@ -178,7 +186,7 @@ async def serve_range(
     connection = _connection(request, flow, dead_after_s, options.idle_s, disk=disk)
     try:
         with connection:
-            await body.begin(parts[0].start, parts[0].end, options.begin_by)
+            await body.begin(parts[0].start, parts[0].end, options.begin_by, late=options.late_begin)
             await response.prepare(request)
             await connection.flushed()
             for part in parts:
@@ -229,12 +237,12 @@ def _parts(ranges: list[tuple[int, int]] | None, size: int, headers: dict[str, s
 
 
 def _ranges(
-    request: web.Request, digest: Digest, size: int, headers: dict[str, str], ranges_max: int
+    request: web.Request, etag: str, size: int, headers: dict[str, str], ranges_max: int
 ) -> list[tuple[int, int]] | None:
     """Starts and ends of the ranges that a GET asks for; None for the whole blob. Raises
     HTTPRequestRangeNotSatisfiable."""
     text = request.headers.get("Range", "")
-    if request.method != "GET" or not text or not _range_applies(request, digest):
+    if request.method != "GET" or not text or not _range_applies(request, etag):
         return None
     if ranges_max == 1 and "," in text:
         return None
@@ -255,21 +263,21 @@ def _connection(
     )
 
 
-def _precondition(request: web.Request, digest: Digest, headers: dict[str, str]) -> web.StreamResponse | None:
+def _precondition(request: web.Request, etag: str, headers: dict[str, str]) -> web.StreamResponse | None:
     """The response when If-Match or If-None-Match decides the request (RFC 9110, 13.2.2)."""
     if_match, if_none_match = request.if_match, request.if_none_match
-    if if_match and not any(tag.value in (digest, "*") and not tag.is_weak for tag in if_match):
+    if if_match and not any(tag.value in (etag, "*") and not tag.is_weak for tag in if_match):
         raise web.HTTPPreconditionFailed(headers=headers)
-    if if_none_match and any(tag.value in (digest, "*") for tag in if_none_match):
+    if if_none_match and any(tag.value in (etag, "*") for tag in if_none_match):
         return web.Response(status=304, headers=headers)
     return None
 
 
-def _range_applies(request: web.Request, digest: Digest) -> bool:
+def _range_applies(request: web.Request, etag: str) -> bool:
     """Whether If-Range lets a range apply: only when it names the blob's entity tag, strongly. A
     date never matches, as responses have none."""
     condition = request.headers.get("If-Range")
-    return condition is None or condition.strip() == f'"{digest}"'
+    return condition is None or condition.strip() == f'"{etag}"'
 
 
 class _Body:
@@ -312,9 +320,9 @@ class _Body:
         if self._proven is not None:
             await self._proven()
 
-    async def begin(self, position: int, end: int, by: float | None) -> None:
+    async def begin(self, position: int, end: int, by: float | None, *, late: bool) -> None:
         """Wait until a body of the bytes from `position` to `end` may begin; see
-        RangeOptions.begin_by."""
+        RangeOptions.begin_by, and late_begin for `late`."""
         before = len(self._have) if self._have is not None else 0
         try:
             async with asyncio.timeout_at(by):
@@ -322,7 +330,7 @@ class _Body:
                 if position >= self._held_back(end):
                     await self._prove()
         except TimeoutError:
-            if self._have is None or len(self._have) <= before:
+            if not late and (self._have is None or len(self._have) <= before):
                 raise Unavailable("no byte has come in the time that a client may wait", remedy="Ask again") from None
 
     async def send_head(self, connection: Connection, head: bytes, *, more: bool) -> None:
