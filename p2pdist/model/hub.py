@@ -271,9 +271,10 @@ def parse_hub(text: str) -> HubReference:
     return HubReference(hub_name(kind, repository), check_revision(revision or MAIN))
 
 
-def failure(error: P2PDistError, code: Code, status: int) -> P2PDistError:
+def failure(error: P2PDistError, code: Code | None, status: int, message: str = "") -> P2PDistError:
     """The same failure with what a hub says of it to its clients."""
-    error.details |= {"hub_code": code, "hub_status": status}
+    stated = {"hub_code": code, "hub_status": status, "hub_message": message}
+    error.details |= {key: value for key, value in stated.items() if value}
     return error
 
 

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -148,7 +148,7 @@ class Models:
         """Until when a blob is taken to be wrong at the hub, and what was said."""
         self._announced: OrderedDict[str, None] = OrderedDict()
         """Files, by name and digest, for which the tracker lets hosts join a swarm."""
-        self._reads: dict[str, asyncio.Task[object]] = {}
+        self._reads: dict[str, asyncio.Task[Any]] = {}
 
     def tracker_changed(self) -> None:
         """Another tracker answers from now on, or none does."""
@@ -332,10 +332,10 @@ class Models:
         if task is None:
             task = self._reads[key] = asyncio.ensure_future(_run(ask))
             task.add_done_callback(lambda done: self._read_ended(key, done))
-        value: Value = await asyncio.shield(task)  # type: ignore[assignment]
+        value: Value = await asyncio.shield(task)
         return value
 
-    def _read_ended(self, key: str, task: asyncio.Task[object]) -> None:
+    def _read_ended(self, key: str, task: asyncio.Task[Any]) -> None:
         del self._reads[key]
         if not task.cancelled():
             task.exception()  # marks it as seen: the callers may have gone away
@@ -355,7 +355,7 @@ class Models:
             await asyncio.to_thread(self._store.images.forget, str(name), [f"hub {target}"])
 
 
-async def _run(ask: Callable[[], Awaitable[object]]) -> object:
+async def _run(ask: Callable[[], Awaitable[Value]]) -> Value:
     return await ask()
 
 

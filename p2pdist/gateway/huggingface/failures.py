@@ -54,10 +54,11 @@ def failure_response(error: Exception, *, headers: Mapping[str, str] | None = No
 
 def _meaning(error: Exception) -> tuple[int, str, str, dict[str, str]]:
     """Status, code, message and further fields."""
-    if isinstance(error, P2PDistError) and (code := error.details.get("hub_code")):
-        stated = error.details.get("hub_status")
+    if isinstance(error, P2PDistError) and (stated := error.details.get("hub_status")):
         usual = 403 if isinstance(error, Refused) else 404
-        return stated if isinstance(stated, int) and stated in _STATUSES else usual, str(code), error.what, {}
+        status = stated if isinstance(stated, int) and stated in _STATUSES else usual
+        code, message = error.details.get("hub_code", ""), error.details.get("hub_message", "")
+        return status, str(code), str(message) or error.what, {}
     match error:
         case NotFound():
             return 404, "RepoNotFound", str(error), {}

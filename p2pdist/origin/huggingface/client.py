@@ -17,7 +17,16 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, printable
+from p2pdist.model.errors import (
+    Corrupt,
+    NotFound,
+    P2PDistError,
+    Refused,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    printable,
+)
 from p2pdist.model.hub import Code, failure
 from p2pdist.origin.registry.addresses import AllowedAddresses, ElsewhereResolver, HomeResolver
 from p2pdist.origin.registry.client import asked_s, proxy_of, read_limited, redirect_target
@@ -177,10 +186,12 @@ class HubClient:
             return Unavailable(what, remedy="Try again later", **details)
         if code == "GatedRepo":
             remedy = "Ask for access at the hub, and show a token of an account that has it"
-            return failure(Refused(what, remedy=remedy), code, status)
-        if code is not None or status in (401, 404, 410):
+            return failure(Refused(what, remedy=remedy), code, status, why)
+        if code is not None or status in (404, 410):
             error = NotFound(what, remedy="Check the name, and show a token if it is private", origin=self.url)
-            return failure(error, code, status) if code is not None else error
+            return failure(error, code, status, why) if code is not None else error
+        if status == 401:
+            return failure(Unauthenticated(what, remedy="Show a token that the hub takes"), None, status, why)
         return Refused(what, remedy="See the log of the hub")
 
     def _away(self, method: str, url: URL, error: Exception) -> Unavailable:

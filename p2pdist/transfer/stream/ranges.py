@@ -127,19 +127,19 @@ class RangeOptions:
     has come since the request did, Unavailable is raised; where pieces do come, the head goes out,
     and the body follows."""
 
-    late_begin: bool = False
-    """The head goes out then even where no piece has come: for clients that ask again when a body
-    stands still, and not when its head is a failure."""
-
-    etag: str = ""
-    """The entity tag, where clients know the content by another one than its digest."""
-
     sent: Callable[[int], None] = lambda length: None
     """Hears how many bytes of the body the kernel has taken."""
 
     idle_s: float | None = None
     """A client that takes nothing for so long, while there is something for it, is left; None: as
     long as it acknowledges that it lives."""
+
+    late_begin: bool = False
+    """The head goes out then even where no piece has come: for clients that ask again when a body
+    stands still, and not when its head is a failure."""
+
+    etag: str = ""
+    """The entity tag, where clients know the content by another one than its digest."""
 
 
 PLAIN = RangeOptions({})
