@@ -72,3 +72,13 @@ async def test_what_the_hub_does_not_give_to_everybody_is_not_pulled_by_name(sit
     assert site.site.preseeds is not None
     with pytest.raises(NotFound):
         await site.site.preseeds.create(PreseedRequest("hf://org/private", count=1))
+
+
+async def test_a_tracker_hears_of_files_that_agents_ask_another_one_for(site: HubSite) -> None:
+    digest = digest_of(b"a file")
+    told = {"name": "hf.co/org/tiny", "digest": str(digest), "size": 6}
+    url = f"http://127.0.0.1:{site.site.port}/v1/trackers/known"
+    assert (await site.ask(url, "POST", json=told)).status == 204
+    service = site.site.service
+    assert service is not None
+    await until(lambda: service.fleet.membership.described(digest))

@@ -230,6 +230,32 @@ async def test_wrong_content_is_never_served_as_whole(site: HubSite) -> None:
     assert again.status == 502 and "model-1.safetensors" in again.headers["X-Error-Message"]
 
 
+@pytest.mark.slow
+async def test_wrong_content_fails_on_all_hosts_alike(site: HubSite) -> None:
+    files = make_files(2 << 20)
+    site.hub.repository("org/tiny").commit(files)
+    site.hub.change = lambda path, data: data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 1 << 20 else data
+    hosts = ["h1", "h2", "h3"]
+    for name in hosts[1:]:
+        await site.start(name)
+
+    async def read(host: str) -> int:
+        try:
+            return (await site.ask("/org/tiny/resolve/main/model-1.safetensors", at=host)).status
+        except aiohttp.ClientError:
+            return 0
+
+    assert set(await asyncio.gather(*map(read, hosts))) <= {0, 502}
+    assert [await read(host) for host in hosts] == [502] * 3
+    # Nothing was wrong with the hosts, and what is right comes from the same ones.
+    site.hub.change = lambda path, data: data
+    for host in hosts:
+        models = site.site.agents[host].models
+        models._wrong.clear()
+    answer = await site.ask("/org/tiny/resolve/main/nested/model-2.safetensors", at="h2")
+    assert answer.body == files["nested/model-2.safetensors"]
+
+
 async def test_a_commit_with_a_bad_name_is_refused_by_name(site: HubSite) -> None:
     site.hub.repository("org/bad").commit({"good.json": b"{}", "a/../../evil": b"x"})
     for path in ("/api/models/org/bad/tree/main?recursive=true", "/org/bad/resolve/main/good.json"):
@@ -268,6 +294,13 @@ async def test_what_is_here_is_given_without_tracker_and_hub(site: HubSite) -> N
         assert answer.body == data and answer.headers["X-Repo-Commit"] == commit
     closed = await site.ask("/org/private/resolve/main/config.json", headers=bearer("hf_reads"))
     assert closed.status == 503
+
+
+async def test_a_door_that_answers_enough_has_clients_ask_again(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    monkeypatch.setattr(door, "REQUESTS_MAX", 0)
+    answer = await site.ask("/org/tiny/resolve/main/a.json")
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
 
 
 async def test_a_hub_that_hangs_keeps_no_client_waiting(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:

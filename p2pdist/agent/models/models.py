@@ -32,7 +32,6 @@ from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused, Unavai
 from p2pdist.model.hub import (
     HubDirectory,
     HubFile,
-    HubListing,
     HubName,
     HubReference,
     HubRevision,
@@ -63,6 +62,9 @@ KEPT_FILES_MAX = 1000
 CLIENTS_MAX = 10_000
 REVISIONS_MAX = 1000
 LISTINGS_MAX = 16
+LISTED_MAX = 400_000
+"""Entries of the commits that are kept in memory."""
+
 WRONG_MAX = 1000
 ANNOUNCED_MAX = 100_000
 DOCUMENT_TYPE = "application/vnd.p2pdist.hub"
@@ -89,6 +91,17 @@ class Commit:
     name: str
     files: dict[str, HubFile]
     directories: dict[str, HubDirectory]
+    paths: tuple[str, ...]
+    """Of all of these, in order."""
+
+    @classmethod
+    def of(cls, name: HubName, data: bytes) -> Commit:
+        """What a listing says; takes a while where there are many files. Raises Corrupt,
+        Refused."""
+        listing = check_listing(name, decode_listing(data))
+        files = {file.path: file for file in listing.files}
+        directories = {entry.path: entry for entry in listing.directories}
+        return cls(listing.commit, files, directories, tuple(sorted((*files, *directories))))
 
 
 class Snapshot:
@@ -222,6 +235,8 @@ class Models:
         if (found := self._commits.get(key)) is None:
             found = await self._joined(f"files {key}", lambda: self._read_files(name, commit, token))
         _remember(self._commits, key, found, LISTINGS_MAX)
+        while len(self._commits) > 1 and sum(len(each.paths) for each in self._commits.values()) > LISTED_MAX:
+            self._commits.popitem(last=False)
         return found
 
     async def _read_files(self, name: HubName, commit: str, token: str) -> Commit:
@@ -229,13 +244,12 @@ class Models:
         asked = data is None
         if data is None:
             data = await self._tracked.listing(name, commit, token)
-        listing = await asyncio.to_thread(_checked, name, data)
-        if listing.commit != commit:
+        found = await asyncio.to_thread(Commit.of, name, data)
+        if found.name != commit:
             raise Corrupt(f"the tracker sent the files of another commit of {name} than {commit}")
         if asked:
             await self._keep(name, f"files {commit}", data)
-        files = {file.path: file for file in listing.files}
-        return Commit(commit, files, {entry.path: entry for entry in listing.directories})
+        return found
 
     async def file(self, name: HubName, commit: str, path: str, token: str = "") -> HubFile:
         """A file of a commit."""
@@ -357,10 +371,6 @@ class Models:
 
 async def _run(ask: Callable[[], Awaitable[Value]]) -> Value:
     return await ask()
-
-
-def _checked(name: HubName, data: bytes) -> HubListing:
-    return check_listing(name, decode_listing(data))
 
 
 def _revision_of(data: bytes) -> HubRevision | None:

@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlencode
@@ -52,6 +53,9 @@ PAGE_MAX = 1000
 PATHS_MAX = 10_000
 """Paths of one request about paths."""
 
+LAST = "\U0010ffff"
+"""Comes after every other character."""
+
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 _NUMBER = re.compile(r"[0-9]{1,9}\Z")
 _POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
@@ -68,6 +72,9 @@ class Listed(Protocol):
     def files(self) -> Mapping[str, HubFile]: ...
     @property
     def directories(self) -> Mapping[str, HubDirectory]: ...
+    @property
+    def paths(self) -> Sequence[str]:
+        """Of all of these, in order."""
 
 
 class Repositories(Protocol):
@@ -137,7 +144,7 @@ class HubDoor:
         kind, self._answering = "other", self._answering + 1
         try:
             if self._answering > REQUESTS_MAX:
-                raise Unavailable("this door answers as many requests as it may")
+                raise Unavailable("this door answers as many requests as it may", retry_after=1)
             asked = parse_request(request.rel_url.raw_path.removeprefix(PREFIX))
             kind = asked.wanted
             if (request.method == "POST") != (kind == "paths-info"):
@@ -275,15 +282,14 @@ def _tree(request: web.Request, asked: HubRequest, commit: str, listed: Listed) 
     """A page of the entries below a directory."""
     below = f"{asked.path}/" if asked.path else ""
     deep = request.query.get("recursive", "").lower() in ("1", "true")
-    paths = [
-        path
-        for path in (*listed.files, *listed.directories)
-        if path.startswith(below) and (deep or "/" not in path[len(below) :])
-    ]
+    paths: Sequence[str] = listed.paths
+    if below:
+        paths = paths[bisect_left(paths, below) : bisect_left(paths, below + LAST)]
+    if not deep:
+        paths = [path for path in paths if "/" not in path[len(below) :]]
     if below and not paths and asked.path not in listed.directories:
         error = failure(NotFound(f"{asked.name} at {commit} has no directory {asked.path}"), "EntryNotFound", 404)
         return failure_response(error, headers={"X-Repo-Commit": commit})
-    paths.sort()
     first, count = _number(request, "cursor", 0), min(_number(request, "limit", PAGE_MAX) or PAGE_MAX, PAGE_MAX)
     response = _json(msgspec.json.encode(list(_described(paths[first : first + count], listed))))
     if first + count < len(paths):

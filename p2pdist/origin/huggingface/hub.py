@@ -147,15 +147,7 @@ class UpstreamHub:
                 url = self._following(URL(str(following))) if following else None
             else:
                 raise Refused(f"{self.url} lists {name} at {commit} in more than {PAGES_MAX} pages")
-        files = tuple(
-            HubFile(entry.path, entry.lfs.size, entry.oid, entry.lfs.oid.removeprefix("sha256:"))
-            if entry.lfs is not None
-            else HubFile(entry.path, entry.size, entry.oid)
-            for entry in entries
-            if entry.type == "file"
-        )
-        directories = tuple(HubDirectory(entry.path, entry.oid) for entry in entries if entry.type == "directory")
-        return check_listing(name, HubListing(commit, files, directories))
+        return await asyncio.to_thread(_listing, name, commit, entries)
 
     async def refs(self, name: HubName, token: str = "") -> bytes:
         """The branches and tags of a repository, as the hub lists them."""
@@ -254,6 +246,19 @@ class UpstreamHub:
                 yield
         except TimeoutError as error:
             raise Unavailable(f"{self.url} does not answer in time", remedy="Try again later") from error
+
+
+def _listing(name: HubName, commit: str, entries: list[_Entry]) -> HubListing:
+    """What a hub lists, checked; takes a while where there are many files."""
+    files = tuple(
+        HubFile(entry.path, entry.lfs.size, entry.oid, entry.lfs.oid.removeprefix("sha256:"))
+        if entry.lfs is not None
+        else HubFile(entry.path, entry.size, entry.oid)
+        for entry in entries
+        if entry.type == "file"
+    )
+    directories = tuple(HubDirectory(entry.path, entry.oid) for entry in entries if entry.type == "directory")
+    return check_listing(name, HubListing(commit, files, directories))
 
 
 _Document = TypeVar("_Document")

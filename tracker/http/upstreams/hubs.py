@@ -30,7 +30,9 @@ from p2pdist.model.hub import (
 )
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.cluster.siblings import Known
 from tracker.http.keys import SERVICE
+from tracker.http.trackers import tell_others
 from tracker.reads import ASKER
 from tracker.upstreams.hubs import BYTES_TYPE, Hubs
 
@@ -90,6 +92,8 @@ async def file(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     if found.sha256 and service.access is not None and not identity_of(request).reads_everything:
         service.fleet.policies.bind(str(name), found.digest, ())
+    if found.sha256 and found.size:
+        await tell_others(request, Known(str(name), found.digest, size=found.size))
     return _json(found)
 
 
