@@ -95,7 +95,7 @@ class Hub:
     # -- answers
 
     def _failure(self, status: int, code: str, message: str) -> web.Response:
-        headers = {"X-Error-Code": code, "X-Error-Message": message} if code else {}
+        headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
         return web.json_response({"error": message}, status=status, headers=headers)
 
     def _open(self, request: web.Request, kind: str, name: str, *, files: bool) -> Repository | web.Response:

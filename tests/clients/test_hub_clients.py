@@ -220,8 +220,14 @@ def test_a_client_goes_on_after_its_agent_was_killed(
         agent.start()
         hub.rate_bytes_s = 0.0
         printed, errors = client.communicate(timeout=240)
-        assert client.returncode == 0, errors.decode()[-3000:]
-        assert Path(printed.decode().strip()).read_bytes() == data
+        if "0.36" in str(python):  # it asks again by itself only where a connection cannot be made
+            assert client.returncode != 0
+            again = call(python, agent, tmp_path, program, HF_ENDPOINT=endpoint)
+            assert Path(again).read_bytes() == data
+        else:
+            assert client.returncode == 0, errors.decode()[-3000:]
+            assert Path(printed.decode().strip()).read_bytes() == data
+        assert hub.sent[digest] < 2 * len(data)  # what the agent had verified was not read again
     finally:
         hub.rate_bytes_s = 0.0
         client.kill()

@@ -216,6 +216,7 @@ async def test_addresses_of_storage_that_ran_out_are_asked_for_again(site: HubSi
     assert site.hub.count("HEAD", "resolve") == 2
 
 
+@pytest.mark.slow
 async def test_wrong_content_is_never_served_as_whole(site: HubSite) -> None:
     files = make_files(2 << 20)
     site.hub.repository("org/tiny").commit(files)

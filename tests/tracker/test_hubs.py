@@ -25,6 +25,8 @@ NAME = hub_name("models", "org/name")
 FILES = {"a.json": b"{}", "b/c.txt": b"text\n", "m.safetensors": os.urandom(100_000)}
 RULES = """
 fleet = "prod"
+[join.default]
+read = ["*"]
 [join.a]
 read = ["hf.co/team-a/*"]
 [role.slurm]
