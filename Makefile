@@ -23,6 +23,9 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent-nox rtorrent transmission-cli \
 	casync restic umoci docker-registry docker.io containerd runc podman crun buildah skopeo xfsprogs btrfs-progs zsh fish
 
+# Clients of model hubs, each in an environment of its own below $(VENV)/hub-clients: the last 0.x, one 1.x, and 2.x.
+HUB_CLIENTS := 0.36.0 1.29.0 2.4.0
+
 PYTEST = $(BIN)/pytest -n $(WORKERS)
 # Each worker has a part of the tests in their order, so that what the tests of a file share is made once; the slow ones, of which
 # some cannot run side by side, are handed out one by one.
@@ -46,7 +49,7 @@ help:
 
 setup: $(VENV)/.installed
 
-setup-all: setup
+setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed)
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 
@@ -80,6 +83,10 @@ $(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.programs
 	@echo "Installing the project and its test tools into $(VENV)"
 	@install() { $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'; }; \
 		install || { echo 'That failed; trying once more in five seconds'; sleep 5; install; }
+	@touch $@
+
+$(VENV)/hub-clients/%/.installed: | $(VENV)/.programs
+	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check huggingface-hub==$*
 	@touch $@
 
 # The program is the recipe's only command, so that Ctrl-C reaches it alone and make waits until it has tidied up.

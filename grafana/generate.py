@@ -132,6 +132,18 @@ FLEET = [
         [q("sum by (result) (rate(p2pdist_agent_s3_requests_total[$__rate_interval]))", "{{result}}")],
     ),
     Panel(
+        "Model files given to clients",
+        "Bps",
+        [q("sum by (source) (rate(p2pdist_agent_hub_bytes_total[$__rate_interval]))", "{{source}}")],
+        "store: they were there. swarm: they came while they were read. tracker: small ones.",
+    ),
+    Panel(
+        "Requests of clients of model hubs",
+        "ops",
+        [q("sum by (result) (rate(p2pdist_agent_hub_requests_total[$__rate_interval]))", "{{result}}")],
+        "unavailable: the hub limits or does not answer. broken: bodies that ended early.",
+    ),
+    Panel(
         "Time of pulls",
         "s",
         [

@@ -473,6 +473,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "    if kept is not None:",
         ("tests/cli/test_mirror_install.py",),
     ),
+    Mutant(
+        "a token is not asked about",
+        "p2pdist/agent/api/hub.py",
+        "        await self._agent.models.admit(name, token)\n",
+        "",
+        ("tests/gateway/test_hub_door.py::test_a_private_repository_is_for_clients_that_may_read_it",),
+    ),
+    Mutant(
+        "a small file is not compared",
+        "p2pdist/origin/huggingface/hub.py",
+        "        if len(data) != file.size or git_oid(data) != file.oid:",
+        "        if len(data) > 2 * file.size + 100:",
+        ("tests/tracker/test_hubs.py::test_what_is_wrong_is_not_kept",),
+    ),
+    Mutant(
+        "a name of a file leads elsewhere",
+        "p2pdist/model/hub.py",
+        '    bad = any(segment in ("", ".", "..") for segment in segments)',
+        '    bad = any(segment in ("", ".") for segment in segments)',
+        ("tests/model/test_hub_names.py",),
+    ),
 )
 
 

@@ -19,8 +19,9 @@ from typing import Protocol
 import msgspec
 
 from p2pdist.model.access import Identity, Right
-from p2pdist.model.digest import Digest
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.model.hub import HubReference, is_hub, parse_hub
 from p2pdist.model.image import ImageReference, is_image, package_reference, parse_image
 from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
@@ -55,6 +56,7 @@ from tracker.core.preseeds.preseed import (
 )
 from tracker.core.preseeds.selectors import parse_selector
 from tracker.state.preseeds import PreseedDatabase
+from tracker.upstreams.hubs import Hubs
 from tracker.upstreams.upstreams import Upstreams
 
 TICK_S = 0.25
@@ -123,6 +125,7 @@ class Sessions(Protocol):
     fleet: Fleet
     content: Content
     upstreams: Upstreams
+    hubs: Hubs
 
     def send(self, host: str, message: Keep | Release) -> None:
         """Queue a message for a host; nothing happens when it is not connected."""
@@ -372,6 +375,8 @@ class PreseedService:
         image is that of `platform`, or of the platform of most hosts."""
         if is_image(text):
             return await self._image(parse_image(text), platform)
+        if is_hub(text):
+            return await _commit(self._sessions, parse_hub(text), platform)
         if platform:
             raise UsageError("a package is the same on all platforms", remedy="Give a platform for docker://... alone")
         reference, content = parse_reference(text), self._sessions.content
@@ -397,6 +402,15 @@ class PreseedService:
         if len(package) > PACKAGE_CHARACTERS_MAX:
             raise UsageError(f"the name {package[:80]}... has more than {PACKAGE_CHARACTERS_MAX} characters")
         return package, dict(found.parts)
+
+
+async def _commit(sessions: Sessions, reference: HubReference, platform: str) -> tuple[str, dict[Digest, int]]:
+    """A commit of the fleet's hub, and the files of LFS in it, with their sizes."""
+    if platform:
+        raise UsageError("a model is the same on all platforms", remedy="Give a platform for docker://... alone")
+    commit, parts = await sessions.hubs.blobs(reference)
+    sessions.fleet.policies.note(reference.package, digest_of(commit.encode()), parts)
+    return str(HubReference(reference.name, commit)), parts
 
 
 def _names(request: RankRequest, hosts: Mapping[str, Host]) -> Sequence[str]:

@@ -49,7 +49,7 @@ class JoinedReads:
         raises, and Unavailable for an address that causes too many misses."""
         now, absent = time.monotonic(), self._absent.get(key)
         if absent is not None and now < absent[0]:
-            raise NotFound(absent[1].what, remedy=absent[1].remedy)
+            raise NotFound(absent[1].what, remedy=absent[1].remedy, **absent[1].details)
         task = self._reads.get(key)
         if task is None:
             asker = ASKER.get()

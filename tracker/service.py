@@ -68,6 +68,7 @@ from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
 from tracker.reach import Reach
 from tracker.traces import Traces
+from tracker.upstreams.hubs import Hubs
 from tracker.upstreams.upstreams import Upstreams
 
 if TYPE_CHECKING:  # a tracker without access control need not load what it is made of
@@ -176,7 +177,8 @@ class Service:
     """The single writer around the fleet. `observe_plan` hears the seconds that each planning step
     took. `web_origin` is the address of an OCI image layout that any BitTorrent client may read
     over HTTP (a cache or a limited server, not the bare origin); empty for none. `access` is None
-    while access is off. `upstreams` are the registries that it reads for its fleet."""
+    while access is off. `upstreams` are the registries that it reads for its fleet, `hubs` its
+    hub of models."""
 
     def __init__(
         self,
@@ -186,6 +188,7 @@ class Service:
         web_origin: str = "",
         access: AccessControl | None = None,
         upstreams: Upstreams | None = None,
+        hubs: Hubs | None = None,
     ) -> None:
         self.fleet = fleet
         self.content = content
@@ -196,7 +199,9 @@ class Service:
         self._disputes = Names()
         self.web_origin = redacted(web_origin).rstrip("/")
         self.upstreams = upstreams if upstreams is not None else Upstreams()
+        self.hubs = hubs if hubs is not None else Hubs()
         content.learned = self.upstreams.learned = lambda layouts: self.submit(Described(layouts))
+        self.hubs.learned = content.learned
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
         self.access: SessionAccess | None = None

@@ -28,6 +28,8 @@ from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.lazy.traces import Traces
 from p2pdist.agent.lazy.views import LazySettings, LazyViews
 from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
+from p2pdist.agent.models.models import Models
+from p2pdist.agent.models.tracked import TrackedHub
 from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
 from p2pdist.agent.pull.lists import PeerLists
@@ -48,6 +50,7 @@ from p2pdist.agent.tracker.trackers import HostSide, Trackers
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement
+from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.gateway.s3.counts import S3Counts
 from p2pdist.model.address import parse_address
@@ -138,8 +141,8 @@ class Agent:
     and the store's failures."""
 
     def __init__(self, settings: AgentSettings, membership: Membership | None = None) -> None:
-        self.settings, self.host, self.mirrored = settings, settings.host, MirrorCounts()
-        self.s3_counts = S3Counts()
+        self.settings, self.host = settings, settings.host
+        self.mirrored, self.doored, self.s3_counts = MirrorCounts(), HubCounts(), S3Counts()
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
         self.access = access = self._access(membership)
@@ -175,17 +178,11 @@ class Agent:
         self.registry = self._registry(reads_origin=own_origin is not None)
         self.vouched_blobs = VouchedBlobs(store, self.registry, trackers.send)
         self.images = self._images(settings)
-        self.pulls = Pulls(
-            store,
-            self.packages,
-            self.registry,
-            images=self.images,
-            unreachable=self.reachability.warning,
-            lazy=self.policies.lazy,
-        )
+        self.models = self._models()
+        self.pulls = self._pulls()
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
         self.preseeds = Preseeds(
-            store, self.pulls, self.packages, self.images, session.send, lambda: session.clock_ahead_s
+            store, self.pulls, self.packages, self.images, self.models, session.send, lambda: session.clock_ahead_s
         )
         traces = Traces(TrackerTraces(session, self.host))
         shown = (store, self.packages, self.pulls, self.registry, traces, self.mounts.work)
@@ -248,6 +245,21 @@ class Agent:
             wait_tracker=self.packages.wait_tracker,
         )
 
+    def _models(self) -> Models:
+        learn, wait_tracker = self.access.names.learn_name, self.packages.wait_tracker
+        return Models(self.store, TrackedHub(self.session), self.vouched_blobs, learn=learn, wait_tracker=wait_tracker)
+
+    def _pulls(self) -> Pulls:
+        return Pulls(
+            self.store,
+            self.packages,
+            self.registry,
+            images=self.images,
+            models=self.models,
+            unreachable=self.reachability.warning,
+            lazy=self.policies.lazy,
+        )
+
     async def start(self) -> None:
         """Serve what the store holds and begin to look for a tracker."""
         self.access.start(self.store)
@@ -296,6 +308,7 @@ class Agent:
         await self.access.stop()
         await self.mounts.close()
         await self.images.close()
+        await self.models.close()
         await self._origins.close()
         await asyncio.to_thread(self.store.close)
 
@@ -340,6 +353,7 @@ class Agent:
             self._origins.prepare()
             self.reachability.connected()
         self.images.tracker_changed(present)
+        self.models.tracker_changed()
         if self.swarming is not None:
             self.swarming.tracker_changed(present)
         if present and self.drain.draining:

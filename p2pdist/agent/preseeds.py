@@ -26,10 +26,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pdist.agent.images.images import Images
+from p2pdist.agent.models.models import Models
 from p2pdist.agent.pull.packages import Packages
 from p2pdist.agent.pull.pulls import Pull, Pulls
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
+from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import is_image, parse_image
 from p2pdist.model.manifest import PACK_TYPE, Manifest, parse_reference
 from p2pdist.model.messages import (
@@ -138,10 +140,12 @@ class Preseeds:
         pulls: Pulls,
         packages: Packages,
         images: Images,
+        models: Models,
         send: Callable[[Kept | Spares], None],
         clock_ahead_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._store, self._pulls, self._packages, self._images, self._send = store, pulls, packages, images, send
+        self._store, self._pulls, self._packages, self._send = store, pulls, packages, send
+        self._images, self._models = images, models
         self._clock_ahead_s = clock_ahead_s
         self._redundant = RedundantPacks(store.trees.redundant_packs, send)
         self._preseeds: dict[str, _Preseed] = {}
@@ -234,6 +238,9 @@ class Preseeds:
         if is_image(keep.package):
             image = await self._images.find(parse_image(keep.package))
             preseed.blobs = tuple(blob.digest for blob in image.blobs if blob.size)
+        elif is_hub(keep.package):
+            commit = await self._models.find(parse_hub(keep.package))
+            preseed.blobs = tuple(blob.digest for blob in commit.blobs if blob.size)
         else:
             package = await self._packages.find(parse_reference(keep.package), lambda text: None)
             preseed.blobs = _pinned(package.manifest)

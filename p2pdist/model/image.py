@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import UsageError
+from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.manifest import Reference, parse_reference
 
 SCHEME = "docker://"
@@ -115,11 +116,16 @@ def parse_image(text: str) -> ImageReference:
 
 
 def package_reference(text: str) -> Reference:
-    """What a reference names for policies and rights: a package, or an image as one. Raises
-    UsageError."""
+    """What a reference names for policies and rights: a package, or an image or a repository of a
+    hub as one. Raises UsageError."""
+    if is_hub(text):
+        return parse_hub(text).package
     return parse_image(text).package if is_image(text) else parse_reference(text)
 
 
 def canonical_reference(text: str) -> str:
-    """A reference to a package or an image in its full form. Raises UsageError."""
+    """A reference to a package, an image or a repository of a hub in its full form. Raises
+    UsageError."""
+    if is_hub(text):
+        return str(parse_hub(text))
     return str(parse_image(text)) if is_image(text) else str(parse_reference(text))

@@ -22,6 +22,7 @@ from tracker.preseed_service import PreseedService
 from tracker.service import Service
 from tracker.state.documents import Documents
 from tracker.state.preseeds import PreseedDatabase
+from tracker.upstreams.hubs import Hubs
 from tracker.upstreams.upstreams import Upstreams
 
 
@@ -37,8 +38,10 @@ async def serve(stack: AsyncExitStack, app: web.Application, port: int = 0) -> i
 class ImageSite:
     """The tracker, whose state is below `directory`, and the agents by name."""
 
-    def __init__(self, directory: Path, stack: AsyncExitStack, upstreams: Sequence[UpstreamSettings]) -> None:
-        self.directory, self._stack, self._upstreams = directory, stack, upstreams
+    def __init__(
+        self, directory: Path, stack: AsyncExitStack, upstreams: Sequence[UpstreamSettings], hub: str = ""
+    ) -> None:
+        self.directory, self._stack, self._upstreams, self._hub = directory, stack, upstreams, hub
         self.port = 0
         self.service: Service | None = None
         self.preseeds: PreseedService | None = None
@@ -52,7 +55,10 @@ class ImageSite:
         stack.callback(documents.close)
         upstreams = Upstreams(self._upstreams, documents)
         stack.push_async_callback(upstreams.close)
-        service = self.service = Service(Fleet(started_at=time.monotonic()), Content(None), upstreams=upstreams)
+        hubs = Hubs(self._hub, documents)
+        stack.push_async_callback(hubs.close)
+        fleet = Fleet(started_at=time.monotonic())
+        service = self.service = Service(fleet, Content(None), upstreams=upstreams, hubs=hubs)
         preseeds = self.preseeds = service.listener = PreseedService(service, PreseedDatabase(""), grace_s=0.0)
         await preseeds.load()
         self.port = await serve(stack, make_app(service, preseeds), self.port)
@@ -98,10 +104,12 @@ class ImageSite:
 
 
 @asynccontextmanager
-async def image_site(directory: Path, *upstreams: UpstreamSettings, tracker: bool = True) -> AsyncIterator[ImageSite]:
-    """A site whose tracker reads these upstreams."""
+async def image_site(
+    directory: Path, *upstreams: UpstreamSettings, tracker: bool = True, hub: str = ""
+) -> AsyncIterator[ImageSite]:
+    """A site whose tracker reads these upstreams, and this hub."""
     async with AsyncExitStack() as stack:
-        site = ImageSite(directory, stack, upstreams)
+        site = ImageSite(directory, stack, upstreams, hub)
         try:
             if tracker:
                 await site.start_tracker()

@@ -41,7 +41,13 @@ class Rig:
         self.agent = Agent(settings)
         agent = self.agent
         self.preseeds = Preseeds(
-            agent.store, agent.pulls, agent.packages, agent.images, self.said.append, lambda: self.clock_ahead_s
+            agent.store,
+            agent.pulls,
+            agent.packages,
+            agent.images,
+            agent.models,
+            self.said.append,
+            lambda: self.clock_ahead_s,
         )
 
     async def close(self) -> None:

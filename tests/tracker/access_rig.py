@@ -45,6 +45,7 @@ from tracker.preseed_service import PreseedService
 from tracker.service import Service
 from tracker.state.documents import Documents
 from tracker.state.preseeds import PreseedDatabase
+from tracker.upstreams.hubs import Hubs
 from tracker.upstreams.upstreams import Upstreams
 
 ACCESS = """
@@ -221,6 +222,7 @@ async def access_site(
     state: Path | None = None,
     control: AccessControl | None = None,
     upstreams: Sequence[UpstreamSettings] = (),
+    hub: str = "",
 ) -> AsyncIterator[AccessSite]:
     """A tracker at an access file, over the layout below `directory`."""
     path = directory / "access" / "access.toml"
@@ -232,12 +234,13 @@ async def access_site(
     documents = Documents(state) if state is not None else None
     origin_path = directory / "origin"
     (origin_path / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
-    registries = Upstreams(upstreams, documents)
+    registries, hubs = Upstreams(upstreams, documents), Hubs(hub, documents)
     service = Service(
         Fleet(started_at=time.monotonic()),
         Content(open_origin(origin_path.as_uri()), documents),
         access=control,
         upstreams=registries,
+        hubs=hubs,
     )
     preseeds = service.listener = PreseedService(service, PreseedDatabase(str(state) if state is not None else ""))
     await preseeds.load()
@@ -260,6 +263,7 @@ async def access_site(
         await runner.cleanup()
         await preseeds.stop()
         await registries.close()
+        await hubs.close()
         if documents is not None:
             documents.close()
 

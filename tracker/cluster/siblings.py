@@ -30,6 +30,7 @@ from yarl import URL
 from p2pdist.credentials.authority import TRACKER_DNS
 from p2pdist.model.digest import Digest, WireDigest
 from p2pdist.model.errors import UNDECODABLE, Unavailable
+from p2pdist.model.hub import FILE_BYTES_MAX
 from p2pdist.model.ownership import Tracker
 from p2pdist.transfer.names import NAMES, Resolver
 from tracker.cluster.cluster import Cluster
@@ -60,11 +61,13 @@ logger = logging.getLogger(__name__)
 
 class Known(msgspec.Struct, frozen=True):
     """A package, or an image of an upstream registry, that agents ask for: its name, without tag,
-    and the digest of its manifest."""
+    and the digest of its manifest. With a `size` a file of a repository of the fleet's hub, and
+    its digest."""
 
     name: Annotated[str, Meta(max_length=512)]
     digest: WireDigest
     image: bool = False
+    size: Annotated[int, Meta(ge=0, le=FILE_BYTES_MAX)] = 0
 
 
 class HeldRequest(msgspec.Struct, frozen=True):

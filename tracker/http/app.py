@@ -13,9 +13,10 @@ from p2pdist.transfer.guard import OwnNames, identity_of
 from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.cluster.siblings import Siblings
-from tracker.http import access, bittorrent, content, images, pages, scheduler, sessions, traces, trackers
+from tracker.http import access, bittorrent, content, pages, scheduler, sessions, traces, trackers
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE, SIBLINGS
 from tracker.http.metrics import registry
+from tracker.http.upstreams import hubs, images
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
 
@@ -86,6 +87,7 @@ ROUTES = (
     *sessions.ROUTES,
     *content.ROUTES,
     *images.ROUTES,
+    *hubs.ROUTES,
     *traces.ROUTES,
     *bittorrent.ROUTES,
     *scheduler.ROUTES,

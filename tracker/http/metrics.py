@@ -153,10 +153,13 @@ class TrackerCollector(Collector):
         yield refused
 
     def _upstreams(self) -> Iterator[Metric]:
-        name, text = "p2pdist_tracker_upstream_requests", "Questions to upstream registries, by what became of them"
+        name, text = "p2pdist_tracker_upstream_requests", "Questions to upstreams, by what became of them"
         asked = CounterMetricFamily(name, text, labels=["upstream", "result"])
         for (upstream, result), number in self._service.upstreams.asked.items():
             asked.add_metric([upstream, result], number)
+        hubs = self._service.hubs
+        for result, number in hubs.asked.items():
+            asked.add_metric([hubs.url, result], number)
         yield asked
 
 

@@ -17,6 +17,7 @@ from aiohttp import web
 from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
+from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import is_image, parse_image
 from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.model.messages import Reachability
@@ -284,10 +285,15 @@ async def _create(request: web.Request, order: PreseedRequest) -> web.Response:
 
 
 async def _require_package(access: SessionAccess, identity: Identity, text: str) -> Descriptor | None:
-    """The manifest of a package that the identity may read; None for an image, of which its name
-    says enough: its registry is asked for what belongs to it. Raises NotFound."""
+    """The manifest of a package that the identity may read; None for an image or
+    a repository of a hub, of which its name says enough: upstream is asked for what belongs to it.
+    Raises NotFound."""
     if is_image(text):
         access.images.require(identity, parse_image(text).name)
+        return None
+    if is_hub(text):
+        name = str(parse_hub(text).name)
+        identity.require_read([name], name)
         return None
     return await access.packages.find(identity, parse_reference(text))
 

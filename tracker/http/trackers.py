@@ -17,6 +17,7 @@ from p2pdist.model.image import image_name
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.ownership import Ownership
 from p2pdist.model.preseed import decode_request
+from p2pdist.model.vouched import vouched_layout
 from p2pdist.transfer.guard import identity_of, peer_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Query, Route
 from p2pdist.transfer.problems import PROBLEM_TYPE
@@ -162,11 +163,19 @@ async def known(request: web.Request) -> web.Response:
         if not (issued_by_fleet(peer, fleet) and name_in(peer, fleet, "tracker")):
             raise Refused("the connection shows no certificate of a tracker")
     told = decode_request(await request.read(), Known)
-    if told.image:
+    if told.size:
+        _learn_file(service, told)
+    elif told.image:
         await _read_image(service, told)
     else:
         await _read_package(service, told)
     return web.Response(status=204)
+
+
+def _learn_file(service: Service, told: Known) -> None:
+    service.hubs.learned(((told.digest, vouched_layout(told.size)),))
+    if service.access is not None:
+        service.fleet.policies.bind(told.name, told.digest, ())
 
 
 async def _read_package(service: Service, told: Known) -> None:

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from p2pdist.agent.agent import Agent
+from p2pdist.agent.api.hub import hub_metrics
 from p2pdist.agent.api.mirror import mirror_metrics
 from p2pdist.agent.api.s3 import s3_metrics
 
@@ -46,6 +47,7 @@ class AgentCollector(Collector):
         yield from self._store()
         yield from mirror_metrics(agent.mirrored)
         yield from s3_metrics(agent.s3_counts)
+        yield from hub_metrics(agent.doored)
         yield from self._lazy()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()

@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.guard import serving
+from p2pdist.agent.api.hub import hub_routes
 from p2pdist.agent.images.credentials import upstream_lets
 from p2pdist.agent.pull.blob import BlobPull, Body, DemandedBody
 from p2pdist.agent.uplink import RangeFlow
@@ -49,6 +50,7 @@ IDLE_S = 60.0
 """A client that takes nothing of what is there for it for so long is left: requests are limited,
 and it goes on with a Range when it is back."""
 
+BODY_BYTES_MAX = 1 << 20
 BYTES_TYPE = "application/octet-stream"
 
 
@@ -293,10 +295,11 @@ def make_mirror_app(agent: Agent) -> web.Application:
     mirror = make_mirror(agent, loopback=True)
     identify = image_identities(agent, loopback=True)
     app = web.Application(
-        middlewares=[problems, mirror.failures, guard(identify, names=OwnNames())], client_max_size=1 << 16
+        middlewares=[problems, mirror.failures, guard(identify, names=OwnNames())], client_max_size=BODY_BYTES_MAX
     )
     app.on_response_prepare.append(name_request)
-    serve(app, mirror_routes(mirror), title="p2pdist agent, as a mirror of container registries")
+    title = "p2pdist agent, as a mirror of container registries and a door to a hub of models"
+    serve(app, (*mirror_routes(mirror), *hub_routes(agent)), title=title)
     return app
 
 

@@ -24,11 +24,12 @@ from typing import Literal, Protocol
 
 from p2pdist.agent.caller import Caller
 from p2pdist.agent.pull.blob import BlobPull
-from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, ImagePull, ImageSource
+from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, FetchBlob, HubSource, ImagePull, ImageSource
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
 from p2pdist.model.digest import Digest, parse_digest
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import canonical_reference, is_image, parse_image
 from p2pdist.model.image_manifest import Image
 from p2pdist.model.manifest import PACK_TYPE, TREE_TYPE, Config, Descriptor, Manifest, parse_reference
@@ -150,9 +151,11 @@ class Pull:
         self.bytes_cached += count
 
     @property
-    def image(self) -> bool:
-        """Whether it is an image of a registry that is pulled, not a package of ours."""
-        return self.request.package is not None and is_image(self.request.package)
+    def foreign(self) -> bool:
+        """Whether it is an image of a registry or a commit of a hub that is pulled, not a package
+        of ours."""
+        package = self.request.package
+        return package is not None and (is_image(package) or is_hub(package))
 
     def begin_blob(self, fetching: BlobPull) -> None:
         """A blob is being fetched."""
@@ -178,7 +181,7 @@ class Pull:
             self.digest,
             self.bytes_total,
             done,
-            0 if self.image else by["origin"],
+            0 if self.foreign else by["origin"],
             by["peer"],
             self.bytes_cached + before,
             round(self.seconds if self.seconds is not None else time.monotonic() - self.started, 3),
@@ -186,7 +189,7 @@ class Pull:
             self.output,
             self.error.problem() if self.error else None,
             self._warning() if by["origin"] else "",
-            by["origin"] if self.image else 0,
+            by["origin"] if self.foreign else 0,
             self.lazy,
             round(time.monotonic() - self.started, 3),
         )
@@ -221,10 +224,11 @@ class Pulls:
         fetcher: Fetcher,
         *,
         images: ImageSource | None = None,
+        models: HubSource | None = None,
         unreachable: Callable[[], str] = lambda: "",
         lazy: Callable[[str], bool | None] = lambda reference: None,
     ) -> None:
-        self._unreachable, self._images, self._lazy = unreachable, images, lazy
+        self._unreachable, self._images, self._models, self._lazy = unreachable, images, models, lazy
         self._store, self._packages, self._fetcher = store, packages, fetcher
         self._pulls: OrderedDict[str, Pull] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -304,6 +308,11 @@ class Pulls:
 
     async def package(self, reference: str) -> Package:
         """Pull a package, or a model of a registry, and wait for it; raises its failure."""
+        if is_hub(reference):
+            raise UsageError(
+                f"{reference[:200]} is a model or data set of a hub, which is not shown as it is",
+                remedy="Have programs read it through the agent: HF_ENDPOINT=http://localhost:7073/hf",
+            )
         if is_image(reference) and self._images is not None:
             image = await self._images.find(parse_image(reference), lambda _: None)
             if await asyncio.to_thread(_model_of, self._store, image) is None:
@@ -317,8 +326,10 @@ class Pulls:
 
     async def _run(self, pull: Pull) -> None:
         try:
-            if pull.image:
-                await self._run_image(pull)
+            if is_hub(pull.reference):
+                await _bring_commit(self, pull)
+            elif pull.foreign:
+                await _bring_image(self, pull)
             elif pull.request.package is not None:
                 await self._run_package(pull)
             else:
@@ -344,19 +355,6 @@ class Pulls:
                 for observer in self._observers:
                     observer(pull.seconds)
                 logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
-
-    async def _run_image(self, pull: Pull) -> None:
-        if self._images is None:
-            raise Unavailable("this agent brings no images")
-        image = await self._images.find(parse_image(pull.reference), lambda text: setattr(pull, "note", text))
-        sizes = {blob.digest: blob.size for blob in image.blobs}
-        pull.digest, pull.bytes_total = image.digest, sum(sizes.values())
-        pull.state, pull.note, pull.parts = "running", "", frozenset(sizes)
-        await asyncio.to_thread(self._store.integrity.look, list(sizes))
-        self._check_fits(pull.bytes_total)
-        priority, source = pull.request.priority, self._images
-        pull.package = await asyncio.to_thread(_model_of, self._store, image)
-        await ImagePull(image, source, self._store, priority, cached=pull.skip, begun=pull.begin_blob).run()
 
     async def _run_package(self, pull: Pull) -> None:
         for attempt in range(ATTEMPTS):
@@ -527,6 +525,31 @@ def _model_of(store: BlobStore, image: Image) -> Package | None:
         return None
     model_layers(model.layers)
     return Package(image.reference, digest, model, Config())
+
+
+async def _bring_image(pulls: Pulls, pull: Pull) -> None:
+    if (images := pulls._images) is None:
+        raise Unavailable("this agent brings no images")
+    image = await images.find(parse_image(pull.reference), lambda text: setattr(pull, "note", text))
+    pull.package = await asyncio.to_thread(_model_of, pulls._store, image)
+    await _bring_blobs(pulls, pull, image.digest, image.blobs, partial(images.fetch_blob, image.reference.name))
+
+
+async def _bring_commit(pulls: Pulls, pull: Pull) -> None:
+    if (models := pulls._models) is None:
+        raise Unavailable("this agent reads no hub")
+    found = await models.find(parse_hub(pull.reference), lambda text: setattr(pull, "note", text))
+    await together([_bring_blobs(pulls, pull, found.commit, found.blobs, found.fetch), found.bring_small()])
+
+
+async def _bring_blobs(pulls: Pulls, pull: Pull, name: str, blobs: Sequence[Descriptor], fetch: FetchBlob) -> None:
+    """Bring what a pull is of: `name` is its digest or commit."""
+    sizes = {blob.digest: blob.size for blob in blobs}
+    pull.digest, pull.bytes_total = name, sum(sizes.values())
+    pull.state, pull.note, pull.parts = "running", "", frozenset(sizes)
+    await asyncio.to_thread(pulls._store.integrity.look, list(sizes))
+    pulls._check_fits(pull.bytes_total)
+    await ImagePull(blobs, fetch, pulls._store, pull.request.priority, cached=pull.skip, begun=pull.begin_blob).run()
 
 
 def _checked_name(request: PullRequest, caller: Caller) -> str:

@@ -89,6 +89,7 @@ def command(
       p2pdist preseed team/trainer:v4 --selector zone=a --deadline 10m --wait --quorum 99%
       p2pdist preseed team/weights:v7 --count 200 --replicas 2
       p2pdist preseed docker://registry.example.org/team/trainer:v3 --selector zone=a
+      p2pdist preseed hf://org/model --count 8
       p2pdist preseed --cancel nightly-42
     """
     if sum((reference is not None, cancel is not None, listing)) != 1:

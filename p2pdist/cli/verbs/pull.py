@@ -45,6 +45,7 @@ def command(references: tuple[str, ...], priority: Priority, origin: str | None,
       p2pdist pull 'team/*:v3' --origin s3://packages/prod
       p2pdist pull sha256:9f86d081884c --priority preseed
       p2pdist pull docker://registry.example.org/team/trainer:v3
+      p2pdist pull hf://org/model@main
     """
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.cli.references.search import chosen, is_part

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tracker.service import Service
     from tracker.state.documents import Documents
     from tracker.traces import Traces
+    from tracker.upstreams.hubs import Hubs
     from tracker.upstreams.settings import UpstreamsFile
     from tracker.upstreams.upstreams import Upstreams
 
@@ -114,6 +115,12 @@ logger = logging.getLogger(__name__)
     help="A registry whose images agents may pull through each other, such as docker.io; may be repeated.",
 )
 @click.option(
+    "--hub",
+    default="",
+    metavar="URL",
+    help="A Hugging Face hub whose models and data sets agents may pull through each other, such as huggingface.co.",
+)
+@click.option(
     "--upstreams",
     "upstreams_file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -151,6 +158,7 @@ def command(
     probe_listen: str,
     networks: str,
     named_upstreams: tuple[str, ...],
+    hub: str,
     upstreams_file: Path | None,
     network_id: str,
     discovery_interface: tuple[str, ...],
@@ -169,9 +177,11 @@ def command(
       p2pdist tracker --origin s3://packages/prod --policies /etc/p2pdist/policies.toml
       p2pdist tracker --origin s3://packages/prod --access /etc/p2pdist/access.toml
       p2pdist tracker --upstream docker.io --upstream registry.example.org:5000
+      p2pdist tracker --hub huggingface.co
       p2pdist tracker --state postgresql://tracker@db/p2pdist --advertise 10.0.0.5:7070
     """
     from p2pdist.cli.daemon import discovery_settings, listen_address, raise_file_limit, run
+    from p2pdist.model.hub import hub_url
     from tracker.networks import parse_networks
     from tracker.upstreams.settings import all_upstreams
 
@@ -187,7 +197,12 @@ def command(
     if control is None:
         _warn_of_strangers(address[0])
     limits = origin_streams, origin_bytes_s, report_interval, frozenset(origin_sites)
-    sources = origin, all_upstreams(named_upstreams, upstreams_file), (named_upstreams, upstreams_file)
+    sources = (
+        origin,
+        all_upstreams(named_upstreams, upstreams_file),
+        (named_upstreams, upstreams_file),
+        hub and hub_url(hub),
+    )
     run(_serve((address, probes), hostnames, sources, state, part, limits, policies, control, believed, discovery))
 
 
@@ -405,6 +420,12 @@ def _traces(state: str) -> Traces:
     return Traces(TraceRecords(state) if state else None)
 
 
+def _hubs(url: str, documents: Documents | None) -> Hubs:
+    from tracker.upstreams.hubs import Hubs
+
+    return Hubs(url, documents)
+
+
 def _upstreams_file(named: tuple[str, ...], path: Path | None, upstreams: Upstreams) -> UpstreamsFile | None:
     from tracker.upstreams.settings import UpstreamsFile
 
@@ -421,7 +442,7 @@ def _documents(state: str) -> Documents | None:
 async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
     hostnames: tuple[str, ...],
-    sources: tuple[str, tuple[UpstreamSettings, ...], tuple[tuple[str, ...], Path | None]],
+    sources: tuple[str, tuple[UpstreamSettings, ...], tuple[tuple[str, ...], Path | None], str],
     state: str,
     part: _ClusterPart | None,
     limits: tuple[int, float, float, frozenset[str]],
@@ -440,13 +461,13 @@ async def _serve(
     from tracker.state.preseeds import PreseedDatabase
     from tracker.upstreams.upstreams import Upstreams
 
-    origin_url, settings, (named, upstreams_path) = sources
+    origin_url, settings, (named, upstreams_path), hub = sources
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = _fleet(origin_url, *limits)
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = _documents(state)
-    upstreams = Upstreams(settings, documents)
-    service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams)
+    upstreams, hubs = Upstreams(settings, documents), _hubs(hub, documents)
+    service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams, hubs=hubs)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
     service.traces = _traces(state)
     await preseeds.load()
@@ -470,7 +491,7 @@ async def _serve(
         await _leave_cluster(siblings)
         await close(runners)
         await preseeds.stop()
-        await upstreams.close()
+        await asyncio.gather(upstreams.close(), hubs.close())
         if origin is not None:
             await origin.close()
         service.traces.close()

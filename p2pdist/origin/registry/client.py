@@ -174,29 +174,11 @@ class RegistryClient:
             response.release()
             if followed == REDIRECTS_MAX:
                 raise Refused(f"{self.url} redirects {method} {url.path} more than {REDIRECTS_MAX} times")
-            url = self._target(url, location)
+            url = redirect_target(self.url, self.base, url, location)
             if url.origin() != self.base.origin():
                 headers.pop("Authorization", None)
             response = await self._send(method, url, headers, data)
         return response
-
-    def _target(self, url: URL, location: str) -> URL:
-        """Where a redirect leads. Raises Refused for an address to which no storage of a registry
-        would send its clients."""
-        try:
-            target = url.join(URL(location, encoded=True))
-            host = target.host or ""
-        except ValueError as error:
-            raise Refused(f"{self.url} redirects to something that is no address") from error
-        if not location or target.scheme not in ("http", "https") or not host:
-            raise Refused(f"{self.url} redirects to {target.scheme or 'nowhere'}, which is not followed")
-        if url.scheme == "https" and target.scheme == "http":
-            raise Refused(f"{self.url} redirects to http, which is not followed")
-        if target.user is not None or target.password is not None:
-            raise Refused(f"{self.url} redirects to an address with credentials in it, which is not followed")
-        if is_inner(host) and not is_inner(self.base.host or ""):
-            raise Refused(f"{self.url} redirects to {host}, an address of this machine alone")
-        return target
 
     async def pull_token(self, repository: str) -> PullToken:
         """What lets another host read a repository; empty where the registry asks for nothing.
@@ -214,7 +196,7 @@ class RegistryClient:
     async def _send(self, method: str, url: URL, headers: dict[str, str], data: Any) -> aiohttp.ClientResponse:
         """Raises Refused where the registry may not send readers to `url`. What a proxy connects
         to is that proxy's to say."""
-        proxy, proxy_auth = await asyncio.to_thread(_proxy, url)
+        proxy, proxy_auth = await asyncio.to_thread(proxy_of, url)
         place: Place = "proxy" if proxy is not None else "home" if url.origin() == self.base.origin() else "elsewhere"
         if place == "elsewhere":
             self._allowed.require_literal(url.host or "")
@@ -275,15 +257,34 @@ class RegistryClient:
 
     def _busy(self, what: str, response: aiohttp.ClientResponse) -> Unavailable:
         """A registry that has too much to do, and for how long it wants to be left alone."""
-        asked_s = _asked_s(response)
+        left_s = asked_s(response)
         if response.status == 429:
-            what, asked_s = f"{what}, too many requests", LIMITED_S if asked_s is None else asked_s
-        details = {"retry_after": min(asked_s, ASKED_S_MAX)} if asked_s is not None else {}
+            what, left_s = f"{what}, too many requests", LIMITED_S if left_s is None else left_s
+        details = {"retry_after": min(left_s, ASKED_S_MAX)} if left_s is not None else {}
         return Unavailable(what, remedy="Try again later", **details)
 
     def _away(self, method: str, url: URL, error: Exception) -> Unavailable:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         return Unavailable(f"{self.url} cannot be reached ({method} {url.path}): {why}", remedy="Try again later")
+
+
+def redirect_target(shown: str, base: URL, url: URL, location: str) -> URL:
+    """Where a redirect of the service at `base`, called `shown`, leads from `url`. Raises Refused
+    for an address to which no storage of a registry would send its clients."""
+    try:
+        target = url.join(URL(location, encoded=True))
+        host = target.host or ""
+    except ValueError as error:
+        raise Refused(f"{shown} redirects to something that is no address") from error
+    if not location or target.scheme not in ("http", "https") or not host:
+        raise Refused(f"{shown} redirects to {target.scheme or 'nowhere'}, which is not followed")
+    if url.scheme == "https" and target.scheme == "http":
+        raise Refused(f"{shown} redirects to http, which is not followed")
+    if target.user is not None or target.password is not None:
+        raise Refused(f"{shown} redirects to an address with credentials in it, which is not followed")
+    if is_inner(host) and not is_inner(base.host or ""):
+        raise Refused(f"{shown} redirects to {host}, an address of this machine alone")
+    return target
 
 
 async def read_limited(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:
@@ -299,7 +300,7 @@ async def read_limited(response: aiohttp.ClientResponse, limit: int, where: str)
     return bytes(data)
 
 
-def _proxy(url: URL) -> tuple[URL | None, aiohttp.BasicAuth | None]:
+def proxy_of(url: URL) -> tuple[URL | None, aiohttp.BasicAuth | None]:
     """The proxy of the environment through which a URL is reached; no proxy for none. A session
     that trusts the environment would also show registries the accounts of ~/.netrc."""
     try:
@@ -309,11 +310,11 @@ def _proxy(url: URL) -> tuple[URL | None, aiohttp.BasicAuth | None]:
 
 
 def _pause_s(response: aiohttp.ClientResponse | None, tries: int) -> float:
-    asked_s = _asked_s(response) if response is not None else None
-    return asked_s if asked_s is not None else 0.2 * 2**tries
+    pause_s = asked_s(response) if response is not None else None
+    return pause_s if pause_s is not None else 0.2 * 2**tries
 
 
-def _asked_s(response: aiohttp.ClientResponse) -> float | None:
+def asked_s(response: aiohttp.ClientResponse) -> float | None:
     """For how long a response asks that no request follows (RFC 9110, 10.2.3); None where it does
     not."""
     text = response.headers.get("Retry-After", "")

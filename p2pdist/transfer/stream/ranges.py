@@ -154,6 +154,13 @@ class RangeOptions:
     """A client that takes nothing for so long, while there is something for it, is left; None: as
     long as it acknowledges that it lives."""
 
+    late_begin: bool = False
+    """The head goes out then even where no piece has come: for clients that ask again when a body
+    stands still, and not when its head is a failure."""
+
+    etag: str = ""
+    """The entity tag, where clients know the content by another one than its digest."""
+
 
 PLAIN = RangeOptions({})
 
@@ -183,9 +190,16 @@ async def serve_range(
     this returns. `dead_after_s`: the kernel drops a client that acknowledges nothing for so long.
     `disk`: the file is on a disk, whose reads may hang.
     """
-    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, options.sent, proven)
+    body = _Body(descriptor_of(blob_file), layout, have, wait_for, flow, options, proven)
     return await serve_content(
-        request, digest, layout.size, body, flow=flow, dead_after_s=dead_after_s, disk=disk, options=options
+        request,
+        options.etag or digest,
+        layout.size,
+        body,
+        flow=flow,
+        dead_after_s=dead_after_s,
+        disk=disk,
+        options=options,
     )
 
 
@@ -324,7 +338,7 @@ class _Body:
         have: HeldPieces | None,
         wait_for: WaitFor | None,
         flow: ReaderFlow | None,
-        sent: Callable[[int], None],
+        options: RangeOptions,
         proven: Callable[[], Awaitable[None]] | None,
     ) -> None:
         assert have is None or wait_for is not None, "missing pieces can be waited for"
@@ -333,7 +347,7 @@ class _Body:
         self._have = have
         self._wait_for = wait_for
         self._flow, self._proven = flow, proven
-        self._sent = sent
+        self._sent, self._late = options.sent, options.late_begin
         self._run_bytes = RUN_BYTES if flow is None else BLOCK_BYTES
 
     def _has(self, piece: int) -> bool:
@@ -356,7 +370,7 @@ class _Body:
 
     async def begin(self, position: int, end: int, by: float | None) -> None:
         """Wait until a body of the bytes from `position` to `end` may begin; see
-        RangeOptions.begin_by."""
+        RangeOptions.begin_by and late_begin."""
         before = len(self._have) if self._have is not None else 0
         try:
             async with asyncio.timeout_at(by):
@@ -364,7 +378,7 @@ class _Body:
                 if position >= self._held_back(end):
                     await self._prove()
         except TimeoutError:
-            if self._have is None or len(self._have) <= before:
+            if not self._late and (self._have is None or len(self._have) <= before):
                 raise Unavailable("no byte has come in the time that a client may wait", remedy="Ask again") from None
 
     async def send(self, connection: Connection, start: int, end: int) -> None:

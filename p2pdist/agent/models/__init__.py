@@ -1,0 +1,1 @@
+"""Models and data sets of the fleet's hub on one host."""

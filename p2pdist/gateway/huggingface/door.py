@@ -1,0 +1,310 @@
+"""The interface of a Hugging Face hub, the reading part: clients of models and data sets read the
+fleet's hub through it.
+
+Theory. Such a client has no other place to ask, and waits ten seconds for a head and between two
+bytes. So a document that takes longer is 503, which clients ask again, and the read goes on
+meanwhile; the head of a file goes out before its first byte when that is late. A file of LFS begins
+with its first verified piece and follows the others in order as they come; its last piece is sent
+once the SHA-256 of the whole matched. A pull that fails later breaks the connection, so that the
+client sees a truncated body and resumes with a Range. Clients compare lengths alone.
+
+Everything is answered by commit: what a branch names is looked up first, and then holds for the
+whole request. Hints at other ways to fetch a file are left out, and links name this server.
+
+Where documents and bytes come from is the agent's: see `Repositories` and `Bodies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from bisect import bisect_left
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+from aiohttp import web
+
+from p2pdist.gateway.huggingface.counts import HubCounts
+from p2pdist.gateway.huggingface.failures import JSON_TYPE, failure_response
+from p2pdist.gateway.huggingface.names import PREFIX, HubRequest, parse_request
+from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, UsageError
+from p2pdist.model.hub import (
+    HubDirectory,
+    HubFile,
+    HubName,
+    HubRevision,
+    check_path,
+    failure,
+)
+
+BEGIN_S = 8.0
+"""How long a client waits for the head of an answer, at most."""
+
+REQUESTS_MAX = 512
+"""Requests answered at once."""
+
+PAGE_MAX = 1000
+"""Entries of one page of a tree."""
+
+PATHS_MAX = 10_000
+"""Paths of one request about paths."""
+
+LAST = "\U0010ffff"
+"""Comes after every other character."""
+
+_HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
+_NUMBER = re.compile(r"[0-9]{1,9}\Z")
+_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
+"""What git keeps in place of a file of LFS (git-lfs, docs/spec.md)."""
+
+_Value = TypeVar("_Value")
+logger = logging.getLogger(__name__)
+
+
+class Listed(Protocol):
+    """What is in a commit, by path."""
+
+    @property
+    def files(self) -> Mapping[str, HubFile]: ...
+    @property
+    def directories(self) -> Mapping[str, HubDirectory]: ...
+    @property
+    def paths(self) -> Sequence[str]:
+        """Of all of these, in order."""
+
+
+class Repositories(Protocol):
+    """The repositories of the hub, as far as a request may read them. Methods raise NotFound,
+    Refused, Corrupt, Unavailable."""
+
+    async def admit(self, request: web.Request, name: HubName) -> str:
+        """The token by which the client of a request reads a repository. Raises NotFound and
+        Refused where it may not."""
+
+    async def revision(self, name: HubName, revision: str, token: str) -> HubRevision:
+        """What a branch, tag or commit names, and what the hub says of it."""
+
+    async def commit_of(self, name: HubName, revision: str, token: str) -> str:
+        """The commit that a branch, tag or commit names."""
+
+    async def files(self, name: HubName, commit: str, token: str) -> Listed:
+        """Everything in a commit."""
+
+    async def refs(self, name: HubName, token: str) -> bytes:
+        """The branches and tags of a repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An answer, and whether its body did not end early."""
+
+    response: web.StreamResponse
+    whole: bool = True
+
+
+class Bodies(Protocol):
+    """Sends the bytes of files."""
+
+    async def send(
+        self,
+        request: web.Request,
+        name: HubName,
+        commit: str,
+        file: HubFile,
+        token: str,
+        headers: Mapping[str, str],
+        deadline: float,
+    ) -> Sent:
+        """Answer a GET for a file, or for ranges of it, with these fields in the head. Raises what
+        `Repositories` raises, before the head was sent."""
+
+
+class HubDoor:
+    """Answers requests of clients. On the event loop."""
+
+    def __init__(self, repositories: Repositories, bodies: Bodies, counts: HubCounts) -> None:
+        self._repositories, self._bodies, self._counts = repositories, bodies, counts
+        self._answering = 0
+
+    async def read(self, request: web.Request) -> web.StreamResponse:
+        """Serve a document or file of a repository of the hub, as the hub does. HF_ENDPOINT of a
+        client is the address of this server and `/hf`."""
+        return await self._handle(request)
+
+    async def ask_paths(self, request: web.Request) -> web.StreamResponse:
+        """Describe those of the paths in the body that are in a commit."""
+        return await self._handle(request)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request, also where it fails, and count it."""
+        kind, self._answering = "other", self._answering + 1
+        try:
+            if self._answering > REQUESTS_MAX:
+                raise Unavailable("this door answers as many requests as it may", retry_after=1)
+            asked = parse_request(request.rel_url.raw_path.removeprefix(PREFIX))
+            kind = asked.wanted
+            if (request.method == "POST") != (kind == "paths-info"):
+                raise web.HTTPMethodNotAllowed(request.method, ["POST"] if kind == "paths-info" else ["GET", "HEAD"])
+            sent = await self._answer(request, asked)
+        except asyncio.CancelledError:
+            self._counts.answered(kind, 200, whole=False)
+            raise
+        except Exception as error:
+            response = failure_response(error)
+            self._counts.answered(kind, response.status)
+            if response.status >= 500:
+                logger.info("%s %s is not answered: %s", request.method, request.rel_url.raw_path[:200], error)
+            return response
+        finally:
+            self._answering -= 1
+        self._counts.answered(kind, sent.response.status, whole=sent.whole)
+        return sent.response
+
+    async def _answer(self, request: web.Request, asked: HubRequest) -> Sent:
+        """Answer what is asked for, once the client may read the repository."""
+        deadline = asyncio.get_running_loop().time() + BEGIN_S
+        repositories, name = self._repositories, asked.name
+        token = await _by(deadline, repositories.admit(request, name))
+        match asked.wanted:
+            case "auth-check":
+                return Sent(web.json_response({"ok": True}))
+            case "refs":
+                return Sent(_json(await _by(deadline, repositories.refs(name, token))))
+            case "info":
+                return Sent(await _by(deadline, self._info(request, asked, token)))
+        commit = await _by(deadline, repositories.commit_of(name, asked.revision, token))
+        listed = await _by(deadline, repositories.files(name, commit, token))
+        match asked.wanted:
+            case "tree":
+                return Sent(_tree(request, asked, commit, listed))
+            case "paths-info":
+                return Sent(_json(msgspec.json.encode(list(_described(await _paths(request), listed)))))
+        return await self._file(request, asked, commit, listed, token, deadline)
+
+    async def _info(self, request: web.Request, asked: HubRequest, token: str) -> web.Response:
+        """What the hub says of a repository; with `blobs` the files with their sizes."""
+        found = await self._repositories.revision(asked.name, asked.revision, token)
+        if request.query.get("blobs", "").lower() not in ("1", "true"):
+            return _json(bytes(found.info))
+        listed = await self._repositories.files(asked.name, found.commit, token)
+        info = msgspec.json.decode(found.info, type=dict[str, Any])
+        info["siblings"] = [_sibling(file) for file in listed.files.values()]
+        return _json(msgspec.json.encode(info))
+
+    async def _file(
+        self, request: web.Request, asked: HubRequest, commit: str, listed: Listed, token: str, deadline: float
+    ) -> Sent:
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        file = listed.files.get(asked.path)
+        if file is None:
+            error = failure(NotFound(f"{asked.name} at {commit} has no file {asked.path}"), "EntryNotFound", 404)
+            return Sent(failure_response(error, headers=headers))
+        headers["ETag"] = f'"{file.etag}"'
+        if file.sha256:
+            headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(file.size)}
+        if any(tag.value in (file.etag, "*") for tag in request.if_none_match or ()):
+            return Sent(web.Response(status=304, headers=headers))
+        if request.method == "HEAD":
+            response = web.StreamResponse(headers=headers)
+            response.content_type, response.content_length = "application/octet-stream", file.size
+            await response.prepare(request)
+            return Sent(response)
+        return await self._bodies.send(request, asked.name, commit, file, token, headers, deadline)
+
+
+async def _by(deadline: float, work: Awaitable[_Value]) -> _Value:
+    """What `work` gives. Raises Unavailable when that is not there by the deadline."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await work
+    except TimeoutError as error:
+        raise Unavailable(f"there is no answer within {BEGIN_S:.0f} s", remedy="Ask again") from error
+
+
+def _json(data: bytes) -> web.Response:
+    return web.Response(body=data, content_type=JSON_TYPE, charset="utf-8")
+
+
+# -- files as clients know them
+
+
+def _entry(file: HubFile) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": "file", "oid": file.oid, "size": file.size, "path": file.path}
+    if file.sha256:
+        entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": _pointer_size(file)}
+    return entry
+
+
+def _sibling(file: HubFile) -> dict[str, Any]:
+    entry: dict[str, Any] = {"rfilename": file.path, "size": file.size, "blobId": file.oid}
+    if file.sha256:
+        entry["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": _pointer_size(file)}
+    return entry
+
+
+def _pointer_size(file: HubFile) -> int:
+    return len(_POINTER.format(sha256=file.sha256, size=file.size))
+
+
+def _directory(directory: HubDirectory) -> dict[str, Any]:
+    return {"type": "directory", "oid": directory.oid, "size": 0, "path": directory.path}
+
+
+def _described(paths: Iterable[str], listed: Listed) -> Iterable[dict[str, Any]]:
+    for path in paths:
+        if (file := listed.files.get(path)) is not None:
+            yield _entry(file)
+        elif (directory := listed.directories.get(path)) is not None:
+            yield _directory(directory)
+
+
+async def _paths(request: web.Request) -> list[str]:
+    """The paths in the body of a request, which is a form or JSON. Raises UsageError."""
+    paths: list[str] = []
+    if request.content_type == JSON_TYPE:
+        try:
+            stated = msgspec.json.decode(await request.read(), type=dict[str, Any]).get("paths", [])
+        except UNDECODABLE as error:
+            raise UsageError("the body is no JSON with paths") from error
+        paths = [stated] if isinstance(stated, str) else [path for path in stated if isinstance(path, str)]
+    else:
+        paths = [path for path in (await request.post()).getall("paths", []) if isinstance(path, str)]
+    if len(paths) > PATHS_MAX:
+        raise UsageError(f"{len(paths)} paths are more than {PATHS_MAX}")
+    return [check_path(path.strip("/")) for path in paths]
+
+
+def _tree(request: web.Request, asked: HubRequest, commit: str, listed: Listed) -> web.Response:
+    """A page of the entries below a directory."""
+    below = f"{asked.path}/" if asked.path else ""
+    deep = request.query.get("recursive", "").lower() in ("1", "true")
+    paths: Sequence[str] = listed.paths
+    if below:
+        paths = paths[bisect_left(paths, below) : bisect_left(paths, below + LAST)]
+    if not deep:
+        paths = [path for path in paths if "/" not in path[len(below) :]]
+    if below and not paths and asked.path not in listed.directories:
+        error = failure(NotFound(f"{asked.name} at {commit} has no directory {asked.path}"), "EntryNotFound", 404)
+        return failure_response(error, headers={"X-Repo-Commit": commit})
+    first, count = _number(request, "cursor", 0), min(_number(request, "limit", PAGE_MAX) or PAGE_MAX, PAGE_MAX)
+    response = _json(msgspec.json.encode(list(_described(paths[first : first + count], listed))))
+    if first + count < len(paths):
+        query = {key: value for key, value in request.query.items() if key not in ("cursor", "limit")}
+        query |= {"limit": str(count), "cursor": str(first + count)}
+        host = request.host if _HOST.match(request.host) else "localhost"
+        # By commit: the pages after the first are of the same one, whatever the branch names then.
+        path = f"{PREFIX}/api/{asked.name.kind}/{asked.name.repository}/tree/{commit}/{quote(asked.path)}".rstrip("/")
+        response.headers["Link"] = f'<{request.scheme}://{host}{path}?{urlencode(query)}>; rel="next"'
+    response.headers["X-Repo-Commit"] = commit
+    return response
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, "")
+    if text and not _NUMBER.match(text):
+        raise UsageError(f"{text[:20]!r} is no {name}")
+    return int(text or default)

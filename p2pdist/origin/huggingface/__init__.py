@@ -1,0 +1,1 @@
+"""Hugging Face hubs that are not ours."""

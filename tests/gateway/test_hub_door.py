@@ -1,0 +1,325 @@
+"""The door for clients of model hubs: what they ask for, answered as the hub does, from one reading
+of the hub for the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from hub_rig import git_oid
+from hub_site import HubSite, hub_site, make_files
+from waits import until
+
+from p2pdist.gateway.huggingface import door
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[HubSite]:
+    async with hub_site(tmp_path, "h1") as running:
+        yield running
+
+
+async def test_a_model_is_read_through_the_door(site: HubSite) -> None:
+    files = make_files()
+    commit = site.hub.repository("org/tiny").commit(files)
+    info = await site.ask("/api/models/org/tiny/revision/main")
+    assert info.status == 200 and json.loads(info.body)["sha"] == commit
+    tree = await site.ask(f"/api/models/org/tiny/tree/{commit}?recursive=true&expand=false")
+    entries = {entry["path"]: entry for entry in json.loads(tree.body)}
+    assert entries.keys() == files.keys() | {"nested", "nested/deep"}
+    assert b"xet" not in tree.body
+    for path, data in files.items():
+        large = path.endswith(".safetensors")
+        etag = hashlib.sha256(data).hexdigest() if large else git_oid(data)
+        assert entries[path]["size"] == len(data)
+        assert ("lfs" in entries[path]) == large
+        head = await site.ask(f"/org/tiny/resolve/main/{path}", "HEAD")
+        assert head.status == 200 and head.headers["X-Repo-Commit"] == commit
+        assert head.headers["ETag"] == f'"{etag}"' and int(head.headers["Content-Length"]) == len(data)
+        assert not [name for name in head.headers if "xet" in name.lower()] and "Location" not in head.headers
+        whole = await site.ask(f"/org/tiny/resolve/{commit}/{path}")
+        assert whole.status == 200 and whole.body == data and "Content-Encoding" not in whole.headers
+        if data:
+            part = await site.ask(f"/org/tiny/resolve/{commit}/{path}", headers={"Range": "bytes=1-"})
+            assert part.status == 206 and part.body == data[1:]
+            assert part.headers["Content-Range"] == f"bytes 1-{len(data) - 1}/{len(data)}"
+    assert site.sent == sum(len(data) for path, data in files.items() if path.endswith(".safetensors"))
+    for path in files:
+        assert site.hub.count("HEAD", f"resolve/{commit}/{path}") == path.endswith(".safetensors")
+    assert not any(site.hub.shown)
+
+
+async def test_hosts_that_start_at_once_take_one_copy(site: HubSite) -> None:
+    files = make_files()
+    site.hub.repository("org/tiny").commit(files)
+    hosts = ["h1", "h2", "h3", "h4"]
+    for name in hosts[1:]:
+        await site.start(name)
+
+    async def read(host: str, path: str) -> None:
+        assert (await site.ask(f"/org/tiny/resolve/main/{path}", at=host)).body == files[path]
+
+    await asyncio.gather(*(read(host, path) for host in hosts for path in files))
+    # One copy, and what a busy machine takes again.
+    assert site.sent < 2 * sum(len(data) for path, data in files.items() if path.endswith(".safetensors"))
+    twice = {key: number for key, number in site.hub.requests.items() if number > 1 and "/lfs/" not in key[1]}
+    assert not twice
+
+
+async def test_a_tree_comes_in_pages_that_name_the_door(site: HubSite) -> None:
+    files = {f"d{number % 3}/f{number:04}": b"%d" % number for number in range(250)}
+    site.hub.page = 37
+    first = site.hub.repository("org/name", "datasets").commit(files)
+    found, url, pages = set[str](), "/api/datasets/org/name/tree/main?recursive=true&limit=100", 0
+    while url:
+        page = await site.ask(url)
+        assert page.status == 200 and page.headers["X-Repo-Commit"] == first
+        found |= {entry["path"] for entry in json.loads(page.body) if entry["type"] == "file"}
+        url, pages = page.next, pages + 1
+        assert not url or url.startswith(site.doors["h1"])
+        if pages == 1:  # the pages after the first are of the same commit
+            site.hub.repository("org/name", "datasets").commit({"other": b""})
+    assert found == files.keys() and pages == 3
+    flat = json.loads((await site.ask(f"/api/datasets/org/name/tree/{first}")).body)
+    assert [(entry["type"], entry["path"]) for entry in flat] == [("directory", f"d{number}") for number in range(3)]
+    below = json.loads((await site.ask(f"/api/datasets/org/name/tree/{first}/d1")).body)
+    assert {entry["path"] for entry in below} == {path for path in files if path.startswith("d1/")}
+    absent = await site.ask(f"/api/datasets/org/name/tree/{first}/additional_chat_templates")
+    assert (absent.status, absent.code) == (404, "EntryNotFound")
+    asked: dict[str, Any] = {"paths": ["d1/f0001", "d2", "none"]}
+    bodies: tuple[dict[str, Any], ...] = ({"json": asked}, {"data": [("paths", path) for path in asked["paths"]]})
+    for body in bodies:
+        described = await site.ask(f"/api/datasets/org/name/paths-info/{first}", "POST", **body)
+        assert [(entry["type"], entry["path"]) for entry in json.loads(described.body)] == [
+            ("file", "d1/f0001"),
+            ("directory", "d2"),
+        ]
+
+
+async def test_what_is_missing_is_said_as_the_hub_does(site: HubSite) -> None:
+    commit = site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    for method in ("GET", "HEAD"):
+        for path, status, code in (
+            ("/org/tiny/resolve/main/none.json", 404, "EntryNotFound"),
+            ("/org/tiny/resolve/none/a.json", 404, "RevisionNotFound"),
+            (f"/org/tiny/resolve/{'0' * 40}/a.json", 404, "RevisionNotFound"),
+            ("/org/none/resolve/main/a.json", 401, "RepoNotFound"),
+            ("/api/models/org/none", 401, "RepoNotFound"),
+            ("/org/tiny/resolve/main/..%2Fa.json", 400, ""),
+            ("/org/tiny/blob/main/a.json", 404, "RepoNotFound"),
+        ):
+            answer = await site.ask(path, method)
+            assert (answer.status, answer.code) == (status, code), (method, path)
+            assert answer.headers["X-Error-Message"]
+    assert (await site.ask("/org/tiny/resolve/main/none.json")).headers["X-Repo-Commit"] == commit
+    assert (await site.ask("/org/tiny/resolve/main/a.json", "POST")).status == 405
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_a_private_repository_is_for_clients_that_may_read_it(
+    site: HubSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    files = make_files(300_000)
+    for name, gated in (("org/private", False), ("org/gated", True)):
+        repository = site.hub.repository(name)
+        repository.private, repository.gated = not gated, gated
+        repository.commit(files)
+    site.hub.tokens = {"hf_reads": {"org/private", "org/gated"}, "hf_other": set()}
+    await site.start("h2")
+    for name, code in (("org/private", "RepoNotFound"), ("org/gated", "GatedRepo")):
+        for at in ("h1", "h2"):
+            for path in files:
+                answer = await site.ask(f"/{name}/resolve/main/{path}", at=at, headers=bearer("hf_reads"))
+                assert answer.body == files[path]
+            for path in ("config.json", "model-1.safetensors"):  # which are here by now
+                refusals = (({}, 401), (bearer("hf_other"), 404 if code == "RepoNotFound" else 403))
+                for headers, status in refusals:
+                    refused = await site.ask(f"/{name}/resolve/main/{path}", at=at, headers=headers)
+                    assert (refused.status, refused.code) == (status, code)
+            invalid = await site.ask(f"/{name}/resolve/main/config.json", at=at, headers=bearer("hf_wrong"))
+            assert (invalid.status, invalid.code) == (401, "")
+            assert invalid.headers["X-Error-Message"] == "Invalid credentials in Authorization header"
+    assert "hf_reads" not in caplog.text and "hf_other" not in caplog.text
+    stored = b"".join(path.read_bytes() for path in site.site.directory.rglob("*") if path.is_file())
+    assert b"hf_reads" not in stored
+
+
+async def test_a_token_is_checked_once_for_the_fleet(site: HubSite) -> None:
+    repository = site.hub.repository("org/private")
+    repository.private, site.hub.tokens = True, {"hf_reads": {"org/private"}}
+    files = make_files(300_000)
+    repository.commit(files)
+    hosts = ["h1", "h2", "h3"]
+    for name in hosts[1:]:
+        await site.start(name)
+    await asyncio.gather(
+        *(
+            site.ask(f"/org/private/resolve/main/{path}", at=host, headers=bearer("hf_reads"))
+            for host in hosts
+            for path in files
+        )
+    )
+    assert site.hub.count("GET", "auth-check") == 2  # without and with the token
+
+
+async def test_the_tokens_of_clients_never_reach_storage(site: HubSite) -> None:
+    repository = site.hub.repository("org/private")
+    repository.private, site.hub.tokens = True, {"hf_reads": {"org/private"}}
+    files = make_files(300_000)
+    repository.commit(files)
+    shown: list[str] = []
+
+    def change(path: str, data: bytes) -> bytes:
+        if path.endswith(".safetensors"):
+            shown.append(site.hub.shown[-1])
+        return data
+
+    site.hub.change = change
+    answer = await site.ask("/org/private/resolve/main/model-1.safetensors", headers=bearer("hf_reads"))
+    assert answer.body == files["model-1.safetensors"] and shown and not any(shown)
+
+
+async def test_a_hub_that_limits_is_left_alone_and_clients_are_told(site: HubSite) -> None:
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    site.hub.statuses.append(("auth-check", 429, {"Retry-After": "400"}))
+    first = await site.ask("/org/tiny/resolve/main/a.json", "HEAD")
+    again = await site.ask("/org/tiny/resolve/main/a.json", "HEAD")
+    for answer in (first, again):
+        assert answer.status == 429 and 1 <= int(answer.headers["Retry-After"]) <= 400
+    assert sum(site.hub.requests.values()) == 1
+
+
+async def test_a_hub_that_fails_now_and_then_is_asked_again(site: HubSite) -> None:
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    site.hub.statuses += [("auth-check", 502, {}), ("tree", 500, {}), ("resolve", 503, {})]
+    assert (await site.ask("/org/tiny/resolve/main/a.json")).body == b"{}"
+    site.hub.always["org/away"] = 500
+    assert (await site.ask("/org/away/resolve/main/a.json", "HEAD")).status == 503
+
+
+async def test_addresses_of_storage_that_ran_out_are_asked_for_again(site: HubSite) -> None:
+    files = make_files(300_000)
+    site.hub.repository("org/tiny").commit(files)
+    site.hub.statuses.append(("/lfs/", 403, {}))
+    answer = await site.ask("/org/tiny/resolve/main/model-1.safetensors")
+    assert answer.body == files["model-1.safetensors"]
+    assert site.hub.count("HEAD", "resolve") == 2
+
+
+@pytest.mark.slow
+async def test_wrong_content_is_never_served_as_whole(site: HubSite) -> None:
+    files = make_files(2 << 20)
+    site.hub.repository("org/tiny").commit(files)
+    site.hub.change = lambda path, data: data[:-1] + bytes([data[-1] ^ 1])
+    small = await site.ask("/org/tiny/resolve/main/config.json")
+    assert small.status == 502 and files["config.json"][:-1] not in small.body
+    with pytest.raises(aiohttp.ClientError):
+        answer = await site.ask("/org/tiny/resolve/main/model-1.safetensors")
+        assert answer.status == 502
+        raise aiohttp.ClientError("it failed before its head")
+    again = await site.ask("/org/tiny/resolve/main/model-1.safetensors", headers={"Range": "bytes=1048576-"})
+    assert again.status == 502 and "model-1.safetensors" in again.headers["X-Error-Message"]
+
+
+@pytest.mark.slow
+async def test_wrong_content_fails_on_all_hosts_alike(site: HubSite) -> None:
+    files = make_files(2 << 20)
+    site.hub.repository("org/tiny").commit(files)
+    site.hub.change = lambda path, data: data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 1 << 20 else data
+    hosts = ["h1", "h2", "h3"]
+    for name in hosts[1:]:
+        await site.start(name)
+
+    async def read(host: str) -> int:
+        try:
+            return (await site.ask("/org/tiny/resolve/main/model-1.safetensors", at=host)).status
+        except aiohttp.ClientError:
+            return 0
+
+    assert set(await asyncio.gather(*map(read, hosts))) <= {0, 502}
+    assert [await read(host) for host in hosts] == [502] * 3
+    # Nothing was wrong with the hosts, and what is right comes from the same ones.
+    site.hub.change = lambda path, data: data
+    for host in hosts:
+        models = site.site.agents[host].models
+        models._wrong.clear()
+    answer = await site.ask("/org/tiny/resolve/main/nested/model-2.safetensors", at="h2")
+    assert answer.body == files["nested/model-2.safetensors"]
+
+
+async def test_a_commit_with_a_bad_name_is_refused_by_name(site: HubSite) -> None:
+    site.hub.repository("org/bad").commit({"good.json": b"{}", "a/../../evil": b"x"})
+    for path in ("/api/models/org/bad/tree/main?recursive=true", "/org/bad/resolve/main/good.json"):
+        answer = await site.ask(path)
+        assert answer.status == 403 and "a/../../evil" in answer.headers["X-Error-Message"]
+
+
+async def test_a_branch_that_is_pushed_over_changes_nothing_under_way(site: HubSite) -> None:
+    repository = site.hub.repository("org/tiny")
+    first = repository.commit({"a.json": b"1", "b.json": b"1"})
+    head = await site.ask("/org/tiny/resolve/main/a.json", "HEAD")
+    assert head.headers["X-Repo-Commit"] == first
+    second = repository.commit({"a.json": b"2", "b.json": b"2"})
+    assert (await site.ask(f"/org/tiny/resolve/{first}/b.json")).body == b"1"
+    assert (await site.ask(f"/org/tiny/resolve/{second}/b.json")).body == b"2"
+    assert site.hub.count("GET", "revision/main") == 1
+
+
+async def test_what_is_here_is_given_without_tracker_and_hub(site: HubSite) -> None:
+    files = make_files(300_000)
+    commit = site.hub.repository("org/tiny").commit(files)
+    private = site.hub.repository("org/private")
+    private.private, site.hub.tokens = True, {"hf_reads": {"org/private"}}
+    private.commit(files)
+    for path, data in files.items():
+        assert (await site.ask(f"/org/tiny/resolve/main/{path}")).body == data
+        assert (await site.ask(f"/org/private/resolve/main/{path}", headers=bearer("hf_reads"))).body == data
+    await site.site.stop_tracker()
+    await until(lambda: not site.site.agents["h1"].session.connected)
+    models = site.site.agents["h1"].models
+    models._admitted.clear()
+    models._fresh.clear()
+    models._commits.clear()
+    for path, data in files.items():
+        answer = await site.ask(f"/org/tiny/resolve/main/{path}")
+        assert answer.body == data and answer.headers["X-Repo-Commit"] == commit
+    closed = await site.ask("/org/private/resolve/main/config.json", headers=bearer("hf_reads"))
+    assert closed.status == 503
+
+
+async def test_a_door_that_answers_enough_has_clients_ask_again(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    monkeypatch.setattr(door, "REQUESTS_MAX", 0)
+    answer = await site.ask("/org/tiny/resolve/main/a.json")
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+
+
+async def test_a_hub_that_hangs_keeps_no_client_waiting(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "BEGIN_S", 0.5)
+    files = make_files(300_000)
+    site.hub.repository("org/tiny").commit(files)
+    path = "/org/tiny/resolve/main/model-1.safetensors"
+    site.hub.hangs = "/tree/"
+    assert (await site.ask(path, "HEAD")).status == 503
+    site.hub.hangs = ""
+    await until(lambda: site.hub.count("GET", "/tree/"))
+    site.site.agents["h1"].models._reads.clear()
+    assert site.site.service is not None
+    site.site.service.hubs._reads._reads.clear()
+    monkeypatch.setattr(door, "BEGIN_S", 30.0)
+    assert (await site.ask(path, "HEAD")).status == 200
+    monkeypatch.setattr(door, "BEGIN_S", 0.5)
+    site.hub.hangs = "/lfs/"
+    async with aiohttp.ClientSession() as http, http.get(site.doors["h1"] + path) as answer:
+        # The head comes without a byte: a client asks again when a body stands still.
+        assert answer.status == 200 and answer.content_length == len(files["model-1.safetensors"])
