@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,22 +115,23 @@ def test_a_report_of_the_broadcast(site: Site, tmp_path: Path) -> None:
 
 def test_followers_hear_what_happens_also_over_a_restart(site: Site) -> None:
     before = [record for record in events(site) if record["event"]["kind"] != "change"]
-    with programs.running(
-        "events",
-        "--follow",
-        "--json",
-        "--tracker",
-        site.tracker_url,
-        "--kind",
-        "change",
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as program:
-        time.sleep(0)  # whether it follows before or after the restart makes no difference
+    words = ("events", "--follow", "--json", "--tracker", site.tracker_url, "--kind", "change", "--since", "1h")
+    with programs.running(*words, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        first = json.loads(program.stdout.readline())
         site.kill_tracker()
         site.start_tracker("--log-level", "info")
-        assert program.stdout is not None
-        record = json.loads(program.stdout.readline())
-        assert "has started" in record["event"]["text"]
+        second = json.loads(program.stdout.readline())
+        assert all("has started" in record["event"]["text"] for record in (first, second))
+        assert second["number"] > first["number"] and second["at"] > first["at"]
     after = [record for record in events(site) if record["event"]["kind"] != "change"]
     assert after[: len(before)] == before, "a restart keeps what happened"
+
+
+def test_a_preseed_that_fails_is_remembered_once(site: Site) -> None:
+    words = ("--host", "nobody", "--deadline", "1s", "--id", "p1", "--wait", "--tracker", site.tracker_url)
+    assert programs.run("preseed", PACKAGE, *words).returncode == 1
+    until(lambda: [record for record in events(site) if record["event"]["kind"] == "preseed-failed"])
+    (record,) = events(site, "--kind", "preseed-failed")
+    assert record["event"]["text"].startswith("preseed p1 of team/app@") and "nobody (" in record["event"]["text"]
+    assert record["at"] - record["since"] >= 1.0

@@ -23,6 +23,7 @@ from tracker.core.fleet import Fleet
 from tracker.core.monitor.presence import ABSENCE_S
 from tracker.history import keeper
 from tracker.http.app import make_app
+from tracker.policies import PolicyFile
 from tracker.service import Service
 
 MANIFEST = digest_of(b"manifest")
@@ -205,3 +206,19 @@ async def test_a_watcher_sees_what_is_of_packages_that_it_may_read(tmp_path: Pat
 async def _events(http: aiohttp.ClientSession, query: str = "") -> list[tuple[str, str, str]]:
     found = msgspec.json.decode(await ask(http, "GET", f"/v1/history{query}"), type=HistoryPage)
     return [(record.event.kind, record.event.package, record.event.digest) for record in found.records]
+
+
+async def test_policies_that_change_are_told_and_so_are_mistakes(tmp_path: Path) -> None:
+    fleet, path = Fleet(0.0), tmp_path / "policies.toml"
+    path.write_text('[[policy]]\nmatch = "team/*"\nreaders = 4\n')
+    file = PolicyFile(path, fleet.policies, fleet.history.changed)
+    file.load()
+    assert [event.text for event in fleet.history.take()] == [f"1 policies of {path} hold"]
+    watching = asyncio.create_task(file.watch())
+    path.write_text('[[policy]]\nmatch = "team/*"\nreaders = "many"\n')
+    file.reload()
+    told: list[str] = []
+    await until(lambda: told.extend(event.text for event in fleet.history.take()) or told)
+    assert told[0].startswith(f"the policies stay as they were: the policies in {path} cannot be used")
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
