@@ -87,9 +87,9 @@ class Broadcast(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the core of a tracker reports: `text` is all of it in one line. `package` is a
-    reference, with its tag where that is known, and `digest` its manifest, or the blob where no
-    package is known. `address` is where a host was reached last; `began_s` ago it began (a host was
-    lost, a pull failed, a broadcast began)."""
+    reference, with its tag where that is known (an image's without docker://), and `digest` its
+    manifest, or the blob where no package is known. `address` is where a host was reached last;
+    `began_s` ago it began (a host was lost, a pull failed, a broadcast began)."""
 
     kind: HistoryKind
     text: str

@@ -122,6 +122,24 @@ def test_what_the_root_reads_is_a_copy_from_the_origin() -> None:
     assert event.package == "" and event.digest == LAYER and f"{LAYER[7:19]} reached" in event.text
 
 
+def test_only_the_stripes_that_a_root_reads_are_copies() -> None:
+    script = Script()
+    script.open("a", "b", "c")
+    pieces = 512
+    for host in ("a", "b", "c"):
+        script.say(host, Holding(PACK, pieces * PIECE, PIECE, (0, 0)))
+    script.wait(1.0)
+    swarm = script.fleet.swarms[PACK]
+    for host, member in swarm.members.items():  # what each root reads comes before all else
+        read = tuple(swarm.totals[stripe] * (member.parents[stripe] == FROM_ORIGIN) for stripe in range(2))
+        script.say(host, Report((Advance(PACK, read),)))
+    for host in ("a", "b", "c"):
+        script.say(host, Report((Advance(PACK, tuple(swarm.totals)),)))
+    script.wait(QUIET_S + 1.0)
+    (event,) = script.events("broadcast")
+    assert event.broadcast is not None and event.broadcast.origin_copies == 1.0
+
+
 def test_one_host_makes_no_broadcast_and_seeds_are_no_receivers() -> None:
     script = Script()
     script.open("a", "b")
@@ -244,6 +262,9 @@ def test_the_bound_is_told_as_far_as_rates_are_known() -> None:
     assert event.broadcast.ratio == pytest.approx(1.0 / (SIZE / 2e6), abs=1e-3)
     nothing = bound(100, 200, 2, Links(0.0, [], 2, 0.0))
     assert nothing.seconds is None and len(nothing.unknown) == 3
+    # What some uplinks, or the origin, might give besides bounds nothing.
+    assert bound(0, 300, 3, Links(0.0, [], 2, 30.0)).seconds is None
+    assert bound(100, 300, 3, Links(0.0, [], 0, 30.0)).seconds is None
     # Copies are here, and the origin need not be read: uplinks alone bound it.
     assert bound(0, 300, 3, Links(0.0, [(100, 50.0)], 0, 30.0)).seconds == 10.0
     assert bound(100, 300, 1, Links(10.0, [(100, 5.0)], 0, 1000.0)) == bound(
@@ -267,7 +288,9 @@ def test_failed_pulls_name_host_package_and_reason() -> None:
     script.open("a")
     script.say("a", PullFailed("team/a:v7", "disk-full: the store is full", MANIFEST, 3.0))
     script.say("a", PullFailed(LAYER, "not-found: gone"))
-    package, blob = script.events()
+    script.say("a", PullFailed("docker://docker.io/library/python:3.12", "failed: no"))
+    package, blob, image = script.events()
+    assert image.package == "docker.io/library/python:3.12", "as rights to read name it"
     assert (package.host, package.package, package.digest) == ("a", "team/a:v7", MANIFEST)
     assert package.text == "a could not pull team/a:v7: disk-full: the store is full" and package.began_s == 3.0
     assert (blob.package, blob.digest) == ("", LAYER) and LAYER[7:19] in blob.text

@@ -193,14 +193,16 @@ class HistoryKeeper:
     async def _tell(self) -> None:
         if not self._followers:
             return
-        for record in await asyncio.to_thread(self._database.after, self._last, BATCH_MAX):
-            if record.number in self._heard:
-                continue
-            self._heard.append(record.number)
-            self._last = max(self._last, record.number)
+        while True:
+            read = await asyncio.to_thread(self._database.after, self._last, BATCH_MAX)
+            fresh = [record for record in read if record.number not in self._heard]
+            if not fresh:
+                return
+            self._heard.extend(record.number for record in fresh)
+            self._last = max(self._last, fresh[-1].number)
             for follower in self._followers:
-                follower.behind = follower.behind or len(follower.waiting) >= BEHIND_MAX
-                follower.waiting.append(record)
+                follower.behind = follower.behind or len(follower.waiting) + len(fresh) > BEHIND_MAX
+                follower.waiting += fresh if not follower.behind else ()
                 follower.arrived.set()
 
 

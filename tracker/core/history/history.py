@@ -22,6 +22,7 @@ from p2pdist.model.history import (
     HistoryKind,
     short_name,
 )
+from p2pdist.model.image import SCHEME
 from p2pdist.model.messages import PullFailed
 from tracker.core.capacity import Capacities
 from tracker.core.history.broadcasts import QUIET_S, Broadcasts, Running
@@ -119,7 +120,7 @@ class History:
 
     def pull_failed(self, host: Host, failed: PullFailed, *, now: float) -> None:
         """A host could not pull something."""
-        reason, package = _line(failed.reason), _line(failed.reference)
+        reason, package = _line(failed.reason), _line(failed.reference).removeprefix(SCHEME)
         digest = package if is_digest(package) else failed.digest
         name = "" if is_digest(package) else package
         text = f"{host.name} could not pull {short_name(name, digest)}: {reason}"
@@ -146,6 +147,7 @@ class History:
     ) -> None:
         """A preseed has failed: so many of its hosts hold the package, and why some others do not,
         as far as that is known."""
+        package = package.removeprefix(SCHEME)
         named = [f"{host} ({_line(reason)})" for host, reason in failures]
         more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
         reason = f"{done} of {hosts} hosts hold it" + (f"; not {', '.join(named[:NAMED_MAX])}{more}" if named else "")

@@ -29,6 +29,7 @@ from p2pdist.model.history import (
     parse_kinds,
     parse_since,
 )
+from p2pdist.model.image import SCHEME
 from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Query, Route
@@ -123,7 +124,7 @@ async def _or_silence(records: AsyncIterator[HistoryRecord | None]) -> AsyncIter
 def _filter(request: web.Request) -> HistoryFilter:
     """What a request asks for. Raises UsageError."""
     query = request.query
-    package, host = query.get("package", ""), query.get("host", "")
+    package, host = query.get("package", "").removeprefix(SCHEME), query.get("host", "")
     if max(len(package), len(host)) > PACKAGE_CHARACTERS_MAX:
         raise UsageError(f"the name {max(package, host, key=len)[:40]}... is too long")
     return HistoryFilter(
