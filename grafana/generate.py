@@ -106,6 +106,29 @@ FLEET = [
     ),
     Panel("Preseeds", "short", [q("sum by (state) (p2pdist_tracker_preseeds)", "{{state}}")]),
     Panel(
+        "Events",
+        "short",
+        [
+            q("sum by (kind) (increase(p2pdist_tracker_events_total[$__rate_interval]))", "{{kind}}"),
+            q(
+                "sum by (reason) (increase(p2pdist_tracker_events_left_out_total[$__rate_interval]))",
+                "left out: {{reason}}",
+            ),
+        ],
+        "p2pdist events names hosts, packages and reasons.",
+    ),
+    Panel(
+        "Time of broadcasts",
+        "s",
+        [
+            q(
+                "histogram_quantile(0.5, sum by (le, share) (rate(p2pdist_tracker_broadcast_seconds_bucket[1h])))",
+                "until a share of {{share}} of the hosts",
+            )
+        ],
+        "Of those of the last hour, the median. p2pdist report tells of one of them.",
+    ),
+    Panel(
         "Images given to container runtimes",
         "Bps",
         [q("sum by (source) (rate(p2pdist_agent_mirror_bytes_total[$__rate_interval]))", "{{source}}")],

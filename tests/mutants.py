@@ -40,6 +40,20 @@ class Mutant:
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
+        "end a broadcast between two blobs",
+        "tracker/core/history/broadcasts.py",
+        "return not self.outstanding and now - self.changed_at >= QUIET_S",
+        "return not self.outstanding",
+        ("tests/tracker/test_history_core.py",),
+    ),
+    Mutant(
+        "show watchers the history of every package",
+        "tracker/http/history/routes.py",
+        "    return bool(names) and identity.may_read(names)\n",
+        "    return True\n",
+        ("tests/tracker/test_history_http.py",),
+    ),
+    Mutant(
         "skip verification",
         "p2pdist/model/pieces.py",
         "        return len(data) == self.layout.length(piece) and (",

@@ -123,7 +123,7 @@ def test_the_metrics_of_the_interface_keep_their_names_and_labels(metrics: dict[
     assert {name: metrics.get(name) for name in OF_THE_INTERFACE} == OF_THE_INTERFACE
     assert metrics["p2pdist_tracker_replans_total"] == {"reason"}
     for name, labels in metrics.items():
-        assert labels <= {"source", "transport", "reason", "state", "zone", "le", "kind", "result"}, (
+        assert labels <= {"source", "transport", "reason", "state", "zone", "le", "kind", "result", "share"}, (
             f"{name}: labels must stay few"
         )
         assert not name.endswith(("_ms", "_kb", "_percent")), f"{name}: seconds, bytes and ratios only"

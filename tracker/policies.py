@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 from p2pdist.files import read_small
@@ -52,8 +53,9 @@ def check_policies(path: Path) -> tuple[PolicyTable, list[Mistake]]:
 class PolicyFile:
     """Keeps a book at what a file says."""
 
-    def __init__(self, path: Path, book: PolicyBook) -> None:
-        self._path, self._book = path, book
+    def __init__(self, path: Path, book: PolicyBook, changed: Callable[[str], None] = lambda text: None) -> None:
+        """`changed` hears in words for people what holds from now on, or why nothing changes."""
+        self._path, self._book, self._changed = path, book, changed
         self._stamp: Stamp = None
         self._asked = asyncio.Event()
 
@@ -71,6 +73,7 @@ class PolicyFile:
             )
         self._book.replace(table)
         logger.info("%d policies of %s hold", len(table.policies), self._path)
+        self._changed(f"{len(table.policies)} policies of {self._path} hold")
 
     def reload(self) -> None:
         """Read the file again soon, whether or not it looks changed."""
@@ -88,6 +91,7 @@ class PolicyFile:
             except UsageError as error:
                 self._book.problem = error.what
                 logger.warning("the policies stay as they were: %s", error)
+                self._changed(f"the policies stay as they were: {error.what}")
             except Exception:
                 logger.exception("the policies in %s are not watched", self._path)
 

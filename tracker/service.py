@@ -63,6 +63,7 @@ from tracker.core.events import (
 from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
 from tracker.founding import Founding
+from tracker.history.keeper import HistoryKeeper
 from tracker.kept_lists import KeptLists
 from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
@@ -224,6 +225,8 @@ class Service:
         self.blamed_hosts = 0
         """How often a host was blamed for wrong hashes of a vouched list; a metric."""
         self._lists = KeptLists(content.documents)
+        self.history = HistoryKeeper(fleet.history)
+        """What has happened; the owner may give another one, which outlives the process."""
         self.traces = Traces()
         """Of the starts of packages; the owner may give others, which outlive the process."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -287,8 +290,8 @@ class Service:
             self.listener.opened(hello.host)
         return number, outbox
 
-    def close_session(self, number: int) -> None:
-        """End a session, on either side's initiative."""
+    def close_session(self, number: int, why: str = "") -> None:
+        """End a session, on either side's initiative; `why` in words for people."""
         outbox = self._outboxes.pop(number, None)
         if outbox is not None:
             outbox.put(None)
@@ -297,7 +300,7 @@ class Service:
         host = self._at_home(number)
         self._names.pop(number, None)
         self._founding.closed(number)
-        self.submit(SessionClosed(number))
+        self.submit(SessionClosed(number, why))
         if self.listener is not None and host is not None:
             self.listener.closed(host)
         self._rates.count(len(self._outboxes))
@@ -324,6 +327,7 @@ class Service:
         """Tell all agents, and end the sessions of hosts that may no longer be here."""
         if self.access is None:
             return
+        self.fleet.history.changed("the access rules have changed")
         refused = self.access.refused()
         for number, outbox in self._outboxes.items():
             outbox.put(self.access.control.message)  # a host that is revoked stops to serve when it hears of it
@@ -386,13 +390,14 @@ class Service:
         if self.access is not None and isinstance(event, Received) and (host := self._host_of(event.session)):
             for assign in self.access.renewals(event.session, host, event.message):
                 self._outboxes[event.session].put(assign)
+        self.history.collect()
         if planned:
             self.observe_plan(time.perf_counter() - started)
 
     def _completed(self, session: int, message: FromTracker) -> FromTracker:
         """A message of the core with what the core does not know."""
         if isinstance(message, Welcome):
-            return msgspec.structs.replace(message, time=round(time.time(), 3))
+            return msgspec.structs.replace(message, time=round(time.time(), 3), failures=True)
         if self.access is not None and isinstance(message, Assign):
             return self.access.with_ticket(session, self._names[session], message)
         return message

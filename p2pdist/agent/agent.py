@@ -42,6 +42,7 @@ from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.scrub import StoreScrub
 from p2pdist.agent.tracker.address import address_for_others, wildcard
+from p2pdist.agent.tracker.failures import PullFailures
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import ToHost, TrackerSession
@@ -180,6 +181,7 @@ class Agent:
         self.images = self._images(settings)
         self.models = self._models()
         self.pulls = self._pulls()
+        self.failures = PullFailures(session, self.pulls.observe)
         self.readers = Readers(store, self.pulls, self.registry, self.swarming)
         self.preseeds = Preseeds(
             store, self.pulls, self.packages, self.images, self.models, session.send, lambda: session.clock_ahead_s
@@ -359,6 +361,7 @@ class Agent:
         if present and self.drain.draining:
             self.session.send(Leaving())
         elif present:
+            self.failures.tell()
             self.preseeds.connected()
 
 

@@ -142,7 +142,7 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
             if answer.status >= 400:
                 problem = msgspec.json.decode(await answer.content.read(1 << 20), type=dict[str, Any])
                 raise with_hint(from_problem(problem), url)
-            async for kind, data in _events(answer.content):
+            async for kind, data in read_events(answer.content):
                 if kind == "change":
                     state.take(msgspec.json.decode(data, type=Change))
                     yield state
@@ -161,7 +161,9 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
     raise Unavailable(f"the tracker {redacted(url)} has stopped", remedy="Start it again")
 
 
-async def _events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
+async def read_events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
+    """The name and data of each server-sent event. Raises UsageError for one over
+    EVENT_BYTES_MAX."""
     buffer = bytearray()
     async for chunk in content.iter_any():
         searched = max(0, len(buffer) - 1)

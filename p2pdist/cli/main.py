@@ -49,6 +49,8 @@ VERBS = {
     "cache": "Bring compile caches of one host to all hosts like it.",
     "slurm": "Bring packages to the jobs of a Slurm cluster.",
     "mirror": "Have container runtimes ask this host's agent before a registry.",
+    "events": "Print what has happened in a fleet, and what happens.",
+    "report": "Print how a package reached its hosts.",
     "top": "Watch the swarms of a fleet.",
     "doctor": "Look for what would keep this host from working.",
     "drain": "Let the agent of this host hand over to others, and end.",

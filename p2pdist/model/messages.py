@@ -223,6 +223,18 @@ class Kept(Message, frozen=True):
     reason: Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)] = ""
 
 
+class PullFailed(Message, frozen=True):
+    """A pull of this host has failed, `age_s` ago: of a package or image by reference, or of a blob
+    by digest. `digest` is the package's manifest, where it is known; `reason` is the slug of its
+    problem, a colon and what happened. Sent to the home, and only to a tracker whose welcome says
+    that it takes `failures`."""
+
+    reference: Annotated[str, Meta(min_length=1, max_length=512)]
+    reason: Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)]
+    digest: Annotated[str, Meta(pattern=r"\A(sha256:[0-9a-f]{64})?\Z")] = ""
+    age_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
 class Spares(Message, frozen=True):
     """The host's redundant packs: blobs that it need not fetch for any package, held or not, since
     complete trees of its store have their contents. Sent when a session opens and when they change;
@@ -239,7 +251,8 @@ class Welcome(Message, frozen=True):
     """Answers Hello: how often to report, and the origin's URL (empty when agents have their own),
     without credentials: any process that reaches a tracker may open a session. `time` is the
     tracker's clock, in seconds since the epoch; 0 from trackers that do not send it. `ownership`:
-    this is the tracker with the id `tracker` of several; absent where there is one tracker."""
+    this is the tracker with the id `tracker` of several; absent where there is one tracker.
+    `failures`: the tracker takes PullFailed."""
 
     protocol: int
     report_interval_s: float
@@ -247,6 +260,7 @@ class Welcome(Message, frozen=True):
     time: Annotated[float, Meta(ge=0)] = 0.0
     ownership: Ownership | None = None
     tracker: Annotated[str, Meta(pattern=OPTIONAL_TRACKER_ID)] = ""
+    failures: bool = False
 
 
 class OwnershipChanged(Message, frozen=True):
@@ -365,7 +379,19 @@ class Reject(Message, frozen=True):
 
 
 FromAgent = (
-    Hello | Holding | Holdings | Report | Complaint | Left | Leaving | Kept | Spares | Vouched | Judged | EpochSeen
+    Hello
+    | Holding
+    | Holdings
+    | Report
+    | Complaint
+    | Left
+    | Leaving
+    | Kept
+    | PullFailed
+    | Spares
+    | Vouched
+    | Judged
+    | EpochSeen
 )
 FromTracker = (
     Welcome

@@ -189,6 +189,17 @@ class Capacities:
         uplink = self._uplinks.get(host)
         return uplink.rate_bytes_s if uplink else None
 
+    def uplink(self, host: str) -> float | None:
+        """What a host can send in bytes/s: its own limit, or else the learned rate; None while
+        neither is known."""
+        uplink = self._uplinks.get(host)
+        return (uplink.limit_bytes_s or uplink.rate_bytes_s) if uplink is not None else None
+
+    def slow(self, host: str) -> bool:
+        """Whether the host's uplink or downlink is held to be slow."""
+        uplink = self._uplinks.get(host)
+        return uplink is not None and uplink.share is not None
+
     def slow_hosts(self) -> list[str]:
         """Hosts with uplinks or downlinks that are held to be slow."""
         return [host for host, uplink in self._uplinks.items() if uplink.share is not None]

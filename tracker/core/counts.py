@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tracker.core.history.broadcasts import Broadcasts
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import Membership
 from tracker.core.monitor.progress import note_rates
@@ -29,6 +30,8 @@ class Counts:
     """Hears how the holders of leases advance."""
     tail: Tail
     """Hears of finished stripes."""
+    broadcasts: Broadcasts
+    """Hears how members advance."""
 
     def take(self, swarm: Swarm, member: Member, counts: list[int], *, judge: bool, now: float) -> None:
         """A member has other piece counts than before, maybe smaller ones. `judge`: the tracker has
@@ -39,6 +42,7 @@ class Counts:
             self.membership.sort(host, swarm)
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
+        self.broadcasts.advance(swarm, member, counts, now=now)
         note_rates(swarm, member, counts, now=now)
         self.claims.progressed(swarm, member, counts, judge=judge, now=now)
         if FROM_ORIGIN in member.parents:

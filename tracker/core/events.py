@@ -26,9 +26,10 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """An agent's connection has ended."""
+    """An agent's connection has ended; `why` in words for people, empty where it is not known."""
 
     session: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ piece lists that hosts vouch for.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 from p2pdist.model.digest import Digest
@@ -42,6 +44,7 @@ from p2pdist.model.messages import (
     Judged,
     Leaving,
     Left,
+    PullFailed,
     Reject,
     Report,
     Vouched,
@@ -64,6 +67,7 @@ from tracker.core.events import (
     SessionOpened,
     Tick,
 )
+from tracker.core.history.history import History
 from tracker.core.host import Host
 from tracker.core.membership import HOSTS_MAX, Membership
 from tracker.core.monitor.lateness import Lateness
@@ -133,6 +137,8 @@ class Fleet:
     _counts: Counts = field(init=False)
     handover: Handover = field(init=False)
     """Which swarms are this tracker's, where there are several trackers."""
+    history: History = field(init=False)
+    """What is reported to people."""
     vouching: Vouching = field(init=False)
     """The piece lists of blobs that no manifest has one for."""
 
@@ -140,13 +146,14 @@ class Fleet:
         self.origin = redacted(self.origin)
         schedule, probing = self.schedule, self.probing
         self.handover = Handover(self.hosts, self.swarms, self.started_at)
-        self._presence = Presence(self.hosts, self.swarms, self.started_at)
+        self.history = reports = History(self.hosts, self.capacities, self.policies, self.origin_bytes_s)
+        self._presence = Presence(self.hosts, self.swarms, self.started_at, reports.lost, reports.back)
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
-        self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence)
+        self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence, reports.left)
         self._claims = Claims(self.hosts, self.swarms, schedule, self.reputation)
         described, limit = self.membership.described, (self.origin_streams_max, self.handover.fraction)
         self._turnover = LeaseTurnover(self.swarms, schedule, self.policies, described, *limit)
-        self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail)
+        self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail, reports.broadcasts)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
         self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims, self.vouching)
@@ -162,8 +169,8 @@ class Fleet:
                 self._received(session, message, now, out)
             case SessionOpened():
                 self._opened(event, now, out)
-            case SessionClosed(session):
-                self._closed(session, now)
+            case SessionClosed(session, why):
+                self._closed(session, why, now)
             case Tick():
                 self._tick(now, out)
             case Described(layouts):
@@ -190,18 +197,11 @@ class Fleet:
 
     def _opened(self, opened: SessionOpened, now: float, out: list[Command]) -> None:
         session, hello = opened.session, opened.hello
-        if hello.protocol != PROTOCOL_VERSION:
-            error = UsageError(
-                f"{hello.host} speaks protocol {hello.protocol}, this tracker {PROTOCOL_VERSION}",
-                remedy="Run the same version of p2pdist everywhere",
-            )
-            out += [Send(session, Reject(error.problem())), Drop(session)]
-            return
-        if hello.host not in self.hosts and len(self.hosts) >= HOSTS_MAX:
-            out += [Send(session, Reject(UsageError("this tracker has too many hosts").problem())), Drop(session)]
+        if (refusal := _refusal(hello, self.hosts)) is not None:
+            out += [Send(session, Reject(refusal.problem())), Drop(session)]
             return
         host = self.hosts.setdefault(hello.host, Host(hello.host))
-        self._presence.found(host)
+        self._presence.found(host, now)
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
@@ -212,13 +212,13 @@ class Fleet:
             self._presence.lost(host, now)
         out.append(Send(session, self.handover.welcome(self.report_interval_s, self.origin)))
 
-    def _closed(self, session: int, now: float) -> None:
+    def _closed(self, session: int, why: str, now: float) -> None:
         name = self._sessions.pop(session, None)
         if name is None:
             return
         self.handover.closed(session)
         host = self.hosts[name]
-        host.disconnect(now)
+        host.disconnect(now, why)
         self._presence.lost(host, now)
 
     # -- messages
@@ -258,6 +258,8 @@ class Fleet:
                         self.membership.leave(host, self.swarms[key], "left", now=now)
                 case Leaving():
                     self.membership.drain(host, now=now)
+                case PullFailed():
+                    self.history.pull_failed(host, message, now=now)
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
@@ -298,6 +300,7 @@ class Fleet:
                 reattach(swarm, member, stripe, parent, lambda name: self.membership.add_absent(swarm, name, now=now))
         spare_origin(swarm, host.name)
         self._turnover.note(swarm)
+        self.history.broadcasts.join(swarm, member, now=now)
         self.schedule.join(swarm, now)
 
     def _report(self, name: str, report: Report, now: float) -> None:
@@ -335,7 +338,8 @@ class Fleet:
 
     def _tick(self, now: float, out: list[Command]) -> None:
         """Do what the time asks for: hand over, expire, rebalance, and end probes."""
-        out += self.handover.tick(self.membership.dissolve)
+        out += self.handover.tick(partial(self.membership.dissolve, now=now))
+        self.history.tick(now=now)
         self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
         self.reputation.expire(now=now)
         self._presence.expire(now)
@@ -391,3 +395,15 @@ class Fleet:
             self._claims.planned(swarm, interval_s=self._interval_s, now=now)
             out += assignments(swarm, self.hosts, owned.epoch)
         out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s * self.handover.fraction())
+
+
+def _refusal(hello: Hello, hosts: Collection[str]) -> UsageError | None:
+    """Why a host that says hello is not taken in; None where it is. `hosts` are there already."""
+    if hello.protocol != PROTOCOL_VERSION:
+        return UsageError(
+            f"{hello.host} speaks protocol {hello.protocol}, this tracker {PROTOCOL_VERSION}",
+            remedy="Run the same version of p2pdist everywhere",
+        )
+    if hello.host not in hosts and len(hosts) >= HOSTS_MAX:
+        return UsageError("this tracker has too many hosts")
+    return None

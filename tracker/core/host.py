@@ -44,6 +44,8 @@ class Host:
     """Number of its session; None while it has none. `connect`, `disconnect`."""
     absent_since: float | None = None
     """Time at which its session ended. `connect`, `disconnect`."""
+    ended: str = ""
+    """Why its session ended, in words for people. `disconnect`."""
     swarms: dict[Digest, None] = field(default_factory=dict)
     """Keys of its swarms. `enter`, `leave`."""
     keys: dict[Digest, Digest] = field(default_factory=dict)
@@ -112,9 +114,9 @@ class Host:
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False
         self.download_bytes_s, self.partial = hello.download_bytes_s, hello.partial
 
-    def disconnect(self, now: float) -> None:
+    def disconnect(self, now: float, why: str = "") -> None:
         """The host's session has ended."""
-        self.session, self.absent_since = None, now
+        self.session, self.absent_since, self.ended = None, now, why
 
     def drain(self) -> None:
         """The host says that it is about to end."""

@@ -46,6 +46,8 @@ class Membership:
     """Says how many upload slots a host has."""
     presence: Presence
     """Hears of hosts that other hosts name."""
+    leaves: Callable[[Swarm, str, str, float], None] = lambda swarm, host, reason, now: None
+    """Hears of hosts that are about to leave a swarm, why, and when."""
     renamed: Callable[[Digest, Digest], None] = lambda old, key: None
     """Hears of swarms that have another key: the old one and the new one."""
     _layouts: dict[Digest, PieceLayout] = field(default_factory=dict)
@@ -147,6 +149,7 @@ class Membership:
 
     def leave(self, host: Host, swarm: Swarm, reason: str, *, now: float) -> None:
         """Take a host out of a swarm; its children are planned anew."""
+        self.leaves(swarm, host.name, reason, now)
         swarm.remove(host.name)
         swarm.record(now, f"{host.name} is gone: {reason}")
         host.leave(swarm.blob, swarm.key)
@@ -156,9 +159,10 @@ class Membership:
         else:
             self.schedule.ask(swarm.key, reason, now)
 
-    def dissolve(self, swarm: Swarm) -> None:
+    def dissolve(self, swarm: Swarm, *, now: float) -> None:
         """Forget a swarm, which another tracker owns; its hosts know."""
         for name in swarm.members:
+            self.leaves(swarm, name, "another tracker", now)
             self.hosts[name].leave(swarm.blob, swarm.key)
         del self.swarms[swarm.key]
         self.schedule.gone(swarm.key)

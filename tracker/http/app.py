@@ -14,6 +14,7 @@ from p2pdist.transfer.openapi import Answer, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.cluster.siblings import Siblings
 from tracker.http import access, bittorrent, content, pages, scheduler, sessions, traces, trackers
+from tracker.http.history import routes as history
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE, SIBLINGS
 from tracker.http.metrics import registry
 from tracker.http.upstreams import hubs, images
@@ -92,6 +93,7 @@ ROUTES = (
     *bittorrent.ROUTES,
     *scheduler.ROUTES,
     *trackers.ROUTES,
+    *history.ROUTES,
     *pages.ROUTES,
 )
 
@@ -114,6 +116,7 @@ def make_app(
     if siblings is not None:
         app[SIBLINGS] = siblings
     watch = pages.add_watch(app, service, preseeds)
+    app.on_shutdown.append(history.end_following)
     app[REGISTRY] = registry(service, watch.view, preseeds, siblings.cluster if siblings is not None else None)
     if preseeds is not None:
         app[PRESEEDS] = preseeds

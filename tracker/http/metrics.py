@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from p2pdist.model.history import KINDS
 from tracker.cluster.cluster import Cluster
 from tracker.core.preseeds.preseed import ShownState
 from tracker.core.views.fleet_view import View
 from tracker.core.views.rates import SwarmState
+from tracker.history.keeper import SHARES
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
 
@@ -23,6 +25,9 @@ ZONES_MAX = 32
 """Zones that have a label of their own, those that came first; the rest are together `other`."""
 
 PLAN_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+BROADCAST_BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600, 7200)
 
 
 class TrackerCollector(Collector):
@@ -44,6 +49,7 @@ class TrackerCollector(Collector):
         yield from self._refusals()
         yield from self._upstreams()
         yield from self._trackers()
+        yield from self._events()
         yield GaugeMetricFamily("p2pdist_tracker_sessions", "Open agent sessions", value=self._service.sessions)
         yield GaugeMetricFamily("p2pdist_tracker_lag_seconds", "Delay of the event loop", value=self._service.lag_s)
         replans = CounterMetricFamily("p2pdist_tracker_replans", "Plans made anew", labels=["reason"])
@@ -93,6 +99,21 @@ class TrackerCollector(Collector):
         age_s = time.monotonic() - cluster.looked_at if cluster is not None and cluster.look is not None else 0.0
         name, text = "p2pdist_tracker_database_age_seconds", "Since the trackers' common database answered last"
         yield GaugeMetricFamily(name, text, value=age_s)
+
+    def _events(self) -> Iterator[Metric]:
+        history, keeper = self._service.fleet.history, self._service.history
+        happened = CounterMetricFamily("p2pdist_tracker_events", "Events of the fleet's history", labels=["kind"])
+        for kind in KINDS:
+            happened.add_metric([kind], history.counts[kind])
+        yield happened
+        name, text = (
+            "p2pdist_tracker_events_left_out",
+            "Events that the history has not: hosts repeat themselves, or the database is away",
+        )
+        left_out = CounterMetricFamily(name, text, labels=["reason"])
+        left_out.add_metric(["repeated"], history.untold)
+        left_out.add_metric(["database"], keeper.given_up)
+        yield left_out
 
     def _zone(self, zone: str) -> str:
         """The label of a zone, the same from scrape to scrape."""
@@ -171,4 +192,9 @@ def registry(
     made.register(TrackerCollector(service, view, preseeds, cluster))
     name, text = "p2pdist_tracker_plan_seconds", "Time to plan and assign after an event"
     service.observe_plan = Histogram(name, text, registry=made, buckets=PLAN_BUCKETS_S).observe
+    name, text = "p2pdist_tracker_broadcast_seconds", "Time until a share of a broadcast's hosts was complete"
+    times = Histogram(name, text, ["share"], registry=made, buckets=BROADCAST_BUCKETS_S)
+    for share in SHARES:
+        times.labels(share)
+    service.history.observe = lambda share, seconds: times.labels(share).observe(seconds)
     return made

@@ -14,7 +14,7 @@ import logging
 import resource
 from collections.abc import Iterator
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.messages import (
@@ -50,6 +50,8 @@ CONNECTIONS_PART = 2
 FAREWELL_S = 1.0
 """How long a session that ends may take to send what is queued for it, and then the other side to
 answer the closing."""
+
+_CLOSED_WELL = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
 
 HOLDINGS_AT_ONCE = 50
 """Holdings of one message that the core handles before others have their turn."""
@@ -94,7 +96,7 @@ async def session(request: web.Request) -> web.WebSocketResponse:
         await _read(socket, service, number, outbox)
     finally:
         try:
-            service.close_session(number)
+            service.close_session(number, _why_closed(socket, outbox))
         finally:
             await asyncio.wait([writer], timeout=FAREWELL_S)
             writer.cancel()
@@ -141,6 +143,15 @@ async def _read(socket: web.WebSocketResponse, service: Service, number: int, ou
             logger.warning("session %d ends: %s", number, error)
             outbox.put(Reject(error.problem()))
             return
+
+
+def _why_closed(socket: web.WebSocketResponse, outbox: Outbox) -> str:
+    """Why a session ended, in words for people."""
+    if isinstance(socket.exception(), TimeoutError):
+        return f"it did not answer for {HEARTBEAT_S:.0f} s"
+    if outbox.ended:
+        return "the tracker ended its session"
+    return "its agent closed the session" if socket.close_code in _CLOSED_WELL else "its connection broke"
 
 
 def _parts(message: FromAgent) -> Iterator[FromAgent]:

@@ -143,7 +143,9 @@ async def _drain(request: web.Request, *, draining: bool) -> web.Response:
     if siblings is None:
         raise NotFound("this tracker is alone, and there is no other to give its blobs to")
     await siblings.cluster.drain(name, draining)
-    access = request.app[SERVICE].access
+    service = request.app[SERVICE]
+    service.fleet.history.changed(f"the tracker {name[:63]} {'drains' if draining else 'takes its share of the blobs'}")
+    access = service.access
     if access is not None:
         access.control.audit.note(
             "drain" if draining else "fill",

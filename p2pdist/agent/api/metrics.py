@@ -154,7 +154,7 @@ def registry(agent: Agent) -> CollectorRegistry:
     seconds = Histogram(
         "p2pdist_agent_pull_seconds", "Time of pulls that succeeded", registry=made, buckets=PULL_BUCKETS_S
     )
-    agent.pulls.observe_seconds(seconds.observe)
+    agent.pulls.observe(lambda pull: seconds.observe(pull.seconds or 0.0) if pull.state == "done" else None)
     stalls = Histogram(
         "p2pdist_agent_lazy_stall_seconds",
         "Time that reads of lazy views waited for their bytes",

@@ -235,10 +235,10 @@ class Pulls:
         self._boot = f"{time.time_ns() & 0xFFFFFFFF:08x}"
         self._stopped = False
         """Set by `stop`."""
-        self._observers: list[Callable[[float], None]] = []
+        self._observers: list[Callable[[Pull], None]] = []
 
-    def observe_seconds(self, observer: Callable[[float], None]) -> None:
-        """Call `observer` with the duration of each pull that succeeds."""
+    def observe(self, observer: Callable[[Pull], None]) -> None:
+        """Call `observer` with each pull that is done or failed before `stop`."""
         self._observers.append(observer)
 
     def start(
@@ -348,12 +348,12 @@ class Pulls:
                 pull.state, pull.error = "failed", _stops()
             raise
         finally:
-            pull.seconds = time.monotonic() - pull.started
-            pull.note = ""
+            pull.seconds, pull.note = time.monotonic() - pull.started, ""
             pull.begun.set()
+            ended = pull.state in ("done", "failed") and not self._stopped
+            for observer in self._observers if ended else ():
+                observer(pull)
             if pull.state == "done":
-                for observer in self._observers:
-                    observer(pull.seconds)
                 logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
 
     async def _run_package(self, pull: Pull) -> None:

@@ -219,6 +219,8 @@ class TrackerSession:
         """The URL of the origin that the tracker named last."""
         self.tracker = ""
         """The id of the tracker that answers, "" while none does and where there is one alone."""
+        self.takes_failures = False
+        """Whether the tracker that answered last takes PullFailed."""
         self.problem = ""
         """Why no tracker answers, in words for the user."""
         self.zone = hello.zone
@@ -343,6 +345,7 @@ class TrackerSession:
                 welcome = await self._say_hello(socket)
                 welcomed_at = loop.time()
                 self.origin, self.problem, self.tracker = welcome.origin, "", welcome.tracker
+                self.takes_failures = welcome.failures
                 self.attention.opened(self._url, self._context, self._tracker_name)
                 self._connection = _Connection(socket, handlers, welcome.report_interval_s, self.attention)
                 handlers.on_ownership(welcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tracker.access.control import AccessControl
     from tracker.cluster.siblings import Siblings
     from tracker.core.fleet import Fleet
+    from tracker.history.keeper import HistoryKeeper
     from tracker.networks import Network
     from tracker.policies import PolicyFile
     from tracker.preseed_service import PreseedService
@@ -303,7 +305,7 @@ def _policy_file(path: Path, fleet: Fleet) -> PolicyFile:
     """The policies of a file, in force. Raises UsageError."""
     from tracker.policies import PolicyFile
 
-    file = PolicyFile(path.absolute(), fleet.policies)
+    file = PolicyFile(path.absolute(), fleet.policies, fleet.history.changed)
     file.load()
     return file
 
@@ -413,6 +415,24 @@ async def _leave_cluster(siblings: Siblings | None) -> None:
         await siblings.cluster.stop()
 
 
+def _history(state: str, part: _ClusterPart | None, fleet: Fleet) -> HistoryKeeper:
+    from tracker.history.keeper import HistoryKeeper
+    from tracker.state.history import HistoryDatabase
+
+    return HistoryKeeper(fleet.history, HistoryDatabase(state, part.id if part is not None else ""))
+
+
+def _remember(service: Service, preseeds: PreseedService, where: str) -> list[asyncio.Task[None]]:
+    """Keep what happens in the fleet."""
+    from importlib.metadata import version
+
+    from tracker.history.preseeds import FailedPreseeds
+
+    service.fleet.history.changed(f"p2pdist {version('p2pdist')} has started at {where}")
+    failed = FailedPreseeds(preseeds, service.fleet.history)
+    return [asyncio.create_task(service.history.run()), asyncio.create_task(failed.run())]
+
+
 def _traces(state: str) -> Traces:
     from tracker.state.traces import TraceRecords
     from tracker.traces import Traces
@@ -426,10 +446,29 @@ def _hubs(url: str, documents: Documents | None) -> Hubs:
     return Hubs(url, documents)
 
 
-def _upstreams_file(named: tuple[str, ...], path: Path | None, upstreams: Upstreams) -> UpstreamsFile | None:
+async def _leave_state(
+    service: Service, preseeds: PreseedService, documents: Documents | None, access: AccessControl | None
+) -> None:
+    """Write what is to outlive this process, and leave its databases."""
+    await preseeds.stop()
+    await service.history.stop()
+    service.traces.close()
+    if documents is not None:
+        documents.close()
+    if access is not None:
+        access.joins.close()
+
+
+def _upstreams_file(
+    named: tuple[str, ...], path: Path | None, upstreams: Upstreams, changed: Callable[[str], None]
+) -> UpstreamsFile | None:
     from tracker.upstreams.settings import UpstreamsFile
 
-    return UpstreamsFile(named, path, upstreams.replace) if path is not None else None
+    async def replace(settings: tuple[UpstreamSettings, ...]) -> None:
+        await upstreams.replace(settings)
+        changed(f"the upstreams {', '.join(upstream.name for upstream in settings) or '(none)'} hold")
+
+    return UpstreamsFile(named, path, replace) if path is not None else None
 
 
 def _documents(state: str) -> Documents | None:
@@ -469,14 +508,17 @@ async def _serve(
     upstreams, hubs = Upstreams(settings, documents), _hubs(hub, documents)
     service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams, hubs=hubs)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
-    service.traces = _traces(state)
+    service.traces, service.history = _traces(state), _history(state, part, fleet)
     await preseeds.load()
     siblings = await _join_cluster(part, state, service, access)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings)
     runners = await _listen(addresses, app, access)
     clocks = [asyncio.create_task(part) for part in (service.run(), preseeds.run(), service.content.watch.run())]
+    clocks += _remember(service, preseeds, address_text(*addresses[0]))
     clocks += [asyncio.create_task(siblings.cluster.run())] if siblings is not None else []
-    clocks += _follow(policy_file, access, _upstreams_file(named, upstreams_path, upstreams), service, preseeds)
+    clocks += _follow(
+        policy_file, access, _upstreams_file(named, upstreams_path, upstreams, fleet.history.changed), service, preseeds
+    )
     logger.info("listening on %s origin=%s", address_text(*addresses[0]), origin.url if origin else "none")
     try:
         if discovery is not None:
@@ -490,12 +532,7 @@ async def _serve(
             clock.cancel()
         await _leave_cluster(siblings)
         await close(runners)
-        await preseeds.stop()
         await asyncio.gather(upstreams.close(), hubs.close())
         if origin is not None:
             await origin.close()
-        service.traces.close()
-        if documents is not None:
-            documents.close()
-        if access is not None:
-            access.joins.close()
+        await _leave_state(service, preseeds, documents, access)

@@ -10,7 +10,7 @@ it stays among the lost ones, which only people and metrics look at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
@@ -32,15 +32,20 @@ class Presence:
     """The fleet's hosts by name; `overdue` removes forgotten ones."""
     swarms: dict[Digest, Swarm]
     started_at: float
+    hear_lost: Callable[[Host, float], None] = lambda host, now: None
+    """Hears of each host that is lost, and when that is found."""
+    hear_back: Callable[[Host, float], None] = lambda host, now: None
+    """Hears of each lost host that is back, before it has its new session."""
     gone: dict[str, Host] = field(default_factory=dict)  # the lost ones, in the order in which they were forgotten
     """The lost hosts by name, in the order in which they were forgotten. `found`, `overdue`,
     `expire`."""
     _absent: dict[str, None] = field(default_factory=dict)
     """Names of hosts that are absent in a swarm or have no session."""
 
-    def found(self, host: Host) -> None:
+    def found(self, host: Host, now: float) -> None:
         """A lost host is back."""
-        self.gone.pop(host.name, None)
+        if (lost := self.gone.pop(host.name, None)) is not None:
+            self.hear_back(lost, now)
 
     def lost(self, host: Host, now: float) -> None:
         """The host has no session, or a new one in which it has not yet said what it holds."""
@@ -100,16 +105,17 @@ class Presence:
                 and self._over(host.absent_since, now)
                 and not host.swarms
             ):
-                self._forget(host)
+                self._forget(host, now)
                 waits = False
             if not waits:
                 del self._absent[name]
 
-    def _forget(self, host: Host) -> None:
+    def _forget(self, host: Host, now: float) -> None:
         del self.hosts[host.name]
         if host.leaving or not host.address or host.partial:  # it said so; never spoke for itself; or is elsewhere
             return
         self.gone[host.name] = host
+        self.hear_lost(host, now)
         if len(self.gone) > LOST_MAX:
             del self.gone[next(iter(self.gone))]
 

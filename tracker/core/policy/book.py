@@ -79,10 +79,16 @@ class PolicyBook:
     def title(self, blob: Digest) -> str:
         """What a blob is of, in words for operators: the tag that was asked for last of the package
         that was noted last, without a tag that package's name; "" for what is not known here."""
-        for package in reversed(self._packages.get(blob, {})):
-            tags = self._tags.get(package.digest, {}) if package.digest is not None else {}
-            return str(next((tag for tag in reversed(tags) if tag.name == package.name), package.name))
-        return ""
+        return next((self.name_of(package) for package in self.packages_of(blob)), "")
+
+    def packages_of(self, blob: Digest) -> list[Reference]:
+        """The packages of a blob by digest, the one that was noted last first."""
+        return list(reversed(self._packages.get(blob, {})))
+
+    def name_of(self, package: Reference) -> str:
+        """A package by the tag that was asked for last; without a tag its name."""
+        tags = self._tags.get(package.digest, {}) if package.digest is not None else {}
+        return str(next((tag for tag in reversed(tags) if tag.name == package.name), package.name))
 
     # -- rights to read
 

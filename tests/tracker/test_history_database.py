@@ -1,0 +1,218 @@
+"""The history in SQLite and in a real PostgreSQL: what is kept, in which order, for how long."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sql
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waits import until
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.errors import Unavailable
+from p2pdist.model.history import KINDS, Broadcast, Event, HistoryFilter, HistoryKind, HistoryRecord, Straggler
+from tracker.core.fleet import Fleet
+from tracker.core.history.history import WAITING_MAX
+from tracker.history import keeper as module
+from tracker.history.keeper import HistoryKeeper
+from tracker.state import history as state
+from tracker.state.history import KEPT_S, HistoryDatabase, name_of
+
+MANIFEST = digest_of(b"manifest")
+REPORT = Broadcast(
+    2, 1 << 40, 4, 3, 9.5, to_50_s=1.0, origin_copies=1.0, curve=((1.0, 3),), stragglers=(Straggler("h1", "unknown"),)
+)
+ENDED = Event("broadcast", "team/a:v7 reached 3 of 4 hosts", "team/a:v7", MANIFEST, began_s=9.5, broadcast=REPORT)
+LOST = Event("host-lost", "lost h1", host="h1", zone="z1", address="h1:1", reason="its connection broke")
+FAILED = Event("pull-failed", "h2 could not pull team/b:v1", "team/b:v1", host="h2", reason="disk-full: full")
+
+
+@pytest.fixture
+def postgresql(postgresql_server: str) -> str:
+    """An empty database."""
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS history")
+    return postgresql_server
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgresql"))
+    return str(tmp_path / "state") if request.param == "sqlite" else ""
+
+
+def texts(records: list[HistoryRecord]) -> list[str]:
+    return [record.event.text for record in records]
+
+
+def test_records_come_back_as_they_were_the_newest_first(where: str) -> None:
+    database = HistoryDatabase(where, "t1")
+    database.add([(100.0, ENDED), (101.5, LOST), (102.0, FAILED)], now=102.0)
+    found = database.read(HistoryFilter())
+    assert [record.event for record in found] == [FAILED, LOST, ENDED]
+    assert [(record.at, record.since, record.tracker) for record in found][2] == (100.0, 90.5, "t1")
+    assert database.last() == found[0].number > found[1].number
+    if where:
+        database.close()
+        again = HistoryDatabase(where, "t2")
+        assert again.read(HistoryFilter()) == found
+        again.add([(103.0, LOST)], now=103.0)
+        assert again.last() > found[0].number
+        again.close()
+
+
+def test_filters(where: str) -> None:
+    database = HistoryDatabase(where)
+    database.add([(100.0, ENDED), (101.5, LOST), (102.0, FAILED)], now=102.0)
+
+    def kinds(**wanted: object) -> list[str]:
+        return [record.event.kind for record in database.read(HistoryFilter(**wanted))]  # type: ignore[arg-type]
+
+    assert kinds(kinds=("host-lost", "broadcast")) == ["host-lost", "broadcast"]
+    assert kinds(host="h2") == ["pull-failed"]
+    assert kinds(since=101.5) == ["pull-failed", "host-lost"]
+    assert kinds(limit=1) == ["pull-failed"]
+    assert kinds(before=database.last()) == ["host-lost", "broadcast"]
+    for package in ("team/a:v7", "team/a", MANIFEST, MANIFEST[7:19], f"team/a@{MANIFEST}"):
+        assert kinds(package=package) == ["broadcast"], package
+    for package in ("team/a:v8", "team", "t%", "______", "sha256:", "'; DROP TABLE history"):
+        assert kinds(package=package) == [], package
+    database.close()
+
+
+def test_each_kind_keeps_its_newest(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(state.KEPT_MAX, "host-lost", 3)
+    database = HistoryDatabase(where)
+    database.add([(1.0, ENDED)], now=1.0)
+    for number in range(10):
+        database.add([(2.0, Event("host-lost", f"lost h{number}", host=f"h{number}"))], now=2.0)
+    database.prune(now=3.0)
+    kept = database.read(HistoryFilter())
+    assert texts(kept) == ["lost h9", "lost h8", "lost h7", ENDED.text]
+    database.prune(now=1.5 + KEPT_S)
+    assert len(database.read(HistoryFilter())) == 3, "the broadcast is too old"
+    database.close()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.sampled_from(KINDS), max_size=60), st.integers(1, 4))
+def test_no_kind_pushes_another_out(kinds: list[HistoryKind], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in KINDS:
+            patch.setitem(state.KEPT_MAX, kind, most)
+        database = HistoryDatabase("")
+        for number, kind in enumerate(kinds):
+            database.add([(1.0, Event(kind, str(number)))], now=1.0)
+        database.prune(now=1.0)
+        kept = database.read(HistoryFilter(limit=1000))
+        newest = {kind: [str(n) for n, each in enumerate(kinds) if each == kind][-most:] for kind in KINDS}
+        assert {kind: texts([r for r in kept if r.event.kind == kind])[::-1] for kind in KINDS} == newest
+        database.close()
+
+
+def test_what_several_trackers_report_is_kept_once(postgresql: str) -> None:
+    first, second = HistoryDatabase(postgresql, "t1"), HistoryDatabase(postgresql, "t2")
+    failed = Event("preseed-failed", "preseed p1 failed", key="preseed p1")
+    first.add([(1.0, failed), (1.0, LOST)], now=1.0)
+    second.add([(2.0, failed), (2.0, LOST)], now=2.0)
+    found = second.read(HistoryFilter())
+    assert [(record.event.kind, record.tracker) for record in found] == [
+        ("host-lost", "t2"),
+        ("preseed-failed", "t1"),
+        ("host-lost", "t1"),
+    ] or [record.event.kind for record in found].count("preseed-failed") == 1
+    for database in (first, second):
+        database.close()
+
+
+def test_records_of_a_later_release_are_left_out(where: str) -> None:
+    database = HistoryDatabase(where)
+    database.add([(1.0, LOST), (2.0, LOST)], now=2.0)
+    with database._database.transaction() as connection:
+        body = {"body": '{"kind":"of a later release","text":"x"}'}
+        connection.execute(sql.update(state._records).where(state._records.c.at == 1.0).values(body))
+    assert [record.at for record in database.read(HistoryFilter())] == [2.0]
+    database.close()
+
+
+def test_its_file_is_for_the_tracker_alone(tmp_path: Path) -> None:
+    HistoryDatabase(str(tmp_path / "state")).close()
+    assert stat.S_IMODE((tmp_path / "state" / state.FILE_NAME).stat().st_mode) == 0o600
+
+
+def test_names_that_rights_go_by() -> None:
+    assert name_of("team/a:v7") == name_of(f"team/a@{MANIFEST}") == "team/a"
+    assert name_of("reg.example:5000/a:v1") == "reg.example:5000/a" and name_of("") == ""
+
+
+class Away(HistoryDatabase):
+    """A database that does not answer while it is told to; what it is given otherwise is kept."""
+
+    away = True
+
+    def add(self, events, *, now):  # type: ignore[no-untyped-def]
+        if self.away:
+            raise Unavailable("the database does not answer")
+        super().add(events, now=now)
+
+
+async def test_events_wait_for_a_database_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    history, database = Fleet(0.0).history, Away("")
+    keeper = HistoryKeeper(history, database)
+    running = asyncio.create_task(keeper.run())
+    for number in range(5):
+        history.changed(f"change {number}")
+    keeper.collect()
+    await asyncio.sleep(0.05)
+    assert (await keeper.page(HistoryFilter())).records == []
+    database.away = False
+    await until(lambda: not keeper._waiting)
+    assert len((await keeper.page(HistoryFilter())).records) == 5
+    database.away = True
+    for _ in range(2):
+        for number in range(WAITING_MAX):
+            history.changed(f"more {number}")
+        keeper.collect()
+    assert keeper.given_up == WAITING_MAX
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    database.away = False
+    await keeper.stop()
+
+
+async def test_two_trackers_of_one_database_are_followed_at_either(postgresql: str) -> None:
+    import asyncio
+
+    fleets = [Fleet(0.0), Fleet(0.0)]
+    keepers = [HistoryKeeper(fleet.history, HistoryDatabase(postgresql, f"t{n}")) for n, fleet in enumerate(fleets)]
+    fleets[0].history.changed("before")
+    keepers[0].collect()
+    tasks = [asyncio.create_task(keeper.run()) for keeper in keepers]
+    async with asyncio.timeout(60):
+        while not (await keepers[1].page(HistoryFilter())).records:
+            await asyncio.sleep(0.01)
+    following = keepers[1].follow()
+    assert await anext(following) is None
+    for fleet, keeper in zip(fleets, keepers, strict=True):
+        fleet.history.changed("after")
+        keeper.collect()
+    async with asyncio.timeout(30):
+        heard = [await anext(following), await anext(following)]
+    assert {(record.tracker, record.event.text) for record in heard if record} == {("t0", "after"), ("t1", "after")}
+    for keeper in keepers:
+        keeper.end()
+    with pytest.raises(StopAsyncIteration):
+        await anext(following)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for keeper in keepers:
+        await keeper.stop()

@@ -1,0 +1,1 @@
+"""What a fleet's tracker reports of what has happened, for people."""

@@ -1,0 +1,1 @@
+"""Keeps what a fleet reports, and gives it to those that ask."""

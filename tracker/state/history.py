@@ -1,0 +1,180 @@
+"""The history of a fleet in a database: SQLite for one tracker, PostgreSQL for several.
+
+Each kind of event keeps its newest KEPT_MAX records, for KEPT_S: what comes often pushes nothing
+else out. What several trackers report alike (`Event.key`) is kept once.
+
+All methods wait for the database and may be called from any thread; they raise Unavailable when it
+does not answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import sqlalchemy as sql
+from sqlalchemy.exc import IntegrityError
+
+from p2pdist.model.errors import UNDECODABLE
+from p2pdist.model.history import KINDS, Event, HistoryFilter, HistoryKind, HistoryRecord, digest_prefix
+from tracker.state.database import Database
+
+FILE_NAME = "history.sqlite"
+KEPT_MAX: dict[HistoryKind, int] = {
+    "host-lost": 10_000,
+    "host-back": 10_000,
+    "pull-failed": 10_000,
+    "broadcast": 2_000,
+    "preseed-failed": 2_000,
+    "change": 2_000,
+}
+KEPT_S = 30 * 86400.0
+PRUNED_EVERY = 200
+"""After so many records the ones over the limits are removed, and at the start."""
+
+LATE_NUMBERS = 500
+"""A record of another tracker may become visible so many numbers after later ones: a sequence of
+PostgreSQL counts up before its transaction ends."""
+
+Written = tuple[float, Event]
+"""When an event was reported, in seconds since the epoch, and the event."""
+
+logger = logging.getLogger(__name__)
+
+_metadata = sql.MetaData()
+_records = sql.Table(
+    "history",
+    _metadata,
+    sql.Column("number", sql.BigInteger().with_variant(sql.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sql.Column("key", sql.String(160), unique=True),
+    sql.Column("at", sql.Double, nullable=False),
+    sql.Column("kind", sql.String(16), nullable=False),
+    sql.Column("tracker", sql.String(64), nullable=False),
+    sql.Column("package", sql.String(512), nullable=False),
+    sql.Column("name", sql.String(512), nullable=False),
+    sql.Column("digest", sql.String(71), nullable=False),
+    sql.Column("host", sql.String(255), nullable=False),
+    sql.Column("body", sql.Text, nullable=False),
+    sql.Index("history_kind", "kind", "number"),
+    sqlite_autoincrement=True,
+)
+
+
+class HistoryDatabase:
+    """The records that are kept. `where` is that of a tracker's state (database.py); `tracker` the
+    id under which this one reports, empty where it is alone. Raises Unavailable and UsageError."""
+
+    def __init__(self, where: str, tracker: str = "") -> None:
+        self._database = Database(where, FILE_NAME, durable=False)
+        self.shared = self._database.shared
+        self._tracker, self._written = tracker[:64], 0
+        with self._database.transaction() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sql.text("SELECT pg_advisory_xact_lock(7073)"))
+            _metadata.create_all(connection)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._database.close()
+
+    def add(self, events: Sequence[Written], *, now: float) -> None:
+        """Keep events, and remove what is over the limits now and then."""
+        plain = [_row(at, event, self._tracker) for at, event in events if not event.key]
+        with self._database.transaction() as connection:
+            if plain:
+                connection.execute(sql.insert(_records), plain)
+        for at, event in events:
+            if event.key:
+                self._add_once(_row(at, event, self._tracker))
+        if self._written == 0 or self._written // PRUNED_EVERY < (self._written + len(events)) // PRUNED_EVERY:
+            self.prune(now=now)
+        self._written += len(events)
+
+    def _add_once(self, row: dict[str, object]) -> None:
+        try:
+            with self._database.transaction() as connection:
+                connection.execute(sql.insert(_records).values(row))
+        except IntegrityError:
+            return  # another tracker has reported it, or this one before its restart
+
+    def prune(self, *, now: float) -> None:
+        """Remove the records over the limits."""
+        columns = _records.c
+        with self._database.transaction() as connection:
+            connection.execute(sql.delete(_records).where(columns.at < now - KEPT_S))
+            for kind in KINDS:
+                newest = sql.select(columns.number).where(columns.kind == kind).order_by(columns.number.desc())
+                last = connection.execute(newest.offset(KEPT_MAX[kind]).limit(1)).scalar_one_or_none()
+                if last is not None:
+                    over = (columns.kind == kind, columns.number <= last)
+                    connection.execute(sql.delete(_records).where(*over))
+
+    def read(self, wanted: HistoryFilter) -> list[HistoryRecord]:
+        """The newest records that match, the newest first."""
+        columns = _records.c
+        query = sql.select(_records).where(*_conditions(wanted))
+        with self._database.transaction() as connection:
+            rows = connection.execute(query.order_by(columns.number.desc()).limit(wanted.limit)).all()
+        return list(_decoded(rows))
+
+    def last(self) -> int:
+        """The number of the newest record, 0 without any."""
+        with self._database.transaction() as connection:
+            return connection.execute(sql.select(sql.func.max(_records.c.number))).scalar_one() or 0
+
+    def after(self, number: int, limit: int) -> list[HistoryRecord]:
+        """The records after a number, the oldest first, and where others write too, those shortly
+        before it again."""
+        number -= LATE_NUMBERS if self.shared else 0
+        query = sql.select(_records).where(_records.c.number > number).order_by(_records.c.number)
+        with self._database.transaction() as connection:
+            rows = connection.execute(query.limit(limit + (LATE_NUMBERS if self.shared else 0))).all()
+        return list(_decoded(rows))
+
+
+def _row(at: float, event: Event, tracker: str) -> dict[str, object]:
+    return {
+        "key": event.key[:160] or None,
+        "at": at,
+        "kind": event.kind,
+        "tracker": tracker,
+        "package": event.package,
+        "name": name_of(event.package),
+        "digest": event.digest,
+        "host": event.host[:255],
+        "body": msgspec.json.encode(event).decode(),
+    }
+
+
+def name_of(package: str) -> str:
+    """The name in a reference, which rights to read go by."""
+    name = package.partition("@")[0]
+    head, slash, tail = name.rpartition("/")
+    return f"{head}{slash}{tail.partition(':')[0]}"
+
+
+def _conditions(wanted: HistoryFilter) -> Iterable[sql.ColumnElement[bool]]:
+    columns = _records.c
+    if wanted.kinds:
+        yield columns.kind.in_(wanted.kinds)
+    if wanted.host:
+        yield columns.host == wanted.host
+    if wanted.since:
+        yield columns.at >= wanted.since
+    if wanted.before:
+        yield columns.number < wanted.before
+    if wanted.package:
+        prefix = digest_prefix(wanted.package)
+        same = sql.or_(columns.package == wanted.package, columns.name == wanted.package)
+        yield sql.or_(same, columns.digest.startswith(prefix, autoescape=True)) if prefix else same
+
+
+def _decoded(rows: Iterable[sql.Row[tuple[object, ...]]]) -> Iterable[HistoryRecord]:
+    for row in rows:
+        try:
+            event = msgspec.json.decode(row.body, type=Event)
+        except UNDECODABLE as error:  # a later release has kinds that this one does not know
+            logger.debug("record %s of the history is left out: %s", row.number, error)
+            continue
+        yield HistoryRecord(row.number, row.at, round(row.at - event.began_s, 3), row.tracker, event)
