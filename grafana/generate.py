@@ -241,6 +241,12 @@ SWARMS = [
         "s",
         [q("max by (instance) (p2pdist_tracker_database_age_seconds)", "{{instance}}")],
     ),
+    Panel("Epoch by tracker", "short", [q("max by (instance) (p2pdist_tracker_epoch)", "{{instance}}")]),
+    Panel(
+        "Late sites",
+        "short",
+        [q("sum(p2pdist_tracker_late_sites)", "less than half of what another site has")],
+    ),
 ]
 
 HOST = [

@@ -24,7 +24,7 @@ from p2pdist.cli.runtimes.installation import install
 from p2pdist.cli.runtimes.record import RECORD, Installation
 
 MANIFESTS = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
-BUILDS = ("base", "mounting", "mirror", "two-trackers")
+BUILDS = ("base", "mounting", "mirror", "two-trackers", "three-trackers")
 SCHEMAS = ("1.28", "1.31", kubernetes_validate.latest_version())
 UNMOUNT_S = 10.0
 
@@ -84,6 +84,8 @@ def of_kind(found: list[Document], kind: str) -> dict[str, Document]:
         "base/network",
         "example-job",
         "two-trackers/standby",
+        "three-trackers/third",
+        "three-trackers/postgresql",
     ],
 )
 def test_manifests_agree_with_the_schemas(name: str, version: str) -> None:
@@ -189,14 +191,16 @@ def test_ports_probes_and_volumes_are_there(directory: str) -> None:
             assert {each["port"] for each in probes.values()} == {"probes"}, "probes have no certificate"
 
 
-@pytest.mark.parametrize(("directory", "count"), [("base", 1), ("mounting", 1), ("two-trackers", 2)])
+@pytest.mark.parametrize(
+    ("directory", "count"), [("base", 1), ("mounting", 1), ("two-trackers", 2), ("three-trackers", 3)]
+)
 def test_agents_find_their_trackers(directory: str, count: int, tmp_path: Path) -> None:
     """Each URL is that of a Service, each Service leads to one tracker, and no two of them to the
     same."""
     found = built(directory)
     config = of_kind(found, "ConfigMap")["p2pdist"]["data"]["p2pdist.toml"]
     urls = parsed(["agent", "--config=/etc/p2pdist/p2pdist.toml"], config, tmp_path).params["tracker"].split(",")
-    services = of_kind(found, "Service")
+    services = {name: each for name, each in of_kind(found, "Service").items() if name != "p2pdist-postgresql"}
     assert len(urls) == count == len(services)
     led: list[str] = []
     for url in urls:
@@ -209,17 +213,45 @@ def test_agents_find_their_trackers(directory: str, count: int, tmp_path: Path) 
     assert all(deployments[name]["spec"]["replicas"] == 1 for name in led)
 
 
-def test_two_trackers_share_a_database_and_are_not_taken_down_together() -> None:
-    found = built("two-trackers")
+@pytest.mark.parametrize(("directory", "count"), [("two-trackers", 2), ("three-trackers", 3)])
+def test_trackers_share_a_database_and_are_not_taken_down_together(directory: str, count: int) -> None:
+    found = built(directory)
     (budget,) = of_kind(found, "PodDisruptionBudget").values()
     (wanted,) = budget["spec"]["selector"]["matchExpressions"]
     trackers = [spec for _, spec, labels in pods(found) if labels.get(wanted["key"]) in wanted["values"]]
-    assert (len(trackers), budget["spec"]["minAvailable"]) == (2, 1)
+    assert (len(trackers), budget["spec"]["minAvailable"]) == (count, count - 1)
     for spec in trackers:
         (container,) = containers(spec)
         (state,) = [each for each in container["env"] if each["name"] == "P2PDIST_TRACKER_STATE"]
         assert state["valueFrom"]["secretKeyRef"] == {"name": "p2pdist-state", "key": "url"}
         assert not any("--state" in each for each in container["args"])
+
+
+def test_postgresql_answers_trackers_alone_and_has_no_rights() -> None:
+    """Its Service leads to it, its password comes from the Secret with the trackers' URL, and its
+    data outlive its Pod."""
+    found = built("three-trackers")
+    (database,) = of_kind(found, "StatefulSet").values()
+    template = database["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    service = of_kind(found, "Service")["p2pdist-postgresql"]["spec"]
+    assert service["selector"].items() <= template["metadata"]["labels"].items()
+    assert [each["targetPort"] for each in service["ports"]] == [each["name"] for each in container["ports"]]
+    (password,) = [each for each in container["env"] if each["name"] == "POSTGRES_PASSWORD"]
+    assert password["valueFrom"]["secretKeyRef"] == {"name": "p2pdist-state", "key": "password"}
+    (claim,) = database["spec"]["volumeClaimTemplates"]
+    data = claim["metadata"]["name"]
+    (mount,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == data]
+    (kept,) = [each["value"] for each in container["env"] if each["name"] == "PGDATA"]
+    assert kept.startswith(f"{mount}/")
+    rights = container["securityContext"]
+    assert rights["capabilities"] == {"drop": ["ALL"]} and rights["readOnlyRootFilesystem"]
+    assert template["spec"]["securityContext"]["runAsNonRoot"] and not rights["allowPrivilegeEscalation"]
+    policy = of_kind(found, "NetworkPolicy")["p2pdist-postgresql"]["spec"]
+    assert _selected(policy["podSelector"], template["metadata"]["labels"])
+    ((source,),) = [each["from"] for each in policy["ingress"]]
+    allowed = {name for name, _, labels in pods(found) if _selected(source["podSelector"], labels)}
+    assert allowed == {"p2pdist-tracker", "p2pdist-standby", "p2pdist-third"}
 
 
 def test_nodes_ask_their_agent_for_images(tmp_path: Path) -> None:

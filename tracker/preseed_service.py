@@ -50,6 +50,8 @@ from tracker.core.preseeds.preseed import (
     SaveFailed,
     Send,
     ShownState,
+    Survey,
+    Surveyed,
     Synced,
     Tally,
     Tick,
@@ -145,6 +147,9 @@ class PreseedService:
         )
         self._sessions, self._database = sessions, database
         self._saving: set[asyncio.Task[None]] = set()
+        """Changes that are being written, and questions to the other trackers."""
+        self.survey: Callable[[Parts], Awaitable[Affinity]] = self._own_view
+        """Says what all trackers know of the hosts that need some blobs, where `core.surveys`."""
         self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()
 
     def now(self) -> float:
@@ -184,10 +189,11 @@ class PreseedService:
         for command in self.core.handle(event, now=self._clock.now()):
             if isinstance(command, Send):
                 self._sessions.send(command.host, command.message)
-            else:
-                task = asyncio.create_task(self._save(command.record))
-                self._saving.add(task)
-                task.add_done_callback(self._saving.discard)
+                continue
+            work = _surveyed(self, command) if isinstance(command, Survey) else self._save(command.record)
+            task = asyncio.create_task(work)
+            self._saving.add(task)
+            task.add_done_callback(self._saving.discard)
 
     # -- events of sessions (Listener in service.py)
 
@@ -411,6 +417,11 @@ async def _commit(sessions: Sessions, reference: HubReference, platform: str) ->
     commit, parts = await sessions.hubs.blobs(reference)
     sessions.fleet.policies.note(reference.package, digest_of(commit.encode()), parts)
     return str(HubReference(reference.name, commit)), parts
+
+
+async def _surveyed(service: PreseedService, command: Survey) -> None:
+    """Ask the other trackers what the core wants to know of their hosts."""
+    service.submit(Surveyed(command.id, await service.survey(dict(command.blobs))))
 
 
 def _names(request: RankRequest, hosts: Mapping[str, Host]) -> Sequence[str]:

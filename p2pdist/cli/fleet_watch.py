@@ -1,8 +1,4 @@
-"""Watching a fleet through a tracker's `/v1/events`: takes in what changes and keeps the whole.
-
-Events are those of the HTML standard (9.2, server-sent events): lines `event:` and `data:`, each
-event ended by an empty line.
-"""
+"""Watching a fleet through a tracker's `/v1/events`: takes in what changes and keeps the whole."""
 
 from __future__ import annotations
 
@@ -17,14 +13,14 @@ from urllib.parse import urlencode
 import msgspec
 
 from p2pdist.cli.tracker_access import TrackerAccess, with_hint
-from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem, unreached
+from p2pdist.model.errors import UNDECODABLE, Unavailable, from_problem, unreached
+from p2pdist.transfer.server_events import events_of
 from tracker.core.views.fleet_view import AWAY, BLAMED, RECEIVING, SHUNNED, SLOW, Change, SwarmRow, Totals
 from tracker.core.views.tree_view import ABSENT
 
 if TYPE_CHECKING:
     import aiohttp
 
-EVENT_BYTES_MAX = 64 << 20
 CONNECT_S_MAX = 5.0
 SILENCE_S_MAX = 20.0
 """Trackers say something every second."""
@@ -66,6 +62,8 @@ class FleetState:
     story: deque[Happening] = field(default_factory=lambda: deque(maxlen=STORY_MAX))
     tree: dict[int, tuple[int, int]] = field(default_factory=dict)
     preseeds: list[dict[str, Any]] = field(default_factory=list)
+    silent: list[tuple[str, str]] = field(default_factory=list)
+    """Trackers whose hosts and swarms are not here, and why."""
 
     def take(self, change: Change) -> None:
         """Take in what changed."""
@@ -87,6 +85,7 @@ class FleetState:
             else:
                 self.tree[number] = (done, parent)
         self.totals, self.swarms, self.troubled = change.totals, change.swarms, change.troubled
+        self.silent = change.silent
         now = time.time()
         self.story.extend(Happening(now - line.age_s, line.swarm, line.event) for line in change.story)
 
@@ -120,6 +119,7 @@ class FleetState:
                 for number, (done, parent) in self.tree.items()
             ],
             "preseeds": self.preseeds,
+            "silent": [{"tracker": tracker, "why": why} for tracker, why in self.silent],
             "story": [
                 {"age_s": round(now - line.at, 3), "swarm": line.swarm, "event": line.event} for line in self.story
             ],
@@ -142,7 +142,7 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
             if answer.status >= 400:
                 problem = msgspec.json.decode(await answer.content.read(1 << 20), type=dict[str, Any])
                 raise with_hint(from_problem(problem), url)
-            async for kind, data in read_events(answer.content):
+            async for kind, data in events_of(answer.content):
                 if kind == "change":
                     state.take(msgspec.json.decode(data, type=Change))
                     yield state
@@ -159,19 +159,3 @@ async def follow(http: aiohttp.ClientSession, url: str, swarm: str = "", stripe:
             f"the tracker {redacted(url)} does not answer: {reason}", remedy=access.remedy(url, error)
         ) from error
     raise Unavailable(f"the tracker {redacted(url)} has stopped", remedy="Start it again")
-
-
-async def read_events(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
-    """The name and data of each server-sent event. Raises UsageError for one over
-    EVENT_BYTES_MAX."""
-    buffer = bytearray()
-    async for chunk in content.iter_any():
-        searched = max(0, len(buffer) - 1)
-        buffer += chunk
-        while (end := buffer.find(b"\n\n", searched)) >= 0:
-            fields = dict(line.partition(b": ")[::2] for line in bytes(buffer[:end]).split(b"\n"))
-            del buffer[: end + 2]
-            searched = 0
-            yield fields.get(b"event", b"").decode(errors="replace"), fields.get(b"data", b"")
-        if len(buffer) > EVENT_BYTES_MAX:
-            raise UsageError(f"the tracker sent an event of more than {EVENT_BYTES_MAX} bytes")

@@ -3,7 +3,7 @@ time.
 
 Cheap checks follow each event: what hosts store, send and open, and what the tracker plans. The
 trees are checked along the paths that an event may have changed, and as a whole every FULL_CHECK_S
-and at the end.
+(more seldom where hosts are more than 2,500) and at the end.
 """
 
 from __future__ import annotations

@@ -331,15 +331,18 @@ class Cut:
 
 class Paths:
     """The paths between hosts, tracker (TRACKER_NAME) and origin (ORIGIN_NAME): which are cut, or
-    lead to a host without power. `on_change` is called after each change, before the sessions."""
+    lead to a host without power. `on_change` is called after each change, before the sessions, with
+    the name of the only host whose paths may have changed, or None."""
 
-    __slots__ = ("_cuts", "_on_change", "_sessions", "_unpowered", "_whole")
+    __slots__ = ("_cuts", "_on_change", "_sessions", "_sessions_of", "_unpowered", "_whole")
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
+    def __init__(self, on_change: Callable[[str | None], None]) -> None:
         self._on_change = on_change
         self._cuts: list[Cut] = []
         self._unpowered: dict[str, None] = {}
         self._sessions: dict[TrackerPath, None] = {}
+        #: The same by host.
+        self._sessions_of: dict[str, dict[TrackerPath, None]] = {}
         #: Whether there is neither a cut nor a host without power.
         self._whole = True
 
@@ -354,12 +357,12 @@ class Paths:
     def cut(self, cut: Cut) -> None:
         """Begin a cut."""
         self._cuts.append(cut)
-        self._changed()
+        self._changed(None)
 
     def heal(self, cut: Cut) -> None:
         """End a cut."""
         self._cuts.remove(cut)
-        self._changed()
+        self._changed(None)
 
     def power(self, name: str, *, on: bool) -> None:
         """Let a host's link go silent, or come back."""
@@ -367,21 +370,31 @@ class Paths:
             self._unpowered.pop(name, None)
         else:
             self._unpowered[name] = None
-        self._changed()
+        self._changed(name)
 
     def watch(self, session: TrackerPath) -> None:
         """Tell a session from now on when its path is cut or heals."""
         self._sessions[session] = None
+        self._sessions_of.setdefault(session.host, {})[session] = None
 
     def unwatch(self, session: TrackerPath) -> None:
         """Tell a session of no more cuts."""
         self._sessions.pop(session, None)
+        sessions = self._sessions_of.get(session.host, {})
+        sessions.pop(session, None)
+        if not sessions:
+            self._sessions_of.pop(session.host, None)
 
-    def _changed(self) -> None:
+    def _changed(self, name: str | None) -> None:
         self._whole = not self._cuts and not self._unpowered
-        self._on_change()
-        for session in list(self._sessions):
+        self._on_change(name)
+        for session in list(self._sessions if name is None else self._sessions_of.get(name, ())):
             session.path_changed(whole=self.reachable(session.host, session.peer))
+
+
+def _ends(stream: Stream) -> tuple[str, ...]:
+    """The names of the hosts at both ends of a stream."""
+    return (stream.child.name, stream.parent.name) if stream.parent is not None else (stream.child.name,)
 
 
 class Network:
@@ -395,6 +408,9 @@ class Network:
         self.sites: dict[str, Rack] = {}
         #: Streams of which at least one side is open, with what to call when their path heals.
         self.streams: dict[Stream, Callable[[Stream], None] | None] = {}
+        #: The same by the names of their ends: when one of a hundred thousand hosts loses its power
+        #: the streams of the others are as they were.
+        self._streams_of: dict[str, dict[Stream, None]] = {}
         self.paths = Paths(self._paths_changed)
         self.wires = Wires(world, latency_s, wan_s)
 
@@ -406,9 +422,9 @@ class Network:
 
     # -- cuts
 
-    def _paths_changed(self) -> None:
-        """Note which streams are cut now, and which are whole again."""
-        for stream in list(self.streams):
+    def _paths_changed(self, name: str | None) -> None:
+        """Note which streams (None: of all hosts) are cut now, and which are whole again."""
+        for stream in list(self.streams if name is None else self._streams_of.get(name, ())):
             whole = self.paths.reachable(stream.child.name, stream.parent.name if stream.parent else ORIGIN_NAME)
             if not whole and stream.cut_since is None:
                 stream.cut_since = self.world.now
@@ -444,7 +460,7 @@ class Network:
     def open_from_origin(self, stream: Stream, on_heal: Callable[[Stream], None]) -> None:
         """A host asks the origin for pieces; the network calls `on_heal` when the path, after a
         cut, is whole again."""
-        self.streams[stream] = on_heal
+        self._note(stream, on_heal)
         stream.path_s = self.path_s(stream.child.name, ORIGIN_NAME)
         if not self.paths.reachable(stream.child.name, ORIGIN_NAME):
             stream.cut_since = self.world.now
@@ -452,11 +468,21 @@ class Network:
     def forget(self, stream: Stream) -> None:
         """Both sides of a stream are closed."""
         self.streams.pop(stream, None)
+        for name in _ends(stream):
+            streams = self._streams_of.get(name, {})
+            streams.pop(stream, None)
+            if not streams:
+                self._streams_of.pop(name, None)
+
+    def _note(self, stream: Stream, on_heal: Callable[[Stream], None] | None) -> None:
+        self.streams[stream] = on_heal
+        for name in _ends(stream):
+            self._streams_of.setdefault(name, {})[stream] = None
 
     def open(self, stream: Stream, have: PieceSet) -> None:
         """The child, which holds `have`, asks the parent for a stripe."""
         assert stream.parent is not None
-        self.streams[stream] = None
+        self._note(stream, None)
         stream.path_s = self.path_s(stream.child.name, stream.parent.name)
         if stream.path_s > self.latency_s:
             stream.window = max(WINDOW_PIECES, WAN_WINDOW_BYTES // stream.pull.blob.layout.piece_size)

@@ -19,9 +19,10 @@ import pytest
 from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all, tracker_of
 from programs import PROGRAM
 
-from p2pdist.cli.fleet_watch import EVENT_BYTES_MAX, FleetState, follow
+from p2pdist.cli.fleet_watch import FleetState, follow
 from p2pdist.cli.verbs.top import _story, picture
 from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.transfer.server_events import EVENT_BYTES_MAX
 from tracker.core.views.fleet_view import GONE_S, View
 
 CELL = "■"

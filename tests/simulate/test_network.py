@@ -48,7 +48,7 @@ def test_two_hosts_share_what_the_origin_gives() -> None:
 
 
 def test_a_cut_separates_what_it_says() -> None:
-    paths = Paths(lambda: None)
+    paths = Paths(lambda name: None)
     inside = frozenset({"a", "b"})
     cut = Cut(inside, peers=True, tracker=False, origin=True)
     assert paths.reachable("a", "c")
@@ -61,7 +61,7 @@ def test_a_cut_separates_what_it_says() -> None:
 
 
 def test_a_host_without_power_is_unreachable() -> None:
-    paths = Paths(lambda: None)
+    paths = Paths(lambda name: None)
     paths.power("a", on=False)
     assert not paths.reachable("a", "b") and not paths.reachable(TRACKER_NAME, "a") and paths.reachable("b", "c")
     paths.power("a", on=True)

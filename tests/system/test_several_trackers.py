@@ -325,6 +325,9 @@ ACCESS = """
 fleet = "prod"
 [join.default]
 read = ["blob"]
+[role.operator]
+may = ["watch"]
+read = ["*"]
 """
 """Hosts that read packages of one name, and nothing else."""
 
@@ -356,3 +359,32 @@ def test_trackers_with_access_control_share_the_blobs(site: Site, database: Serv
             assert status.state == "done", status.error
     assert len(owners) == 2, "each tracker owns some of them"
     assert all(site.origin_bytes(digest) == 256 << 10 for digest in digests)
+    code, made, said = site.command("token", "create", "--access", str(file), "--role", "operator", "--ttl", "1d")
+    assert code == 0, said
+    token = site.directory / "operator.token"
+    token.write_text(made["token"])
+    token.chmod(0o600)
+    for url in urls:
+        until(lambda: shown_at(site, url, token) == ({"h0", "h1"}, set(digests), []))  # noqa: B023
+    _is_refused_beside_them(site, database)
+
+
+def shown_at(site: Site, url: str, token: Path) -> tuple[set[str], set[str], list[Any]]:
+    """The hosts and blobs that a tracker shows to who watches it, and which trackers it lacks: the
+    trackers ask each other by their certificates."""
+    code, shown, said = site.command("top", "--once", "--tracker", url, "--token-file", str(token))
+    assert code == 0, said
+    swarms = {row["digest"] for row in shown["swarms"]}
+    return {row["host"] for row in shown["hosts"] if not row["away"]}, swarms, shown["silent"]
+
+
+def _is_refused_beside_them(site: Site, database: Server) -> None:
+    """A tracker with an access directory of its own takes no part, and says why."""
+    file = site.directory / "other" / "access.toml"
+    file.parent.mkdir()
+    file.write_text(ACCESS)
+    words = ["tracker", "--listen", f"127.0.0.1:{free_port()}", "--origin", site.origin.url, "--access", str(file)]
+    log = site.directory / "stranger.log"
+    process = site.spawn([*words, "--state", database.url], log)
+    assert process.wait(120) != 0
+    assert "another authority than that of the tracker" in log.read_text()

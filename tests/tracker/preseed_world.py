@@ -16,7 +16,19 @@ from tracker.core.affinity import Affinity
 from tracker.core.events import SessionClosed, SessionOpened
 from tracker.core.fleet import Fleet
 from tracker.core.preseeds.orders import GRACE_S, Preseeds
-from tracker.core.preseeds.preseed import Event, Gone, Joined, Loaded, Reported, Save, SaveFailed, Synced, Tick
+from tracker.core.preseeds.preseed import (
+    Event,
+    Gone,
+    Joined,
+    Loaded,
+    Reported,
+    Save,
+    SaveFailed,
+    Survey,
+    Surveyed,
+    Synced,
+    Tick,
+)
 
 BLOB = digest_of(b"blob")
 SIZE = 1000
@@ -41,6 +53,9 @@ class Tracker:
         for command in self.core.handle(event, now=self.world.now):
             if isinstance(command, Save):
                 self.unsaved.append(command.record)
+                continue
+            if isinstance(command, Survey):
+                self.handle(Surveyed(command.id, self.world.survey(self)))
                 continue
             if command.host in self.sessions:
                 self.told.append((command.host, command.message))
@@ -105,6 +120,8 @@ class World:
         self.rows: dict[str, PreseedRecord] = {}
         self.hosts: dict[str, Agent] = {}
         self.numbers = itertools.count(1)
+        self.deaf: list[Tracker] = []
+        self.surveys = 0
         self.trackers: list[Tracker] = []
         for _ in range(trackers):
             self.trackers.append(Tracker(self))
@@ -112,6 +129,15 @@ class World:
     @property
     def tracker(self) -> Tracker:
         return self.trackers[0]
+
+    def survey(self, asking: Tracker) -> Affinity:
+        """What all trackers that are not `deaf` know of hosts."""
+        hosts = dict(asking.fleet.hosts)
+        for other in self.trackers:
+            if other not in self.deaf:
+                hosts.update({name: host for name, host in other.fleet.hosts.items() if name not in hosts})
+        self.surveys += 1
+        return Affinity(hosts, asking.fleet.swarms, asking.fleet.capacities)
 
     def join(self, *names: str, tracker: int = 0) -> None:
         """Hosts named zone/rack/name, or just by name, connect, and say what they keep."""

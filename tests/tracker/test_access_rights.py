@@ -72,7 +72,8 @@ async def status(http: aiohttp.ClientSession, method: str, path: str, body: obje
         return answer.status
 
 
-JUDGED_BY_HANDLER = ("/v1/policies", "/v1/trackers/known")
+FOR_TRACKERS = ("/v1/trackers/known", "/v1/trackers/pool", "/v1/trackers/view")
+JUDGED_BY_HANDLER = ("/v1/policies", *FOR_TRACKERS)
 """Routes that say no themselves: it depends on the request, or on which tracker asks."""
 
 
@@ -98,6 +99,8 @@ async def test_a_scanner_finds_nothing_that_the_rights_do_not_give(site: AccessS
             assert got == (401 if client == "stranger" else 403), where
         else:
             assert got not in (401, 403) or route.path in JUDGED_BY_HANDLER, where
+        if route.path in FOR_TRACKERS:
+            assert got == 403, f"{where}, and it is no tracker"
         about = "{digest}" in route.path or "reference" in route.path + str(route.query) or "preseeds" in route.path
         reads = client in ("agent-default", "ops", "other")
         listed = (route.method, route.path) == ("GET", "/v1/preseeds")

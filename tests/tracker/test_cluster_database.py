@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from p2pdist.model.errors import Corrupt, NotFound
+from p2pdist.model.errors import Conflict, Corrupt, NotFound
 from p2pdist.model.ownership import Ownership, Tracker
 from tracker.cluster.membership import Beat, MembershipDatabase
 
@@ -13,7 +13,7 @@ from tracker.cluster.membership import Beat, MembershipDatabase
 @pytest.fixture
 def url(postgresql_server: str) -> str:
     with psycopg.connect(postgresql_server, autocommit=True) as connection:
-        connection.execute("DROP TABLE IF EXISTS cluster_trackers, cluster_ownership")
+        connection.execute("DROP TABLE IF EXISTS cluster_trackers, cluster_ownership, cluster_authorities")
     return postgresql_server
 
 
@@ -21,6 +21,10 @@ def member(url: str, name: str, instance: str = "") -> MembershipDatabase:
     made = MembershipDatabase(url, name, (f"http://{name}:7070",), instance or f"process-{name}")
     made.register()
     return made
+
+
+def with_authorities(url: str, name: str, *fingerprints: str) -> MembershipDatabase:
+    return MembershipDatabase(url, name, (f"http://{name}:7070",), f"process-{name}", lambda: fingerprints)
 
 
 def ownership(epoch: int, *names: str) -> Ownership:
@@ -100,3 +104,45 @@ def test_rows_of_trackers_that_are_long_gone_are_removed(url: str) -> None:
         connection.execute("UPDATE cluster_trackers SET beat_at = beat_at - interval '2 hours' WHERE id = 'b'")
         assert [row.registered.id for row in one.beat(Beat(1)).rows] == ["a"]
         assert two.beat(Beat(1)).replaced, "it has to register again"
+
+
+def test_a_tracker_with_another_authority_is_refused(url: str) -> None:
+    """Two access directories on one database would make two fleets of one: agents of either would
+    be strangers to the other."""
+    with_authorities(url, "a", "one").register()
+    stranger = with_authorities(url, "b", "two")
+    with pytest.raises(Conflict, match="another authority than that of the tracker a"):
+        stranger.register()
+    with pytest.raises(Conflict, match="the tracker a has an --access file, and the tracker c has none"):
+        member(url, "c")
+    assert [row.registered.id for row in with_authorities(url, "a", "one").beat(Beat(1)).rows] == ["a"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE cluster_trackers SET beat_at = beat_at - interval '1 minute'")
+    stranger.register()
+    with pytest.raises(Conflict, match="authority than that of the tracker b"):
+        with_authorities(url, "a", "one").register()
+
+
+def test_a_rotation_reaches_the_trackers_one_after_the_other(url: str) -> None:
+    """Old and new authorities overlap; what a tracker trusts is written again while it runs, so
+    what it trusted at its start does not count."""
+    trusted = {"a": ("old",), "b": ("old",)}
+    one, two = (
+        MembershipDatabase(url, name, (f"http://{name}:7070",), name, lambda name=name: trusted[name])  # type: ignore[misc]
+        for name in ("a", "b")
+    )
+    one.register()
+    two.register()
+    for name in ("a", "b"):
+        trusted[name] = ("new", "old")
+    one.register()
+    two.beat(Beat(1))
+    for name in ("a", "b"):
+        trusted[name] = ("newest", "new")
+    one.register()
+    two.register()
+
+
+def test_trackers_without_access_control_share_a_database(url: str) -> None:
+    member(url, "a")
+    member(url, "b").register()

@@ -22,7 +22,7 @@ from tracker.core.events import Received, Send, SessionOpened
 from tracker.core.fleet import Fleet
 from tracker.core.member import FROM_ORIGIN
 from tracker.core.planning.schedule import JOIN_BATCH_S
-from tracker.core.preseeds.orders import REPLACE_S
+from tracker.core.preseeds.picks import REPLACE_S
 from tracker.core.preseeds.preseed import Gone
 
 LARGE = digest_of(b"large blob")

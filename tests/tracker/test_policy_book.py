@@ -75,6 +75,30 @@ def test_a_zone_is_refused_a_blob_when_all_its_packages_refuse_it() -> None:
     policies.admit("c", wants(SECOND))
 
 
+def test_a_site_is_refused_what_is_for_other_sites() -> None:
+    """A zone that names no site is one by itself; who does not say a site is not refused one."""
+    policies = book("near:* sites = ['east']", "far:* zones = ['z2']")
+    policies.note(parse_reference("near:v1"), MANIFEST, [FIRST, SECOND])
+    policies.admit("z1", wants(FIRST), "east")
+    policies.admit("east", wants(FIRST))
+    for zone, site in (("z1", "west"), ("z1", ""), ("", "")):
+        with pytest.raises(Refused, match="for hosts at the sites east, and this one is at"):
+            policies.admit(zone, wants(FIRST), site)
+        with pytest.raises(Refused):
+            policies.for_agents(parse_reference("near:v1"), zone, site)
+    policies.admit("z1", wants(FIRST, 256), "west")  # it has everything, and may give it
+    assert policies.for_agents(parse_reference("near:v1"), "z1").match == "near:*"
+    policies.note(parse_reference("far:v1"), OTHER, [SECOND])
+    policies.admit("z2", wants(SECOND), "west")
+    with pytest.raises(Refused):
+        policies.admit("z1", wants(SECOND), "west")
+
+
+def test_the_name_of_no_site_is_a_mistake() -> None:
+    _, mistakes = read_table(tomllib.loads('[[policy]]\nmatch = "a:*"\nsites = ["ea st", 3]'))
+    assert len(mistakes) == 1 and "sites" in str(mistakes[0])
+
+
 def test_of_limits_on_readers_the_first_in_the_file_holds() -> None:
     policies = book("b:* readers = 2", "a:* readers = 1", "c:* cache = 'pin'")
     policies.note(parse_reference("a:v1"), MANIFEST, [FIRST, SECOND])

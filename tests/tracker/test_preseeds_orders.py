@@ -15,7 +15,8 @@ from p2pdist.model.messages import Keep, Kept, Release
 from p2pdist.model.preseed import PreseedRequest, canonical
 from tracker.core.events import Tick as FleetTick
 from tracker.core.preseeds import orders as module
-from tracker.core.preseeds.orders import GRACE_S, REPLACE_S
+from tracker.core.preseeds.orders import GRACE_S
+from tracker.core.preseeds.picks import REPLACE_S
 from tracker.core.preseeds.preseed import RETRY_S, TRIES_MAX, Reported, SaveFailed, Synced
 
 

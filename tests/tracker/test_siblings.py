@@ -26,6 +26,7 @@ from tracker.core.events import Received
 from tracker.core.fleet import Fleet
 from tracker.core.ownership.ownerships import MembersSeen
 from tracker.http.app import make_app
+from tracker.http.pages import WATCH
 from tracker.service import Service
 
 
@@ -44,6 +45,7 @@ class Site:
         self.siblings = Siblings(self.cluster)
         stack.push_async_callback(self.siblings.close)
         app = make_app(service, siblings=self.siblings)
+        self.watch = app[WATCH]
 
         @web.middleware
         async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -54,7 +56,8 @@ class Site:
         app.middlewares.append(note)
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
-        stack.push_async_callback(runner.cleanup)
+        self.stop = runner.cleanup
+        stack.push_async_callback(self.stop)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
 

@@ -107,7 +107,7 @@ def test_superpeers_and_alternates_are_of_the_same_site() -> None:
     assert {swarm.members[name].site for name in names} == {"s2"}
     here = list(swarm.sites["s2"])
     for host in here:
-        others = alternates(swarm, here, 0, host)
+        others = alternates(swarm, ([], here), 0, host)
         assert {swarm.members[other].site for other in others} <= {"s2"}
 
 

@@ -117,7 +117,7 @@ class Cluster:
 
     async def start(self) -> None:
         """Register, and wait for a place among the trackers, at most JOIN_S_MAX. Raises
-        Unavailable."""
+        Unavailable, and Conflict where the others have another authority."""
         self._service.submit(LeasesAllowed(False))
         await asyncio.to_thread(self._database.register)
         deadline = time.monotonic() + JOIN_S_MAX

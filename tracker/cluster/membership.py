@@ -6,12 +6,17 @@ Each tracker has a row, which it alone writes, but for `draining`. It beats by c
 people. A process that starts under the id of another one takes over its row, and the other one
 finds out with its next beat. The ownership is one row, written by compare-and-set on its epoch.
 
+A fleet has one authority: a tracker whose access directory shares none with that of a tracker which
+beats is refused, since agents of one would be strangers to the other. Directories are rotated one
+after the other, and old and new authorities overlap meanwhile.
+
 All methods wait for the database and may be called from any thread; they raise Unavailable when it
 does not answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +25,7 @@ import sqlalchemy as sql
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound
+from p2pdist.model.errors import UNDECODABLE, Conflict, Corrupt, NotFound
 from p2pdist.model.ownership import TRACKERS_MAX, URLS_MAX, Ownership, Tracker
 from tracker.core.ownership.ownerships import MembersSeen, Registered
 from tracker.state.database import Database
@@ -28,7 +33,12 @@ from tracker.state.database import Database
 FORGOTTEN_S = 3600.0
 """After so long without a beat the row of a tracker is removed."""
 
+ALIVE_S = 30.0
+"""A tracker that has beaten within this time has a say in which authority the fleet has."""
+
 FORGET_EVERY_BEATS = 120
+"""Then old rows are removed, and this tracker's authorities are written anew."""
+
 ROWS_MAX = 4 * TRACKERS_MAX
 _LOCK = 7071
 _ONLY = 1
@@ -56,6 +66,13 @@ _ownership = sql.Table(
     sql.Column("epoch", sql.BigInteger, nullable=False),
     sql.Column("body", sql.Text, nullable=False),
 )
+_authorities = sql.Table(
+    "cluster_authorities",
+    _metadata,
+    sql.Column("id", sql.String(63), primary_key=True),
+    sql.Column("fingerprints", sql.Text, nullable=False),
+)
+_fingerprints_decoder = msgspec.json.Decoder(frozenset[str])
 _urls_decoder = msgspec.json.Decoder(tuple[str, ...])
 _ownership_decoder = msgspec.json.Decoder(Ownership)
 
@@ -101,10 +118,18 @@ class Look:
 
 class MembershipDatabase:
     """The row of the tracker `me`, and those of the others. `where` is a PostgreSQL URL; `instance`
-    names this process."""
+    names this process; `authorities` says the fingerprints of those that it trusts now, none
+    without access control."""
 
-    def __init__(self, where: str, me: str, urls: tuple[str, ...], instance: str) -> None:
-        self._database = Database(where, "")
+    def __init__(
+        self,
+        where: str,
+        me: str,
+        urls: tuple[str, ...],
+        instance: str,
+        authorities: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self._database, self._fingerprints = Database(where, ""), authorities
         self.me, self.instance, self._urls = me, instance, urls[:URLS_MAX]
         self._beats = 0
         with self._database.transaction() as connection:
@@ -116,7 +141,8 @@ class MembershipDatabase:
         self._database.close()
 
     def register(self) -> None:
-        """Take the row of this tracker, from another process if that has it."""
+        """Take the row of this tracker, from another process if that has it. Raises Conflict where
+        the trackers that beat have another authority."""
         now = sql.func.clock_timestamp()
         values = {
             "urls": msgspec.json.encode(self._urls).decode(),
@@ -132,6 +158,9 @@ class MembershipDatabase:
         }
         taken = insert(_trackers).values(id=self.me, **values)
         with self._database.transaction() as connection:
+            connection.execute(sql.text(f"SELECT pg_advisory_xact_lock({_LOCK})"))  # of two only one is the first
+            self._check_authorities(connection)
+            self._write_authorities(connection)
             connection.execute(taken.on_conflict_do_update(index_elements=["id"], set_=values))
 
     def beat(self, beat: Beat) -> Look:
@@ -151,10 +180,43 @@ class MembershipDatabase:
             if self._beats % FORGET_EVERY_BEATS == 0:
                 age_s = sql.extract("epoch", now - _trackers.c.beat_at)
                 connection.execute(sql.delete(_trackers).where(age_s > FORGOTTEN_S))
+                gone = _authorities.c.id.not_in(sql.select(_trackers.c.id))
+                connection.execute(sql.delete(_authorities).where(gone))
+                if written:
+                    self._write_authorities(connection)
             self._beats += 1
             rows = _rows(connection)
             stored = _stored(connection)
         return Look(rows, stored, not written)
+
+    def _check_authorities(self, connection: sql.Connection) -> None:
+        age_s = sql.extract("epoch", sql.func.clock_timestamp() - _trackers.c.beat_at)
+        others = (
+            sql.select(_authorities)
+            .join(_trackers, _trackers.c.id == _authorities.c.id)
+            .where(_trackers.c.id != self.me, age_s < ALIVE_S)
+            .order_by(_authorities.c.id)
+            .limit(ROWS_MAX)
+        )
+        mine = frozenset(self._fingerprints())
+        for row in connection.execute(others):
+            theirs = _fingerprints_decoder.decode(row.fingerprints)
+            if mine & theirs or mine == theirs:
+                continue
+            if mine and theirs:
+                what = f"its access directory has another authority than that of the tracker {row.id}"
+            else:
+                with_access, without = (self.me, row.id) if mine else (row.id, self.me)
+                what = f"the tracker {with_access} has an --access file, and the tracker {without} has none"
+            raise Conflict(
+                f"the tracker {self.me} cannot share a database with others: {what}",
+                remedy="Give all trackers of a fleet copies of one access directory, or this one another --state",
+            )
+
+    def _write_authorities(self, connection: sql.Connection) -> None:
+        body = msgspec.json.encode(sorted(self._fingerprints())).decode()
+        row = insert(_authorities).values(id=self.me, fingerprints=body)
+        connection.execute(row.on_conflict_do_update(index_elements=["id"], set_={"fingerprints": body}))
 
     def publish(self, ownership: Ownership, expected: int) -> bool:
         """Put an ownership in the place of the one of the epoch `expected`, 0 for none; returns

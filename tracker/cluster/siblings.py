@@ -17,7 +17,8 @@ import logging
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Annotated
@@ -33,7 +34,9 @@ from p2pdist.model.errors import UNDECODABLE, Unavailable
 from p2pdist.model.hub import FILE_BYTES_MAX
 from p2pdist.model.ownership import Tracker
 from p2pdist.transfer.names import NAMES, Resolver
+from p2pdist.transfer.server_events import events_of
 from tracker.cluster.cluster import Cluster
+from tracker.core.views.fleet_view import Change
 
 ASK_S = 3.0
 """How long another tracker may take to answer. One that is frozen is given up after about as
@@ -51,7 +54,15 @@ BLOBS_MAX = 10_000
 """Blobs of one ranking."""
 
 HELD_PATH = "/v1/trackers/held"
+POOL_PATH = "/v1/trackers/pool"
 KNOWN_PATH = "/v1/trackers/known"
+VIEW_PATH = "/v1/trackers/view"
+SILENCE_S = 5.0
+"""A tracker that is watched tells something every second."""
+
+STREAMS_MAX = 128
+"""Other trackers, and trees of theirs, that are watched at once."""
+
 UNANSWERED_HEADER = "P2PDist-Unanswered"
 LOCAL = "local"
 """Field of a query: 1 for what the tracker itself knows."""
@@ -84,6 +95,7 @@ class HostBrief(msgspec.Struct, frozen=True, array_like=True):
     zone: str
     rack: str
     available: bool
+    site: str = ""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -96,6 +108,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 _held_decoder = msgspec.json.Decoder(Held)
+_change_decoder = msgspec.json.Decoder(Change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +126,8 @@ class Siblings:
     def __init__(self, cluster: Cluster, secure: Callable[[], ssl.SSLContext | None] | None = None) -> None:
         self.cluster, self._secure = cluster, secure
         self._http: aiohttp.ClientSession | None = None
+        self._streams: aiohttp.ClientSession | None = None
+        """For answers that go on, so that these leave connections to the others."""
         self._told: OrderedDict[tuple[str, Known], float] = OrderedDict()
         """By process of another tracker and package, when it is to be told again; at most
         TOLD_MAX."""
@@ -121,8 +136,9 @@ class Siblings:
 
     async def close(self) -> None:
         """Close connections."""
-        if self._http is not None:
-            await self._http.close()
+        for http in (self._http, self._streams):
+            if http is not None:
+                await http.close()
 
     def owner(self, blob: Digest) -> Tracker | None:
         """The other tracker that owns a blob; None where it is this one."""
@@ -156,7 +172,7 @@ class Siblings:
         silent = [each.id for each, asked in answers.items() if asked is None or asked.status not in (200, 404)]
         return [asked.body for asked in answers.values() if asked is not None and asked.status == 200], silent
 
-    async def held(self, wanted: HeldRequest, headers: Mapping[str, str]) -> list[Held]:
+    async def held(self, wanted: HeldRequest, headers: Mapping[str, str], path: str = HELD_PATH) -> list[Held]:
         """What the other trackers know of hosts and of blobs; nothing of those that do not
         answer."""
         body = msgspec.json.encode(wanted)
@@ -164,7 +180,7 @@ class Siblings:
         async def one(tracker: Tracker) -> Held | None:
             try:
                 async with asyncio.timeout(ASK_S):
-                    asked = await self._send("POST", tracker, HELD_PATH, headers, body)
+                    asked = await self._send("POST", tracker, path, headers, body)
                 return _held_decoder.decode(asked.body) if asked.status == 200 else None
             except (aiohttp.ClientError, TimeoutError, OSError, *UNDECODABLE) as error:
                 logger.debug("%s does not say what hosts hold: %r", tracker.id, error)
@@ -172,6 +188,20 @@ class Siblings:
 
         found = await asyncio.gather(*map(one, self.cluster.others()))
         return [held for held in found if held is not None]
+
+    async def changes(self, tracker: Tracker, tree: tuple[Digest, int] | None) -> AsyncGenerator[Change]:
+        """What another tracker tells of its hosts and swarms, and of the tree of one of its blobs:
+        everything, then what changes. Raises what aiohttp raises, and UNDECODABLE."""
+        if self._streams is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+            self._streams = _session(STREAMS_MAX, timeout)
+        query = f"?swarm={tree[0]}&stripe={tree[1]}" if tree is not None else ""
+        async with self._opened(self._streams, "GET", tracker, VIEW_PATH + query, {}) as answer:
+            if answer.status != 200:
+                raise aiohttp.ClientPayloadError(f"it answers with status {answer.status}")
+            async for kind, data in events_of(answer.content):
+                if kind == "change":
+                    yield _change_decoder.decode(data)
 
     async def tell(self, known: Known) -> None:
         """Tell each other tracker of a package, once, however many requests for it come together.
@@ -209,9 +239,21 @@ class Siblings:
         self, method: str, tracker: Tracker, path: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> Asked:
         if self._http is None:
-            connector = aiohttp.TCPConnector(limit=ASKED_AT_ONCE, resolver=Resolver(NAMES), use_dns_cache=False)
-            timeout = aiohttp.ClientTimeout(total=ASK_S, sock_connect=CONNECT_S)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+            self._http = _session(ASKED_AT_ONCE, aiohttp.ClientTimeout(total=ASK_S, sock_connect=CONNECT_S))
+        async with self._opened(self._http, method, tracker, path, headers, body) as answer:
+            return Asked(answer.status, await _limited(answer))
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        http: aiohttp.ClientSession,
+        method: str,
+        tracker: Tracker,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """What a tracker answers, at the first of its URLs that does."""
         secure = self._secure() if self._secure is not None else None
         failure: aiohttp.ClientError | OSError = aiohttp.ClientConnectionError("it names no URL")
         for url in tracker.urls:
@@ -219,7 +261,7 @@ class Siblings:
                 failure = aiohttp.ClientConnectionError("it does not speak TLS, and would be shown a client's token")
                 continue
             try:
-                async with self._http.request(
+                answer = await http.request(
                     method,
                     URL(url.rstrip("/") + path, encoded=True),
                     data=body,
@@ -227,11 +269,19 @@ class Siblings:
                     ssl=secure if secure is not None else True,
                     server_hostname=TRACKER_DNS if secure is not None else None,
                     allow_redirects=False,
-                ) as answer:
-                    return Asked(answer.status, await _limited(answer))
+                )
             except (aiohttp.ClientConnectionError, OSError) as error:
                 failure = error
+                continue
+            async with answer:
+                yield answer
+            return
         raise failure
+
+
+def _session(limit: int, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=limit, resolver=Resolver(NAMES), use_dns_cache=False)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout)
 
 
 async def _limited(answer: aiohttp.ClientResponse) -> bytes:

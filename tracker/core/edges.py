@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from math import inf
 
 from tracker.core.member import FROM_ORIGIN, Member
 
@@ -41,6 +43,8 @@ class Edges:
     """Pairs between which too little came though the parent is there and gives, and the time until
     which they are not parted again. The origin is not read instead of such a parent. `part`,
     `forget_parted`, `expire`."""
+    _expires_at: float = inf
+    """Time before which no such pair has had its time. `avoid`, `part`, `expire`."""
     now: float = 0.0
     """Time that `attach` notes for an edge. `set_now`."""
 
@@ -165,10 +169,12 @@ class Edges:
     def avoid(self, child: str, parent: str, until: float) -> None:
         """The parent failed the child: the planner does not join them until then."""
         self.avoided[child, parent] = until
+        self._expires_at = min(until, self._expires_at)
 
     def part(self, child: str, parent: str, until: float) -> None:
         """Too little comes to the child from a parent that is there and gives."""
         self.parted[child, parent] = until
+        self._expires_at = min(until, self._expires_at)
 
     def forgive(self) -> None:
         """The bytes for which hosts avoid others may have been right after all."""
@@ -181,10 +187,11 @@ class Edges:
 
     def expire(self, now: float) -> None:
         """Forget the pairs that have had their time."""
-        if self.avoided:
-            self.avoided = {pair: until for pair, until in self.avoided.items() if until > now}
-        if self.parted:
-            self.parted = {pair: until for pair, until in self.parted.items() if until > now}
+        if now < self._expires_at:
+            return
+        self.avoided = {pair: until for pair, until in self.avoided.items() if until > now}
+        self.parted = {pair: until for pair, until in self.parted.items() if until > now}
+        self._expires_at = min(chain(self.avoided.values(), self.parted.values()), default=inf)
 
     # -- questions
 

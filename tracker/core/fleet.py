@@ -269,7 +269,7 @@ class Fleet:
 
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
         """A host says what it holds of a blob, and from which hosts it receives it."""
-        self.policies.admit(host.zone, holding)
+        self.policies.admit(host.zone, holding, host.site)
         swarm = self.membership.swarm_of(host, holding)
         counts = list(holding.counts)
         swarm.check_counts(counts)

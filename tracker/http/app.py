@@ -115,11 +115,13 @@ def make_app(
     app[SERVICE] = service
     if siblings is not None:
         app[SIBLINGS] = siblings
-    watch = pages.add_watch(app, service, preseeds)
+    watch = pages.add_watch(app, service, preseeds, siblings)
     app.on_shutdown.append(history.end_following)
     app[REGISTRY] = registry(service, watch.view, preseeds, siblings.cluster if siblings is not None else None)
     if preseeds is not None:
         app[PRESEEDS] = preseeds
+        if siblings is not None:
+            preseeds.core.surveys, preseeds.survey = True, trackers.pool_of(siblings, preseeds.affinity)
         if service.access is not None:
             service.access.packages.ordered = preseeds.ordered
     routes = ROUTES if preseeds is None else (*ROUTES, *scheduler.PRESEED_ROUTES)

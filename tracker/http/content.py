@@ -27,11 +27,12 @@ from tracker.reads import ASKER
 
 class PolicyStatus(PackagePolicy, frozen=True, kw_only=True):
     """A policy: what agents hear of its packages, how many hosts may read them from the origin at
-    once, the zones that may have them, and the tags that are kept warm."""
+    once, the zones and sites that may have them, and the tags that are kept warm."""
 
     readers: int | None
     zones: tuple[str, ...]
     warm: tuple[str, ...]
+    sites: tuple[str, ...] = ()
 
 
 class Policies(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ async def policy_header(request: web.Request, reference: Reference, digest: Dige
     policy. Raises Refused."""
     service = request.app[SERVICE]
     await note_package(service.fleet.policies, service.content, reference, digest)
-    policy = service.fleet.policies.for_agents(reference, zone_of(request))
+    policy = service.fleet.policies.for_agents(reference, zone_of(request), request.query.get("site"))
     return {POLICY_HEADER: encode_policy(policy)} if policy != NO_POLICY else {}
 
 
@@ -98,13 +99,14 @@ async def policies(request: web.Request) -> web.Response:
         identity.require_read([reference.name], str(reference))
         if reference.digest is not None and not identity.reads_everything:
             await readable_package(request, reference)  # whose tags, of other names, would tell by their policies
-        policy = book.for_agents(reference, zone_of(request))
+        policy = book.for_agents(reference, zone_of(request), request.query.get("site"))
         return web.Response(text=encode_policy(policy), content_type="application/json")
     listed = [
         PolicyStatus(
             *msgspec.structs.astuple(policy.for_agents()),
             readers=policy.readers.readers,
             zones=policy.zones.zones,
+            sites=policy.sites.sites,
             warm=policy.warm.tags,
         )
         for policy in book.table.policies
@@ -180,7 +182,10 @@ async def layer(request: web.Request) -> web.Response:
 
 
 _REFERENCE = Query("reference", "the package, as name:tag or name@digest", required=True)
-_ZONE = Query("zone", "the zone of the agent that asks")
+PLACE_QUERY = (
+    Query("zone", "the zone of the agent that asks"),
+    Query("site", "its site, empty where the zone is one by itself"),
+)
 _READ_ERRORS = (UsageError, NotFound, Corrupt, Unavailable)
 
 ROUTES = (
@@ -198,7 +203,7 @@ ROUTES = (
         "/v1/packages",
         package,
         (Answer(media_type=BUNDLE_TYPE), Answer(status=304, media_type="")),
-        (_REFERENCE, _ZONE),
+        (_REFERENCE, *PLACE_QUERY),
         errors=(*_READ_ERRORS, Refused),
         right="read",
     ),
@@ -224,7 +229,7 @@ ROUTES = (
         "/v1/policies",
         policies,
         (Answer(Policies), Answer(PackagePolicy)),
-        (Query("reference", "the package; all policies if left out"), _ZONE),
+        (Query("reference", "the package; all policies if left out"), *PLACE_QUERY),
         errors=(*_READ_ERRORS, Refused),
         right="read",
     ),

@@ -136,6 +136,8 @@ class TrackerCollector(Collector):
         for state in get_args(SwarmState):
             swarms.add_metric([state], states[state])
         yield swarms
+        name, text = "p2pdist_tracker_late_sites", "Sites with less than half of what another has, over all swarms"
+        yield GaugeMetricFamily(name, text, value=rates.sites_late())
         name = "p2pdist_tracker_swarm_bytes"
         sizes = GaugeMetricFamily(name, "Bytes in swarms that some host still lacks, over all hosts", labels=["state"])
         sizes.add_metric(["held"], held)

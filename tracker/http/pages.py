@@ -5,6 +5,10 @@ One task updates the view of the fleet, every second while there are watchers. E
 what changed since its last report; a slow reader gets reports less often and misses nothing.
 Watchers that ask for the same thing get the same bytes, which are made once.
 
+Where several trackers share the blobs, watchers see the hosts and swarms of all of them, and hear
+which trackers say nothing (tracker/cluster/sibling_views.py). What a tracker itself knows it tells
+the others at VIEW_PATH.
+
 The page is one document, a few modules of script and one style sheet, all of them from here; its
 policy lets the browser load nothing else (Content Security Policy Level 3).
 """
@@ -15,22 +19,27 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import ETag, web
 
 from p2pdist.model.digest import Digest, digest_of, parse_digest
-from p2pdist.model.errors import NotFound, Unavailable, UsageError
+from p2pdist.model.errors import NotFound, Refused, Unavailable, UsageError
 from p2pdist.transfer.connections import in_use
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from tracker.cluster.sibling_views import SiblingViews
+from tracker.cluster.siblings import LOCAL, VIEW_PATH, Siblings
 from tracker.core.views.fleet_view import Change, View
+from tracker.core.views.joined_view import JoinedView, ToldTree
 from tracker.core.views.tree_view import TreeView
 from tracker.http.access import still_allowed
-from tracker.http.keys import SERVICE
+from tracker.http.keys import SERVICE, SIBLINGS
+from tracker.http.trackers import LOCAL_QUERY, require_tracker
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
 
@@ -44,6 +53,9 @@ WATCHERS_PER_ADDRESS_MAX = 32
 
 TREES_MAX = 16
 """Stripes whose trees are being watched at once."""
+
+STRIPES_MAX = 16
+"""Stripes of a blob that another tracker owns."""
 
 WRITE_S_MAX = 20.0
 """A watcher that takes nothing for so long is given up."""
@@ -78,21 +90,42 @@ MayRead = Callable[[Digest], bool]
 
 @dataclass(slots=True)
 class _Watched:
-    view: TreeView
+    """A tree that is watched, and what follows it where another tracker owns the blob."""
+
+    view: TreeView | ToldTree
     watchers: int = 0
+    following: asyncio.Task[None] | None = None
+
+
+class _Key(NamedTuple):
+    """What a watcher asks for: only what this tracker itself knows (`own`), or what all know, and
+    the tree of a stripe of a blob."""
+
+    own: bool
+    tree: Tree | None
 
 
 class Watch:
     """The watchers of the fleet, and what they see. All methods are called on the event loop."""
 
-    def __init__(self, service: Service, preseeds: PreseedService | None = None) -> None:
+    def __init__(
+        self, service: Service, preseeds: PreseedService | None = None, siblings: Siblings | None = None
+    ) -> None:
         self.view = View(service.fleet)
+        self._joined = JoinedView(self.view) if siblings is not None else None
+        self._others = SiblingViews(siblings, self._joined) if siblings is not None and self._joined else None
+        self._siblings = siblings
+        self._following: asyncio.Task[None] | None = None
+        """Follows the other trackers while the whole fleet is watched."""
+        self._ended_following: asyncio.Task[None] | None = None
+        """The one before it, which may still be ending."""
         self.preseeds = b""
         self._swarms, self._preseeds = service.fleet.swarms, preseeds
-        self._watchers = 0
+        self._watchers = self._of_all = 0
+        """How many watch, and how many of them the whole fleet of several trackers."""
         self._by_address: Counter[str] = Counter()
-        self._trees: dict[Tree, _Watched] = {}
-        self._encoded: dict[tuple[int, Tree | None], bytes] = {}
+        self._trees: dict[_Key, _Watched] = {}
+        self._encoded: dict[tuple[int, _Key], bytes] = {}
         self._requested = asyncio.Event()
         self._updated: asyncio.Future[None] | None = None
         self._ended = False
@@ -112,9 +145,17 @@ class Watch:
             self._requested.clear()
 
     def _update(self) -> None:
-        self.view.update(now=time.monotonic())
-        for (blob, _), watched in self._trees.items():
-            watched.view.update(self._swarms.get(blob), self.view.version)
+        if self._joined is not None and self._of_all:
+            self._joined.update(now=time.monotonic())  # and with it this tracker's own view
+        else:
+            self.view.update(now=time.monotonic())
+        for key, watched in self._trees.items():
+            version = self._seen(key).version
+            match watched.view:
+                case ToldTree() as told:
+                    told.update(version)
+                case TreeView() as tree if key.tree is not None:
+                    tree.update(self._swarms.get(key.tree[0]), version)
         if self._preseeds is not None and self._watchers:
             self.preseeds = msgspec.json.encode(self._preseeds.summaries()[-PRESEEDS_SHOWN:])
         self._encoded.clear()
@@ -125,17 +166,25 @@ class Watch:
             self._updated.set_result(None)
             self._updated = None
 
+    def _seen(self, key: _Key) -> View | JoinedView:
+        """The view that a watcher sees."""
+        return self.view if key.own or self._joined is None else self._joined
+
     def end(self) -> None:
         """The tracker stops: let all watchers go."""
         self._ended = True
+        if self._following is not None:
+            self._following.cancel()
         self._notify()
 
     async def changes(
-        self, tree: Tree | None, remote: str = "", may_read: MayRead | None = None
+        self, tree: Tree | None, remote: str = "", may_read: MayRead | None = None, *, own: bool = False
     ) -> AsyncGenerator[bytes, None]:
         """Everything, then what changes, as JSON documents, for a watcher at the address `remote`,
-        of the blobs that it may read, None for all. Raises Unavailable over WATCHERS_MAX watchers,
-        WATCHERS_PER_ADDRESS_MAX of them at one address, or TREES_MAX trees."""
+        of the blobs that it may read, None for all. `own`: only what this tracker itself knows.
+        Raises Unavailable over WATCHERS_MAX watchers, WATCHERS_PER_ADDRESS_MAX of them at one
+        address, or TREES_MAX trees."""
+        key = _Key(own or self._joined is None, tree)
         if self._watchers >= WATCHERS_MAX:
             raise Unavailable(f"{WATCHERS_MAX} watch this fleet already", remedy="Close some of the pages")
         if self._by_address[remote] >= WATCHERS_PER_ADDRESS_MAX:
@@ -144,46 +193,73 @@ class Watch:
                 remedy="Close some of the pages",
             )
         if tree is not None:
-            self._begin(tree)
+            self._begin(key, tree)
         self._watchers += 1
+        self._of_all += not key.own
+        if self._others is not None and not key.own and self._following is None:
+            self._following = asyncio.create_task(_after(self._ended_following, self._others.run))
         self._by_address[remote] += 1
         self._requested.set()
-        version = 0
+        version, view = 0, self._seen(key)
         try:
             while not self._ended:
-                if self.view.version == version or self._requested.is_set():
+                if view.version == version or self._requested.is_set():
                     if self._updated is None:
                         self._updated = asyncio.get_running_loop().create_future()
                     await asyncio.shield(self._updated)
                     continue
-                document, version = self._document(version, tree, may_read), self.view.version
+                document, version = self._document(version, key, may_read), view.version
                 yield document
         finally:
             self._watchers -= 1
+            self._of_all -= not key.own
+            if not self._of_all and self._following is not None:
+                self._following.cancel()
+                self._ended_following, self._following = self._following, None
             self._by_address[remote] -= 1
             self._by_address += Counter()  # forgets what is zero
             if tree is not None:
-                self._trees[tree].watchers -= 1
-                if not self._trees[tree].watchers:
-                    del self._trees[tree]
+                self._end(key)
 
-    def _begin(self, tree: Tree) -> None:
-        if tree not in self._trees:
+    def _begin(self, key: _Key, tree: Tree) -> None:
+        if key not in self._trees:
             if len(self._trees) >= TREES_MAX:
                 raise Unavailable(f"{TREES_MAX} trees are watched already", remedy="Close some of the pages")
-            self._trees[tree] = _Watched(self.view.tree(tree[1]))
-        self._trees[tree].watchers += 1
+            blob, stripe = tree
+            owner = self._siblings.owner(blob) if self._siblings is not None and not key.own else None
+            if owner is not None and self._joined is not None and self._others is not None:
+                told = ToldTree(self._joined, owner.id)
+                following = asyncio.create_task(self._others.follow_tree(blob, stripe, told))
+                self._trees[key] = _Watched(told, following=following)
+            else:
+                self._trees[key] = _Watched(self._seen(key).tree(stripe))
+        self._trees[key].watchers += 1
 
-    def _document(self, version: int, tree: Tree | None, may_read: MayRead | None) -> bytes:
+    def _end(self, key: _Key) -> None:
+        watched = self._trees[key]
+        watched.watchers -= 1
+        if not watched.watchers:
+            del self._trees[key]
+            if watched.following is not None:
+                watched.following.cancel()
+
+    def _document(self, version: int, key: _Key, may_read: MayRead | None) -> bytes:
         """What changed after `version`, encoded once for all watchers that may read everything."""
-        found = self._encoded.get((version, tree)) if may_read is None else None
+        found = self._encoded.get((version, key)) if may_read is None else None
         if found is None:
-            watched = self._trees[tree].view if tree is not None else None
-            change = self.view.since(version, now=time.monotonic(), tree=watched)
+            watched = self._trees[key].view if key.tree is not None else None
+            change = self._seen(key).since(version, now=time.monotonic(), tree=watched)
             if may_read is not None:
                 return msgspec.json.encode(_readable(change, may_read))
-            found = self._encoded[version, tree] = msgspec.json.encode(change)
+            found = self._encoded[version, key] = msgspec.json.encode(change)
         return found
+
+
+async def _after(former: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
+    """Do some work once a task that was cancelled has ended."""
+    if former is not None:
+        await asyncio.wait([former])
+    await work()
 
 
 def _readable(change: Change, may_read: MayRead) -> Change:
@@ -199,8 +275,9 @@ WATCH: web.AppKey[Watch] = web.AppKey("watch", Watch)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """Report the fleet as server-sent events. Events named `change` carry everything at first, then
-    what changed; events named `preseeds` list preseeds."""
+    """Report the fleet as server-sent events. They are of the hosts and swarms of all trackers, or
+    with `local=1` of this one. Events named `change` carry everything at first, then what changed,
+    and name the trackers that say nothing; events named `preseeds` list preseeds."""
     watch, identity = request.app[WATCH], identity_of(request)
     book = request.app[SERVICE].fleet.policies
 
@@ -210,16 +287,48 @@ async def events(request: web.Request) -> web.StreamResponse:
     tree, names = _tree_of(request), identity.reads_everything
     if tree is not None and not (names or may_read(tree[0])):
         raise NotFound(f"no agent holds or wants {tree[0]}")
-    changes = watch.changes(tree, request.remote or "", None if names else may_read)
+    own = request.query.get(LOCAL) == "1"
+    return await _report(
+        request, watch.changes(tree, request.remote or "", None if names else may_read, own=own), names
+    )
+
+
+async def own_view(request: web.Request) -> web.StreamResponse:
+    """Report this tracker's own hosts and swarms to another tracker, as `/v1/events` does."""
+    require_tracker(request)
+    watch = request.app[WATCH]
+    return await _report(request, watch.changes(_tree_of(request), request.remote or "", own=True), False, _of_tracker)
+
+
+async def _of_tracker(request: web.Request) -> bool:
+    """Whether another tracker of the fleet still asks: its authority may be trusted no more."""
+    try:
+        require_tracker(request)
+    except Refused:
+        return False
+    return True
+
+
+async def _report(
+    request: web.Request,
+    changes: AsyncGenerator[bytes, None],
+    preseeds: bool,
+    allowed: Callable[[web.Request], Awaitable[bool]] = still_allowed,
+) -> web.StreamResponse:
+    """Send documents as events until there are no more, or the request is `allowed` no longer, with
+    `preseeds` the preseeds besides."""
+    watch = request.app[WATCH]
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     try:
         document = await anext(changes)  # raises what is wrong before the head goes out
         await response.prepare(request)
         shown = b""
         with in_use(request):
-            while await still_allowed(request):
+            while await allowed(request):
                 # Preseeds name packages.
-                news = b"event: preseeds\ndata: %b\n\n" % watch.preseeds if names and watch.preseeds != shown else b""
+                news = (
+                    b"event: preseeds\ndata: %b\n\n" % watch.preseeds if preseeds and watch.preseeds != shown else b""
+                )
                 shown = watch.preseeds
                 async with asyncio.timeout(WRITE_S_MAX):
                     await response.write(b"event: change\ndata: %b\n\n" % document + news)
@@ -235,10 +344,12 @@ def _tree_of(request: web.Request) -> Tree | None:
     digest, stripe = request.query.get("swarm"), request.query.get("stripe", "0")
     if not digest:
         return None
-    swarms = request.app[SERVICE].fleet.swarms
+    swarms, siblings = request.app[SERVICE].fleet.swarms, request.app.get(SIBLINGS)
     blob = Digest(digest) if digest in swarms else parse_digest(digest)  # a key that is no digest: see Swarm
     swarm = swarms.get(blob)
     stripes = swarm.stripes if swarm is not None else 1
+    if swarm is None and siblings is not None and siblings.owner(blob) is not None:
+        stripes = STRIPES_MAX  # its owner knows
     if not (stripe.isascii() and stripe.isdigit() and len(stripe) < 4 and int(stripe) < stripes):
         raise UsageError(f"{blob} has stripes 0 to {stripes - 1}")
     return blob, int(stripe)
@@ -262,9 +373,11 @@ async def file(request: web.Request) -> web.Response:
     return response
 
 
-def add_watch(app: web.Application, service: Service, preseeds: PreseedService | None = None) -> Watch:
+def add_watch(
+    app: web.Application, service: Service, preseeds: PreseedService | None = None, siblings: Siblings | None = None
+) -> Watch:
     """Let an application update the view of its fleet while it runs; for ROUTES."""
-    watch = app[WATCH] = Watch(service, preseeds)
+    watch = app[WATCH] = Watch(service, preseeds, siblings)
 
     async def updating(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(watch.run(), name="view")
@@ -280,6 +393,8 @@ def add_watch(app: web.Application, service: Service, preseeds: PreseedService |
     return watch
 
 
+_TREE_QUERY = (Query("swarm", "the blob whose tree is watched"), Query("stripe", "its stripe, 0 if left out"))
+
 ROUTES = (
     *(
         Route("GET", path, file, (Answer(media_type=_TYPES[Path(name).suffix]),), right="open")
@@ -290,8 +405,17 @@ ROUTES = (
         "/v1/events",
         events,
         (Answer(Change, media_type="text/event-stream"),),
-        (Query("swarm", "the blob whose tree is watched"), Query("stripe", "its stripe, 0 if left out")),
+        (*_TREE_QUERY, *LOCAL_QUERY),
         errors=(UsageError, NotFound, Unavailable),
         right="watch",
+    ),
+    Route(
+        "GET",
+        VIEW_PATH,
+        own_view,
+        (Answer(Change, media_type="text/event-stream"),),
+        _TREE_QUERY,
+        errors=(UsageError, NotFound, Refused, Unavailable),
+        right="open",
     ),
 )

@@ -4,7 +4,7 @@ owner of a blob, or all others (tracker/cluster/siblings.py)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -27,6 +27,7 @@ from tracker.cluster.siblings import (
     HELD_PATH,
     KNOWN_PATH,
     LOCAL,
+    POOL_PATH,
     UNANSWERED_HEADER,
     Held,
     HeldRequest,
@@ -157,13 +158,19 @@ async def _drain(request: web.Request, *, draining: bool) -> web.Response:
     return web.Response(status=204)
 
 
-async def known(request: web.Request) -> web.Response:
-    """Read a package that agents ask another tracker for: blobs of it may be this tracker's."""
-    service = request.app[SERVICE]
-    if service.access is not None:
-        peer, fleet = peer_of(request), service.access.control.state.rules.fleet
+def require_tracker(request: web.Request) -> None:
+    """Raises Refused unless another tracker of the fleet asks, where there is access control."""
+    access = request.app[SERVICE].access
+    if access is not None:
+        peer, fleet = peer_of(request), access.control.state.rules.fleet
         if not (issued_by_fleet(peer, fleet) and name_in(peer, fleet, "tracker")):
             raise Refused("the connection shows no certificate of a tracker")
+
+
+async def known(request: web.Request) -> web.Response:
+    """Read a package that agents ask another tracker for: blobs of it may be this tracker's."""
+    require_tracker(request)
+    service = request.app[SERVICE]
     told = decode_request(await request.read(), Known)
     if told.size:
         _learn_file(service, told)
@@ -203,13 +210,25 @@ async def _read_image(service: Service, told: Known) -> None:
 async def held(request: web.Request) -> web.Response:
     """Say which hosts have their home here, and what hosts hold. Other trackers rank hosts by
     it."""
-    service, identity = request.app[SERVICE], identity_of(request)
-    wanted, fleet = decode_request(await request.read(), HeldRequest), service.fleet
+    identity, book = identity_of(request), request.app[SERVICE].fleet.policies
+    wanted = decode_request(await request.read(), HeldRequest)
+    return _held(
+        request,
+        [blob for blob in wanted.blobs if identity.reads_everything or identity.may_read(book.readers_of(blob))],
+    )
+
+
+async def pool(request: web.Request) -> web.Response:
+    """Say the same to another tracker, which picks hosts for a preseed among those of all."""
+    require_tracker(request)
+    return _held(request, decode_request(await request.read(), HeldRequest).blobs)
+
+
+def _held(request: web.Request, blobs: Sequence[Digest]) -> web.Response:
+    fleet = request.app[SERVICE].fleet
     redundant = request.app[PRESEEDS].affinity.redundant if PRESEEDS in request.app else {}
-    book = fleet.policies
-    blobs = [blob for blob in wanted.blobs if identity.reads_everything or identity.may_read(book.readers_of(blob))]
     hosts = tuple(
-        HostBrief(host.name, host.zone, host.rack, host.available)
+        HostBrief(host.name, host.zone, host.rack, host.available, host.site)
         for host in fleet.hosts.values()
         if host.address and not host.partial
     )
@@ -223,12 +242,26 @@ async def survey(request: web.Request, own: Affinity, parts: Parts) -> Affinity:
     siblings = request.app.get(SIBLINGS)
     if siblings is None:
         return own
-    answers = await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), _passed_on(request))
+    return _joined(own, parts, await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), _passed_on(request)))
+
+
+def pool_of(siblings: Siblings, own: Affinity) -> Callable[[Parts], Awaitable[Affinity]]:
+    """Says what all trackers know of the hosts that a preseed may pick."""
+
+    async def survey(parts: Parts) -> Affinity:
+        return _joined(own, parts, await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), {}, POOL_PATH))
+
+    return survey
+
+
+def _joined(own: Affinity, parts: Parts, answers: Iterable[Held]) -> Affinity:
     hosts, held = dict(own.hosts), dict(own.elsewhere)
     redundant = {blob: list(own.redundant[blob]) for blob in parts if blob in own.redundant}
     for answer in answers:
         for brief in answer.hosts:
-            there = Host(brief.host, zone=brief.zone, rack=brief.rack, session=0, leaving=not brief.available)
+            there = Host(
+                brief.host, zone=brief.zone, rack=brief.rack, site=brief.site, session=0, leaving=not brief.available
+            )
             known = hosts.get(brief.host)
             if known is None or known.partial or not known.available:
                 hosts[brief.host] = there
@@ -310,6 +343,15 @@ ROUTES = (
         request=HeldRequest,
         errors=(UsageError, TooLarge),
         right="rank",
+    ),
+    Route(
+        "POST",
+        POOL_PATH,
+        pool,
+        (Answer(Held),),
+        request=HeldRequest,
+        errors=(UsageError, TooLarge, Refused),
+        right="open",
     ),
     Route(
         "POST",

@@ -122,8 +122,8 @@ class TrackedImages:
         """The manifest or index that a tag or digest names, verified; None where that is
         `known`."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
-        query = {"zone": self._session.zone}
-        status, body, answered = await self._session.exchange(f"{_path(name)}/manifests/{target}", query, headers)
+        path, place = f"{_path(name)}/manifests/{target}", self._session.place
+        status, body, answered = await self._session.exchange(path, place, headers)
         digest = known if status == 304 and known is not None else digest_of(body)
         if is_digest(target) and digest != target:
             raise Corrupt(f"the tracker sent something else for {target}")

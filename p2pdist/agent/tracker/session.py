@@ -223,7 +223,8 @@ class TrackerSession:
         """Whether the tracker that answered last takes PullFailed."""
         self.problem = ""
         """Why no tracker answers, in words for the user."""
-        self.zone = hello.zone
+        self.place = {"zone": hello.zone, "site": hello.site}
+        """Where this host is, as questions about packages say it: policies may go by it."""
         self.instance = hello.instance
         """Names this process towards trackers; no other program may hear it."""
 
@@ -406,7 +407,9 @@ class TrackerSession:
         unverified. Where the reference still names the manifest `known`, none are sent. Raises
         NotFound, Refused, Corrupt, Unavailable."""
         headers = {"If-None-Match": f'"{known}"'} if known is not None else {}
-        status, body, answered = await self.exchange("/v1/packages", _query(reference, self.zone), headers)
+        status, body, answered = await self.exchange(
+            "/v1/packages", {"reference": str(reference), **self.place}, headers
+        )
         bundle = Bundle(known) if status == 304 and known is not None else decode_bundle(body)
         if reference.digest is not None and bundle.digest != reference.digest:
             raise Corrupt(f"the tracker {self.url} sent something else for {reference}")
@@ -415,7 +418,7 @@ class TrackerSession:
     async def policy(self, reference: Reference) -> PackagePolicy:
         """Ask the tracker for the policy of a package. Raises NotFound, Refused, Corrupt,
         Unavailable."""
-        return decode_policy(await self.get("/v1/policies", _query(reference, self.zone)))
+        return decode_policy(await self.get("/v1/policies", {"reference": str(reference), **self.place}))
 
     async def resolve(self, reference: Reference) -> Descriptor:
         """Ask the tracker what a reference names. Raises NotFound, Corrupt, Unavailable."""
@@ -585,10 +588,6 @@ def _clock_ahead_s(welcome: Welcome, one_way_s: float, url: str) -> float | None
             url,
         )
     return ahead_s
-
-
-def _query(reference: Reference, zone: str) -> dict[str, str]:
-    return {"reference": str(reference), "zone": zone}
 
 
 def _clamped(interval_s: float) -> float:

@@ -142,9 +142,9 @@ async def _stream(url: str, query: dict[str, str]) -> AsyncIterator[HistoryRecor
     not answer, or no more."""
     import aiohttp
 
-    from p2pdist.cli.fleet_watch import read_events
     from p2pdist.cli.tracker_access import TrackerAccess, with_hint
     from p2pdist.model.url import redacted
+    from p2pdist.transfer.server_events import events_of
 
     access = TrackerAccess.current()
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=SILENCE_S_MAX)
@@ -157,7 +157,7 @@ async def _stream(url: str, query: dict[str, str]) -> AsyncIterator[HistoryRecor
             if answer.status >= 400:
                 raise with_hint(from_problem(await _problem(answer)), url)
             yield None
-            async for kind, data in read_events(answer.content):
+            async for kind, data in events_of(answer.content):
                 if kind == "record":
                     yield msgspec.json.decode(data, type=HistoryRecord)
     except UNDECODABLE as error:

@@ -100,7 +100,10 @@ async def _nobody(tracker: str, selector: str | None) -> str:
         rows = [row for row in await client.ask("GET", "/v1/hosts") if row["present"]]
     if selector is None or not rows:
         return "no host is connected to this tracker"
-    return no_match(parse_selector(selector), [Host(row["host"], zone=row["zone"], rack=row["rack"]) for row in rows])
+    return no_match(
+        parse_selector(selector),
+        [Host(row["host"], zone=row["zone"], rack=row["rack"], site=row.get("site", "")) for row in rows],
+    )
 
 
 async def _ask(tracker: str, body: dict[str, Any]) -> Any:

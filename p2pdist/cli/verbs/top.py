@@ -39,7 +39,7 @@ RAMP = ("#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc
 @click.option("--json", "as_json", is_flag=True, help="Print JSON documents, one a line: one a second, or --once one.")
 def command(tracker: str, swarm: str, stripe: int, once: bool, as_json: bool) -> None:
     """Show the swarms of a fleet: progress, hosts by zone and rack, slow and blamed hosts and why,
-    and what happens.
+    and what happens. Any of several trackers shows the swarms of all, and which of them it lacks.
 
     \b
     Examples:
@@ -129,7 +129,8 @@ def picture(state: FleetState) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [_totals(state), "", _swarms(state.swarms), ""]
+    missing = [Text(f"without the tracker {name}: {why}", style="bold red") for name, why in state.silent]
+    parts: list[RenderableType] = [_totals(state), *missing, "", _swarms(state.swarms), ""]
     parts += [_racks(list(state.hosts.values())), ""]
     if state.tree:
         parts += [Text("tree of the stripe", style="bold"), *(Text(line) for line in _tree(state)), ""]

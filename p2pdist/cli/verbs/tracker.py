@@ -380,7 +380,7 @@ async def _join_cluster(
     part: _ClusterPart | None, state: str, service: Service, access: AccessControl | None
 ) -> Siblings | None:
     """The other trackers, once this one has a place among them; None where it is alone. Raises
-    Unavailable."""
+    Unavailable, and Conflict where they have another authority."""
     import secrets
 
     from tracker.cluster.cluster import Cluster
@@ -389,7 +389,12 @@ async def _join_cluster(
 
     if part is None:
         return None
-    database = await asyncio.to_thread(MembershipDatabase, state, part.id, (part.url,), secrets.token_hex(8))
+
+    def authorities() -> list[str]:
+        return [each.fingerprint for each in access.state.authorities] if access is not None else []
+
+    words = (state, part.id, (part.url,), secrets.token_hex(8), authorities)
+    database = await asyncio.to_thread(MembershipDatabase, *words)
     cluster = Cluster(database, service)
     service.heard_epoch = cluster.heard
     await cluster.start()

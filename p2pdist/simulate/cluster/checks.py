@@ -11,6 +11,8 @@ from tracker.core.fleet import Fleet
 from tracker.core.planning.rescue import RESCUES_MAX
 
 FULL_CHECK_S = 0.25
+FULL_CHECK_S_PER_HOST = 1e-4
+"""Checking all trees takes time for each host: in a large fleet it would take more than the run."""
 
 Lease = tuple[Digest, int, str]
 """Blob, stripe and host."""
@@ -44,7 +46,7 @@ class LeaseChecks:
         known = self._of(fleet)
         due = now >= known.full_check_at
         if due:
-            known.full_check_at = now + FULL_CHECK_S
+            known.full_check_at = now + max(FULL_CHECK_S, FULL_CHECK_S_PER_HOST * len(fleet.hosts))
         return due
 
     def planned(self, fleet: Fleet, message: Assign) -> None:

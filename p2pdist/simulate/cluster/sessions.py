@@ -52,6 +52,7 @@ class OwnerSessions:
         "_on_held",
         "_on_message",
         "_order",
+        "_owners",
         "_processor",
         "_refused",
         "_report",
@@ -83,6 +84,8 @@ class OwnerSessions:
         self._order = ranked(hello.host.encode(), trackers, len(trackers))
         #: The latest ownership that this life has heard of.
         self.ownership: Ownership | None = None
+        #: By blob the tracker that owns it by that ownership; hosts ask at every message.
+        self._owners: dict[Digest, str] = {}
         self._sessions: dict[str, AgentSession] = {}
         #: By tracker, blobs that it refused since it went by an older ownership.
         self._refused: dict[str, dict[Digest, None]] = {}
@@ -109,7 +112,7 @@ class OwnerSessions:
     def start(self) -> None:
         """The host's process has started."""
         self._life += 1
-        self.ownership = None
+        self._go_by(None)
         self._watched = False
         self._open(self._order[0])
         self._watch()
@@ -139,11 +142,23 @@ class OwnerSessions:
     # -- which session
 
     def _session_of(self, blob: Digest) -> AgentSession | None:
-        return self._sessions.get(owner(self.ownership, blob).id) if self.ownership is not None else None
+        return self._sessions.get(self._owner(blob)) if self.ownership is not None else None
+
+    def _owner(self, blob: Digest) -> str:
+        """The name of the tracker that owns a blob by the latest ownership; "" while none is
+        known."""
+        name = self._owners.get(blob)
+        if name is None:
+            name = self._owners[blob] = owner(self.ownership, blob).id if self.ownership is not None else ""
+        return name
+
+    def _go_by(self, ownership: Ownership | None) -> None:
+        self.ownership = ownership
+        self._owners.clear()
 
     def _owned(self, name: str) -> Owned:
         def owned(blob: Digest) -> bool:
-            return self.ownership is not None and owner(self.ownership, blob).id == name
+            return self._owner(blob) == name
 
         return owned
 
@@ -171,7 +186,7 @@ class OwnerSessions:
     def _needed(self) -> dict[str, None]:
         if self.ownership is None:
             return {}
-        return {owner(self.ownership, blob).id: None for blob in self._blobs}
+        return {self._owner(blob): None for blob in self._blobs}
 
     def _watch(self) -> None:
         if not self._watched:
@@ -233,10 +248,11 @@ class OwnerSessions:
     def _follow(self, ownership: Ownership, *, fresh: str) -> None:
         """Go by an ownership from now on: each new owner hears what is here of its blobs. The
         session with `fresh` has just opened, and tells all."""
-        before, self.ownership = self.ownership, ownership
+        before = self.ownership
+        self._go_by(ownership)
         moved: dict[str, dict[Digest, None]] = {}
         for blob in self._blobs:
-            name = owner(ownership, blob).id
+            name = self._owner(blob)
             if before is None or owner(before, blob).id != name:
                 moved.setdefault(name, {})[blob] = None
         for name, blobs in moved.items():

@@ -66,26 +66,30 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
     has."""
     names = list(swarm.members)
     sites: dict[str, list[str]] = {}
+    racks: dict[str, list[str]] = {}
     plans: dict[str, list[StripePlan]] = {}
     for host, stripe in swarm.edges.changed:
         name = swarm.members[host].parents[stripe]
         parent = source(name) if name is not None else None
         if parent is not None:
-            site = swarm.members[host].site
+            site, rack = swarm.members[host].site, swarm.members[host].rack
             if SITE_END in swarm.members[host].zone and site not in sites:
                 sites[site] = list(swarm.sites[site])
-            found = (source(each) for each in alternates(swarm, sites.get(site, names), stripe, host))
+            if len(swarm.racks) > 1 and rack not in racks:
+                racks[rack] = list(swarm.racks[rack])
+            near = racks.get(rack, []), sites.get(site, names)
+            found = (source(each) for each in alternates(swarm, near, stripe, host))
             others = tuple(each for each in found if each is not None)
             plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
     swarm.edges.notified()
     return plans
 
 
-def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[str]:
+def alternates(swarm: Swarm, near: tuple[list[str], ...], stripe: int, host: str) -> list[str]:
     """Up to ALTERNATES hosts that could feed `host` in this stripe should its parent fail: the
-    parent's own parent and hosts elsewhere in the tree, of its own rack first; never its
-    descendants. `names` are the members, of its own site where it names one, listed once by the
-    caller."""
+    parent's own parent and hosts elsewhere in the tree, never its descendants. `near` are the
+    members to look among, the nearest first: those of its rack where there are several, and those
+    of its own site where it names one, else all. The caller lists each once for all hosts."""
     chosen: list[str] = []
     member = swarm.members[host]
     parent = member.parents[stripe]
@@ -93,8 +97,7 @@ def alternates(swarm: Swarm, names: list[str], stripe: int, host: str) -> list[s
         grandparent = swarm.members[parent].parents[stripe]
         if grandparent and swarm.members[grandparent].serves:
             chosen.append(grandparent)
-    rack = list(swarm.racks[member.rack]) if len(swarm.racks) > 1 else []
-    for candidates in (rack, names):
+    for candidates in near:
         for step in range(min(len(candidates), TRIES)):
             if len(chosen) >= ALTERNATES:
                 return chosen

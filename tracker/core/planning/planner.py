@@ -112,6 +112,7 @@ class _StripePass:
         self.hosts = hosts
         self.slots = SlotIndex(swarm, stripe, hosts)
         self.imported: dict[str, None] = {}
+        self._parted: dict[str, list[str]] | None = None
 
     def run(self, rescues: int, *, redraw: bool = False) -> None:
         """Attach the hosts; hosts for which there is no parent stay unplanned. In a tree that is
@@ -255,10 +256,14 @@ class _StripePass:
         """A parent from which the host was parted because little came: there is no better one, so
         the host itself is slow."""
         swarm, stripe = self.swarm, self.stripe
+        if self._parted is None:  # once for all hosts that find none: both may be many
+            self._parted = {}
+            for host, parent in swarm.edges.parted:
+                self._parted.setdefault(host, []).append(parent)
         parted = [
             member
-            for host, parent in swarm.edges.parted
-            if host == child.host and (member := swarm.members.get(parent)) is not None and member.serves
+            for parent in self._parted.get(child.host, ())
+            if (member := swarm.members.get(parent)) is not None and member.serves
         ]
         fit = [
             parent_member

@@ -6,8 +6,8 @@ All of this is soft and bounded: what is forgotten, or was never read here, goes
 an agent asks for the package again.
 
 A manifest has the names of the tags that lead, or led, to it. A blob may be of several packages:
-hosts of a zone may have it when they may have one of these, and of the limits on readers the one
-that stands first in the file holds.
+hosts of a zone and site may have it when they may have one of these, and of the limits on readers
+the one that stands first in the file holds.
 """
 
 from __future__ import annotations
@@ -123,25 +123,34 @@ class PolicyBook:
             self._found[reference] = self.table.find([*names_of(reference), *map(str, tags)])
         return self._found[reference]
 
-    def for_agents(self, reference: Reference, zone: str) -> PackagePolicy:
-        """What an agent in `zone` is told of a package. Raises Refused when it may not have it."""
+    def for_agents(self, reference: Reference, zone: str, site: str | None = None) -> PackagePolicy:
+        """What an agent in `zone` and at `site` (None: it does not say) is told of a package.
+        Raises Refused when it may not have it."""
         policy = self.of(reference)
         if policy is None:
             return NO_POLICY
         policy.zones.check(zone, str(reference), policy.match)
+        if site is not None:
+            policy.sites.check(site or zone, str(reference), policy.match)
         return policy.for_agents()
 
-    def admit(self, zone: str, holding: Holding) -> None:
-        """Raises Refused for a host in `zone` that wants a blob of which it may have no package.
-        A host that holds all of it may give it."""
+    def admit(self, zone: str, holding: Holding, site: str = "") -> None:
+        """Raises Refused for a host in `zone` and at `site` (empty: that of its zone) that wants a
+        blob of which it may have no package. A host that holds all of it may give it."""
         packages = self._packages.get(holding.blob)
         if not self.table.policies or packages is None or len(packages) >= NAMES_MAX:
             return  # of a blob that so many packages have not all are remembered
         if sum(holding.counts) >= layout_of(holding).count:
             return
-        refusing = [policy for policy in map(self.of, packages) if policy is not None and not policy.zones.allow(zone)]
+        at = site or zone
+        refusing = [
+            policy
+            for policy in map(self.of, packages)
+            if policy is not None and not (policy.zones.allow(zone) and policy.sites.allow(at))
+        ]
         if len(refusing) == len(packages):
             refusing[0].zones.check(zone, holding.blob, refusing[0].match)
+            refusing[0].sites.check(at, holding.blob, refusing[0].match)
 
     def limits_rate(self, blob: Digest) -> bool:
         """Whether a policy limits how fast hosts send or receive a blob, so that their pace says

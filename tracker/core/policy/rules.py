@@ -181,3 +181,38 @@ class Zones(Rule):
             f"{what} is for hosts in {named}, and this one stands in {stands}",
             remedy=f"Use a host there, give the agent its --zone, or change zones of the policy {match!r} at the tracker",
         )
+
+
+SITES_MAX = 64
+
+
+@dataclass(frozen=True)
+class Sites(Rule):
+    """`sites = ["east"]`: hosts at these sites may have a package; none for all. A zone that names
+    no site is a site by itself. Like zones, sites order a fleet and protect no secret."""
+
+    sites: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, section: Section) -> Self:
+        sites = section.texts("sites", SITES_MAX, '["east", "west"]') or ()
+        for site in sites:
+            if len(site) > 255 or any(mark.isspace() for mark in site):
+                section.wrong(
+                    "sites", f"{site[:80]!r} is the name of no site", "Write names as agents give with --site"
+                )
+        return cls(sites)
+
+    def allow(self, site: str) -> bool:
+        """Whether hosts at a site may have the package."""
+        return not self.sites or site in self.sites
+
+    def check(self, site: str, what: str, match: str) -> None:
+        """Raises Refused when hosts at `site` may not have `what`."""
+        if self.allow(site):
+            return
+        named = ", ".join(self.sites[:NAMED_MAX]) + (", ..." if len(self.sites) > NAMED_MAX else "")
+        raise Refused(
+            f"{what} is for hosts at the sites {named}, and this one is at {site or 'none'}",
+            remedy=f"Use a host there, give the agent its --site, or change sites of the policy {match!r} at the tracker",
+        )

@@ -35,7 +35,7 @@ from p2pdist.model.image import parse_image
 from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.policy import PATTERN_CHARACTERS_MAX, PackagePolicy
 from tracker.core.policy.parse import SHOWN_MAX, Mistake, Section
-from tracker.core.policy.rules import Cache, Lazy, PriorityRule, Rates, Readers, Rule, TransportRule, Zones
+from tracker.core.policy.rules import Cache, Lazy, PriorityRule, Rates, Readers, Rule, Sites, TransportRule, Zones
 from tracker.core.policy.warm import Warm
 
 _PATTERN = re.compile(r"[A-Za-z0-9._/:@*?\[\]!-]+\Z")
@@ -83,6 +83,7 @@ class Policy:
     zones: Zones = field(default_factory=Zones)
     warm: Warm = field(default_factory=Warm)
     lazy: Lazy = field(default_factory=Lazy)
+    sites: Sites = field(default_factory=Sites)
 
     @classmethod
     def read(cls, section: Section) -> Policy:
@@ -100,13 +101,15 @@ class Policy:
             Zones.read(section),
             Warm.read(section),
             Lazy.read(section),
+            Sites.read(section),
         )
         section.end()
         return policy
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        return (self.priority, self.rates, self.transport, self.cache, self.readers, self.zones, self.warm, self.lazy)
+        told = self.priority, self.rates, self.transport, self.cache, self.lazy
+        return (*told, self.readers, self.zones, self.sites, self.warm)
 
     def for_agents(self) -> PackagePolicy:
         """What agents are told of a package of this policy."""

@@ -5,7 +5,8 @@ Events in, commands out. `Save` is the only way in which a record changes: the s
 the database still has the version that it was made from, and brings back (`Loaded`) what the
 database has then. Until then the core changes nothing else of the preseed, and it asks a host only
 for what is saved. So several trackers act on one database, each for the hosts that are connected to
-it, and none undoes what another did.
+it, and none undoes what another did. Before a tracker picks some number of hosts it asks the others
+(`Survey`), and picks among the hosts of all that answer.
 
 Times are in seconds since the epoch, because deadlines outlive a tracker. For GRACE_S after the
 start no host is given up: hosts are on their way back. One call looks at VISITS_MAX hosts; the rest
@@ -27,6 +28,7 @@ from p2pdist.model.messages import Keep, Kept, KeptState, Release
 from p2pdist.model.preseed import ENDED, Failure, PreseedRecord
 from tracker.core.affinity import Affinity
 from tracker.core.host import AtHome, Host
+from tracker.core.preseeds.picks import Picker
 from tracker.core.preseeds.preseed import (
     Command,
     Event,
@@ -41,6 +43,7 @@ from tracker.core.preseeds.preseed import (
     SaveFailed,
     Send,
     ShownState,
+    Surveyed,
     Synced,
     Tick,
 )
@@ -202,9 +205,6 @@ def _bytes_done(
 GRACE_S = 8.0
 """An agent that lost its tracker tries every 5 s at least."""
 
-REPLACE_S = 5.0
-"""So long a pick may be away before another host is picked for it."""
-
 LIVE_MAX = 1000
 KEPT_MAX = 4000
 """Preseeds that go on, and all that are remembered."""
@@ -224,6 +224,9 @@ class Preseeds:
     started_at: float
     shared: bool = False
     """Other trackers use the database, too."""
+
+    surveys: bool = False
+    """The other trackers can be asked of their hosts."""
 
     grace_s: float = GRACE_S
     lost: Mapping[str, Host] = field(default_factory=dict)
@@ -263,6 +266,10 @@ class Preseeds:
                 self._joined(host)
             case Gone(host):
                 self._gone(host, now)
+            case Surveyed(identifier, affinity):
+                if (preseed := self.by_id.get(identifier)) is not None:
+                    preseed.survey, preseed.surveyed_at, preseed.asked_at = affinity, now, -inf
+                    self._look(preseed, now, out)
             case Reported(host, kept):
                 self._reported(host, kept, now, out)
             case Tick():
@@ -379,11 +386,12 @@ class Preseeds:
         record = preseed.record
         times = (record.deadline_at, record.expires_at, self._settled_at)
         preseed.wake_at = min((time for time in times if time is not None and time > now), default=inf)
+        preseed.forget_survey(now=now)
         self._send(preseed, members, now, out)
         states = {name: preseed.state_of(name, self.hosts, others) for name in members}
         preseed.tally = preseed.count(states, settled=self._settled(preseed, now))
         if not preseed.saving:
-            changed = self._changed(preseed, states, others, now)
+            changed = self._changed(preseed, states, others, now, out)
             if changed != record:
                 preseed.saving = True
                 out.append(Save(changed))
@@ -411,7 +419,12 @@ class Preseeds:
             out.append(Send(name, keep))
 
     def _changed(
-        self, preseed: Preseed, states: Mapping[str, KeptState | None], others: Mapping[str, HostReport], now: float
+        self,
+        preseed: Preseed,
+        states: Mapping[str, KeptState | None],
+        others: Mapping[str, HostReport],
+        now: float,
+        out: list[Command],
     ) -> PreseedRecord:
         """The record as it should be now."""
         record = preseed.record
@@ -419,7 +432,8 @@ class Preseeds:
             return replace(record, state="expired", ended_at=now)
         if record.state in ENDED:
             return record
-        picked = self._picks(preseed, states, others, now)
+        picker = Picker(self.affinity, self.hosts, self._left_at, self._settled_at, self.surveys, now, out)
+        picked = picker.picks(preseed, states, others)
         if picked != record.picked:
             return replace(record, picked=picked)
         if record.done_at is not None:
@@ -429,57 +443,6 @@ class Preseeds:
         if record.deadline_at is not None and now >= max(record.deadline_at, self._settled_at):
             return replace(record, state="failed", ended_at=now)
         return record
-
-    def _picks(
-        self, preseed: Preseed, members: Iterable[str], others: Mapping[str, HostReport], now: float
-    ) -> tuple[str, ...]:
-        """The hosts that should be picked now: picked hosts that can be counted on, then as many
-        others as are missing, in each zone and in all."""
-        record, request = preseed.record, preseed.request
-        if not preseed.picks or (now < self._settled_at and record.picked):
-            return record.picked  # picked hosts may be on their way back
-        sound = {name for name in members if self._counts(preseed, name, others, now)}
-        picked = [name for name in record.picked if name in sound]
-        for name in record.picked:
-            if name not in sound:
-                preseed.lost[name] = preseed.failure(name, self.hosts, others) or Failure(name, "replaced")
-        if not request.replicas and len(picked) >= (request.count or 0):
-            return tuple(picked)
-        free: dict[str, list[str]] = {}
-        for host in self.hosts.values():
-            if host.available and preseed.in_pool(host):
-                candidates = free.setdefault(host.zone, [])
-                holder = preseed.holders.get(host.name)
-                tried = holder is not None and holder.given_up
-                if host.name not in sound and host.name not in preseed.lost and not tried:
-                    candidates.append(host.name)
-        parts = dict(record.blobs)
-        copies = Counter(preseed.zone_of(name, self.hosts, others) for name in sound)
-        # Another tracker may have picked hosts a moment ago and not reported them yet: their zones
-        # are unknown.
-        located = all(name in self.hosts or name in others for name in sound)
-        for zone in sorted(free) if located else ():
-            lacking = (request.replicas or 0) - copies[zone]
-            fresh = self.affinity.pick(parts, free[zone], lacking, sound)
-            picked += fresh
-            sound.update(fresh)
-            free[zone] = [name for name in free[zone] if name not in sound]
-        lacking = (request.count or 0) - len(picked)
-        picked += self.affinity.pick(parts, [name for names in free.values() for name in names], lacking, sound)
-        return tuple(picked)
-
-    def _counts(self, preseed: Preseed, name: str, others: Mapping[str, HostReport], now: float) -> bool:
-        """Whether a member holds the package or can be expected to."""
-        host = self.hosts.get(name)
-        if host is not None and host.available:
-            holder = preseed.holders.get(name)
-            return holder is None or not holder.given_up
-        if name in others:
-            return others[name].state != "failed"
-        gone_at = max(self._left_at.get(name, 0.0), self._settled_at) + REPLACE_S
-        if now < gone_at:
-            preseed.wake_at = min(preseed.wake_at, gone_at)
-        return now < gone_at
 
     @property
     def _settled_at(self) -> float:

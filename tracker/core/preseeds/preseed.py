@@ -19,8 +19,10 @@ from typing import Literal
 
 import msgspec
 
+from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Keep, Kept, KeptState, Release
 from p2pdist.model.preseed import ENDED, Failure, PreseedRecord, PreseedRequest
+from tracker.core.affinity import Affinity
 from tracker.core.host import Host
 from tracker.core.preseeds.selectors import Selector, parse_selector
 
@@ -73,11 +75,19 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What all trackers that answer know of the hosts that a preseed may pick."""
+
+    id: str
+    affinity: Affinity
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Comes often and regularly."""
 
 
-Event = Loaded | Synced | SaveFailed | Joined | Gone | Reported | Tick
+Event = Loaded | Synced | SaveFailed | Joined | Gone | Reported | Surveyed | Tick
 
 # -- commands
 
@@ -97,13 +107,28 @@ class Save:
     record: PreseedRecord
 
 
-Command = Send | Save
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Ask the other trackers which hosts a preseed may pick; `Surveyed` answers."""
+
+    id: str
+    blobs: tuple[tuple[Digest, int], ...]
+    """What hosts need, with sizes."""
+
+
+Command = Send | Save | Survey
 
 
 TRIES_MAX = 3
 RETRY_S = 2.0
 RETRY_FACTOR = 4.0
 """A host that failed is asked again after 2 s, then after 8 s."""
+
+SURVEY_S = 3.0
+"""For so long picks go by what all trackers knew; by then its tracker has told of a pick."""
+
+SURVEY_AGAIN_S = 5.0
+"""After so long without an answer the trackers are asked again."""
 
 RATE_WINDOW_S = 20.0
 """Over so long, and twice as long at most, bytes are counted for the estimate of what is left."""
@@ -193,6 +218,14 @@ class Preseed:
     saving: bool = False
     """A change is on its way to the database; no other is made before it has arrived."""
 
+    survey: Affinity | None = None
+    """What all trackers knew of hosts a moment ago; it is as large as the fleet, and kept for
+    SURVEY_S alone."""
+
+    surveyed_at: float = -inf
+    asked_at: float = -inf
+    """When they answered, and when they were asked."""
+
     wake_at: float = inf
     """When to look at the preseed though nothing happens."""
 
@@ -212,6 +245,13 @@ class Preseed:
         """The record as the database has it now."""
         self.record, self.saving = record, False
         self.picked = frozenset(record.picked)
+
+    def forget_survey(self, *, now: float) -> None:
+        """Drop what all trackers knew when that is too old, and look again then."""
+        if now - self.surveyed_at >= SURVEY_S:
+            self.survey = None
+        else:
+            self.wake_at = min(self.wake_at, self.surveyed_at + SURVEY_S)
 
     @property
     def size(self) -> int:

@@ -1,5 +1,5 @@
-"""Selectors of hosts by zone, rack and name. `zone=a,rack=r1` means both; a key that is named twice
-means either value."""
+"""Selectors of hosts by zone, rack, name and site. `zone=a,rack=r1` means both; a key that is named
+twice means either value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import islice
 from p2pdist.model.errors import UsageError
 from tracker.core.host import Host
 
-KEYS = ("zone", "rack", "host")
+KEYS = ("zone", "rack", "host", "site")
 TERMS_MAX = 64
 NAMES_SHOWN_MAX = 12
 NAMES_COMPARED_MAX = 2000
@@ -25,9 +25,11 @@ class Selector:
     zones: frozenset[str] = frozenset()
     racks: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()
+    sites: frozenset[str] = frozenset()
+    """A zone that names no site is a site by itself."""
 
     def __str__(self) -> str:
-        values = zip(KEYS, (self.zones, self.racks, self.hosts), strict=True)
+        values = zip(KEYS, (self.zones, self.racks, self.hosts, self.sites), strict=True)
         return ",".join(f"{key}={value}" for key, allowed in values for value in sorted(allowed)[:NAMES_SHOWN_MAX])
 
     def matches(self, host: Host) -> bool:
@@ -36,6 +38,7 @@ class Selector:
             (not self.zones or host.zone in self.zones)
             and (not self.racks or host.rack in self.racks)
             and (not self.hosts or host.name in self.hosts)
+            and (not self.sites or (host.site or host.zone) in self.sites)
         )
 
 
@@ -47,6 +50,7 @@ def no_match(selector: Selector, hosts: Iterable[Host]) -> str:
         ("zone", selector.zones, {host.zone for host in connected}),
         ("rack", selector.racks, {host.rack for host in connected}),
         ("host", selector.hosts, {host.name for host in connected}),
+        ("site", selector.sites, {host.site or host.zone for host in connected}),
     ):
         if selected and selected.isdisjoint(present):
             values = sorted(present - {""})

@@ -16,7 +16,7 @@ The view reads the fleet and changes nothing of it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
@@ -27,7 +27,7 @@ from tracker.core.host import Host
 from tracker.core.monitor.presence import LOST_S
 from tracker.core.swarm import Swarm
 from tracker.core.views.rates import SwarmRates, SwarmState
-from tracker.core.views.tree_view import Row, TreeView
+from tracker.core.views.tree_view import Row, TreeRows, TreeView
 
 HOSTS_SHOWN_MAX = 20_000
 SWARMS_SHOWN_MAX = 50
@@ -59,6 +59,7 @@ class HostRow:
     flags: int = 0
     gone_at: float | None = None
     left: bool = False  # it reported that it was about to leave
+    guest: bool = False  # it has its home at another tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class SwarmRow:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of the whole fleet, also of what is not shown."""
+    """Of the whole fleet, also of what is not shown. `guests` are hosts with their home at another
+    tracker."""
 
     hosts: int
     away: int
@@ -96,6 +98,7 @@ class Totals:
     stalled: int
     origin_leases: int
     rate_bytes_s: float
+    guests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ class StoryLine:
 class Change:
     """What changed after the version that a watcher knew; when that is 0, everything. `hosts`:
     number, name, zone, rack; `states`: number, thousandths, flags; `forgotten`: numbers;
-    `troubled`: number, why; `tree`: rows of tree_view.py."""
+    `troubled`: number, why; `tree`: rows of tree_view.py; `silent`: trackers whose hosts and swarms
+    are not here, and why."""
 
     version: int
     whole: bool
@@ -124,6 +128,7 @@ class Change:
     troubled: list[tuple[int, str]]
     story: list[StoryLine]
     tree: list[Row]
+    silent: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -174,11 +179,12 @@ class View:
             for row in islice(troubled, TROUBLED_SHOWN_MAX)
         ]
 
-    def tree(self, stripe: int) -> TreeView:
-        """A view of a stripe's tree with the numbers that hosts have here."""
-        return TreeView(stripe, lambda name: self._rows[name].number if name in self._rows else None)
+    def tree(self, stripe: int, number: Callable[[str], int | None] | None = None) -> TreeView:
+        """A view of a stripe's tree with the numbers that hosts have here, or that `number`
+        gives."""
+        return TreeView(stripe, number or (lambda name: self._rows[name].number if name in self._rows else None))
 
-    def since(self, version: int, *, now: float, tree: TreeView | None = None) -> Change:
+    def since(self, version: int, *, now: float, tree: TreeRows | None = None) -> Change:
         """What changed after a version; everything when more hosts were forgotten since than are
         remembered."""
         if version and len(self._forgotten) == FORGOTTEN_MAX and self._forgotten[0][0] > version:
@@ -212,7 +218,7 @@ class View:
     def _refresh(self, row: HostRow, host: Host, slow: bool, now: float) -> None:
         if row.zone != host.zone or row.rack != host.rack:
             row.zone, row.rack, row.named = host.zone, host.rack, self.version
-        flags, done, row.left = 0, 1000, host.leaving
+        flags, done, row.left, row.guest = 0, 1000, host.leaving, host.partial
         if host.receiving:
             flags, done = RECEIVING, self._done(host)
         if host.session is None:
@@ -223,10 +229,10 @@ class View:
             flags |= BLAMED | (SHUNNED if host.banned else 0)
         if flags & AWAY and not row.flags & AWAY:
             row.gone_at = now
-            self._add_line(now, "", f"{row.name} is away")
+            self._tell_presence(row, now, "is away")
         elif row.flags & AWAY and not flags & AWAY:
             row.gone_at = None
-            self._add_line(now, "", f"{row.name} is back")
+            self._tell_presence(row, now, "is back")
         if flags != row.flags or done != row.done:
             row.flags, row.done, row.changed = flags, done, self.version
 
@@ -260,15 +266,20 @@ class View:
     def _gone(self, row: HostRow, now: float) -> None:
         """The fleet knows the host no more."""
         if not row.flags & AWAY:  # it went and was forgotten between two updates
-            self._add_line(now, "", f"{row.name} is away")
+            self._tell_presence(row, now, "is away")
         if row.gone_at is None:
             lost = self.fleet.lost.get(row.name)
             row.gone_at = lost.absent_since if lost is not None and lost.absent_since is not None else now
         if row.flags != AWAY:
             row.flags, row.changed = AWAY, self.version
-        if now - row.gone_at >= (LEFT_S if row.left else GONE_S):
+        # That a guest is gone may mean that it needs nothing more from here: its home knows.
+        if row.guest or now - row.gone_at >= (LEFT_S if row.left else GONE_S):
             del self._rows[row.name]
             self._forgotten.append((self.version, row.number))
+
+    def _tell_presence(self, row: HostRow, now: float, what: str) -> None:
+        if not row.guest:  # else its home says so
+            self._add_line(now, "", f"{row.name} {what}")
 
     # -- swarms
 
@@ -316,6 +327,7 @@ class View:
             sum(self.rates.state(swarm) == "stalled" for swarm in running),
             sum(swarm.leases() for swarm in running),
             sum(self.rates.bytes_s(swarm) for swarm in running),
+            sum(row.guest for row in self._rows.values()),
         )
 
     # -- what happened

@@ -1,4 +1,5 @@
-"""The rates of swarms: bytes a second, the time left, and which of them are stalled.
+"""The rates of swarms: bytes a second, the time left, which of them are stalled, and at how many
+sites they are late.
 
 Theory. What a swarm holds is the sum of its members' piece counts; two looks at it give a rate, and
 what is missing over the rate is the time left. A look costs time in proportion to the members, so
@@ -23,6 +24,10 @@ STALLED_S = 30.0
 LOOK_S = 0.5
 """Looks that are closer together than this say little: agents report every 0.25 s or less often."""
 
+LATE_SHARE = 0.5
+"""A site is late in a swarm when its best host has less than this share of what the best host of
+another site has."""
+
 WEIGHT = 0.4
 """Of the newest rate in the one that is reported."""
 
@@ -31,8 +36,8 @@ SwarmState = Literal["running", "stalled", "seeded"]
 
 @dataclass(slots=True)
 class Rate:
-    """One swarm: pieces held when it was last looked at, pieces a second (None while unknown), and
-    since when it got no piece."""
+    """One swarm: pieces held when it was last looked at, pieces a second (None while unknown),
+    since when it got no piece, and at how many sites it is late."""
 
     looked_at: float
     members: int
@@ -40,6 +45,7 @@ class Rate:
     moved_at: float
     waiting: bool = True
     pieces_s: float | None = None
+    sites_late: int = 0
 
 
 @dataclass(slots=True)
@@ -67,9 +73,10 @@ class SwarmRates:
         for member in swarm.members.values():
             pieces += sum(member.counts)
             waiting = waiting or (member.absent_since is None and not member.seed)
+        late = _sites_late(swarm) if len(swarm.sites) > 1 else 0
         rate = self._rates.get(swarm.key)
         if rate is None:
-            self._rates[swarm.key] = Rate(now, len(swarm.members), pieces, now, waiting)
+            self._rates[swarm.key] = Rate(now, len(swarm.members), pieces, now, waiting, sites_late=late)
             return
         passed_s = now - rate.looked_at
         if passed_s < LOOK_S:
@@ -82,6 +89,7 @@ class SwarmRates:
         if pieces != rate.pieces or not waiting or not rate.waiting:
             rate.moved_at = now
         rate.looked_at, rate.members, rate.pieces, rate.waiting = now, len(swarm.members), pieces, waiting
+        rate.sites_late = late
 
     def state(self, swarm: Swarm) -> SwarmState:
         """`running` while members lack pieces and get some, `stalled` while they get none, `seeded`
@@ -105,6 +113,10 @@ class SwarmRates:
             return 0.0
         return (rate.pieces_s or 0.0) * swarm.layout.size / sum(swarm.totals)
 
+    def sites_late(self) -> int:
+        """At how many sites swarms are late, over all swarms with receivers."""
+        return sum(rate.sites_late for key, rate in self._rates.items() if key in self.swarms)
+
     def eta_s(self, swarm: Swarm) -> float | None:
         """Seconds until all have everything if it goes on like this; None while unknown or without
         end."""
@@ -115,3 +127,16 @@ class SwarmRates:
             return None
         missing = sum(swarm.totals) * len(swarm.members) - rate.pieces
         return max(0, missing) / rate.pieces_s
+
+
+def _sites_late(swarm: Swarm) -> int:
+    """At how many sites a swarm is late, of those with a connected host that lacks pieces."""
+    best: dict[str, int] = {}
+    lacking: dict[str, None] = {}
+    for site, names in swarm.sites.items():
+        members = [swarm.members[name] for name in names]
+        best[site] = max(sum(member.counts) for member in members)
+        if any(member.present and not member.seed for member in members):
+            lacking[site] = None
+    most = max(best.values())
+    return sum(best[site] < LATE_SHARE * most for site in lacking)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tracker.core.member import FROM_ORIGIN
 from tracker.core.swarm import Swarm
@@ -22,6 +23,13 @@ ABSENT = -1
 
 Row = tuple[int, int, int]
 """A host's number, how much it has of the stripe in thousandths, and its parent's number."""
+
+
+class TreeRows(Protocol):
+    """A view of a tree, as far as those who watch it are concerned."""
+
+    def since(self, version: int) -> list[Row]:
+        """Rows that changed after a version."""
 
 
 @dataclass(slots=True)

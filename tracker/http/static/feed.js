@@ -16,7 +16,7 @@ export const nodes = new Map(); // number -> {number, done, parent, x, y, above,
 export const changedHosts = new Set(), changedNodes = new Set(); // reported since they were drawn
 export const layouts = { hosts: 0, tree: 0 }; // counts the reports after which everything is to be laid out anew
 export const selection = { swarm: null, stripe: 0 }; // whose tree is watched
-let pending = null; // {clear, totals, swarms, troubled, story}; of two reports the later one counts, their stories are joined
+let pending = null; // {clear, totals, silent, swarms, troubled, story}; of two reports the later one counts, their stories are joined
 let source = null, listener = null;
 
 // Begin to listen. `hears` has report(apply), which is to call apply(), preseeds(rows) and connection(text, lost).
@@ -105,7 +105,7 @@ function apply(change) {
   applyTree(change.tree);
   const story = (pending ? pending.story : []).concat(change.story).slice(-STORY_LINES_MAX);
   const clear = change.whole || (pending !== null && pending.clear);
-  pending = { clear, totals: change.totals, swarms: change.swarms, troubled: change.troubled, story };
+  pending = { clear, totals: change.totals, silent: change.silent, swarms: change.swarms, troubled: change.troubled, story };
 }
 
 function applyHosts(change) {

@@ -7,7 +7,7 @@ import { element, readInk, resized } from "./canvas.js";
 import { hasPending, hosts, listen, nodes, select, selection, takePending } from "./feed.js";
 import { describeHost, drawHosts, forgetPlaces } from "./host_map.js";
 import {
-  filterStory, noteScroll, showConnection, showPreseeds, showStory, showSwarms, showTotals, showTroubled,
+  filterStory, noteScroll, showConnection, showPreseeds, showSilent, showStory, showSwarms, showTotals, showTroubled,
 } from "./tables.js";
 import { describeNode, drawTree, forgetShape } from "./tree.js";
 
@@ -39,6 +39,7 @@ function* show() {
   const report = takePending();
   if (report) {
     showTotals(report.totals);
+    showSilent(report.silent);
     showSwarms(report.swarms);
     yield;
     showTroubled(report.troubled);

@@ -57,6 +57,13 @@ export function showTotals(totals) {
   Object.values(shown).forEach((value, i) => setText(list.children[i].lastChild, String(value)));
 }
 
+// Trackers whose hosts and swarms are not on the page.
+export function showSilent(rows) {
+  const list = element("#silent");
+  resize(list, rows.length, () => make("li"));
+  rows.forEach(([tracker, why], i) => setText(list.children[i], `without the tracker ${tracker}: ${why}`));
+}
+
 export function showSwarms(rows) {
   const body = element("#swarms tbody");
   resize(body, rows.length, swarmLine);

@@ -22,6 +22,7 @@ from p2pdist.origin.registry.upstream import TAG_PAGE_MAX
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.cluster.siblings import Known
+from tracker.http.content import PLACE_QUERY
 from tracker.http.keys import SERVICE
 from tracker.http.trackers import tell_others
 from tracker.policies import note_image
@@ -92,7 +93,8 @@ async def manifest(request: web.Request) -> web.Response:
     await _note(request, name, tag, found)
     await tell_others(request, Known(str(name), found.digest, image=True))
     reference = ImageReference(name, tag, None if tag else found.digest).package
-    policy = request.app[SERVICE].fleet.policies.for_agents(reference, request.query.get("zone", ""))
+    zone, site = request.query.get("zone", ""), request.query.get("site")
+    policy = request.app[SERVICE].fleet.policies.for_agents(reference, zone, site)
     headers = {POLICY_HEADER: encode_policy(policy)} if policy != NO_POLICY else {}
     if ETag(found.digest) in (request.if_none_match or ()):
         response = web.Response(status=304, headers=headers)
@@ -164,7 +166,7 @@ ROUTES = (
         _IMAGE + "/manifests/{target}",
         manifest,
         (*(Answer(media_type=kind) for kind in ACCEPTED_TYPES), Answer(status=304, media_type="")),
-        (Query("zone", "the zone of the agent that asks"),),
+        PLACE_QUERY,
         errors=_ERRORS,
         right="read",
     ),
