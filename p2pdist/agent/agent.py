@@ -17,6 +17,7 @@ import msgspec
 
 from p2pdist.agent.access.identity import Membership, check_secure, read_join_file
 from p2pdist.agent.access.service import IDENTITY_DIRECTORY, AgentAccess
+from p2pdist.agent.access.spiffe import SpiffeSettings, WorkloadIdentity
 from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmService, SwarmSettings, open_listener
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
@@ -111,6 +112,8 @@ class AgentSettings:
     """With files, agents speak TLS with each other."""
     join_file: Path | None = None
     """With a join token in this file, the agent joins a fleet with access on."""
+    spiffe: SpiffeSettings | None = None
+    """With settings, the agent has its certificate from a SPIFFE Workload API."""
     upload_bytes_s: float | None = None
     """Limit of what this host sends over the network; None for no limit."""
     download_bytes_s: float | None = None
@@ -137,22 +140,22 @@ class AgentSettings:
 
 class Agent:
     """Builds the parts of an agent, starts and stops them, and passes on what a tracker sends.
-    Everything runs on one event loop but for disk work and receiver threads. `membership`, which
-    has been entered, is the agent's identity in a fleet with access on. Raises UsageError, Conflict
-    and the store's failures."""
+    Everything runs on one event loop but for disk work and receiver threads. `identity`, which
+    has been entered, is the agent's in a fleet with access on, or its SVID. Raises UsageError,
+    Conflict and the store's failures."""
 
-    def __init__(self, settings: AgentSettings, membership: Membership | None = None) -> None:
+    def __init__(self, settings: AgentSettings, identity: Membership | WorkloadIdentity | None = None) -> None:
         self.settings, self.host = settings, settings.host
         self.mirrored, self.doored, self.s3_counts = MirrorCounts(), HubCounts(), S3Counts()
         # Wrong settings are found before the store is opened, which may take long after a crash.
         listener = open_listener(settings.swarm)
-        self.access = access = self._access(membership)
+        self.access = access = self._access(identity)
         self.tls = access.tls
         hello = _hello(settings, listener.port if listener is not None else 0, tls=self.tls is not None)
         self.trackers = trackers = _trackers(settings, hello, access)
         self.session = session = trackers.home
-        if membership is not None:
-            membership.trackers = session.addressed
+        if isinstance(identity, Membership):
+            identity.trackers = session.addressed
         self.reachability = ReachabilityCheck(settings.host, session)
         own_origin = open_origin(settings.origin, serving=True) if settings.origin else None
         self.neighbourhood = neighbourhood(settings.discovery, hello, session, access, settings.origin)
@@ -198,11 +201,11 @@ class Agent:
         self.scrub = StoreScrub(store, self.verification, lambda: self.pulls.running, period_s=settings.scrub_s)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _access(self, membership: Membership | None) -> AgentAccess:
+    def _access(self, identity: Membership | WorkloadIdentity | None) -> AgentAccess:
         return AgentAccess(
             self.host,
             self.settings.store / IDENTITY_DIRECTORY,
-            membership,
+            identity,
             self.settings.tls,
             alone=lambda: not self.session.connected,
             clock_ahead_s=lambda: self.session.clock_ahead_s or 0.0,
@@ -383,9 +386,14 @@ def _trackers(settings: AgentSettings, hello: Hello, access: AgentAccess) -> Tra
     return Trackers(home, connect, secured=access.joined)
 
 
-async def enter(settings: AgentSettings) -> Membership | None:
-    """The identity of an agent that joins a fleet, to be had before the agent is made; waits for a
-    tracker where there is none yet. None without a join file. Raises Refused and UsageError."""
+async def enter(settings: AgentSettings) -> Membership | WorkloadIdentity | None:
+    """The identity of an agent that joins a fleet or has an SVID, to be had before the agent is
+    made; waits for a tracker where there is none yet. None for an agent of neither kind. Raises
+    Refused, UsageError, and Unavailable for a Workload API."""
+    if settings.spiffe is not None:
+        workload = WorkloadIdentity(settings.spiffe, settings.host)
+        await workload.enter()
+        return workload
     membership = membership_of(settings)
     if membership is not None:
         searched = settings.discovery if not settings.trackers else None

@@ -123,6 +123,14 @@ def dns_name_in(peer: Mapping[str, Any] | None) -> str:
     return ""
 
 
+def trust_domain_in(peer: Mapping[str, Any] | None) -> str:
+    """The trust domain of the SPIFFE ID in a verified certificate; "" where it has none."""
+    for what, value in (peer or {}).get("subjectAltName", ()):
+        if what == "URI" and value.startswith("spiffe://"):
+            return str(value.removeprefix("spiffe://").partition("/")[0])
+    return ""
+
+
 def addresses_in(peer: Mapping[str, Any] | None) -> frozenset[str]:
     """The IP addresses and DNS names in a verified certificate, in lower case; IPv6 addresses in
     their shortest form."""
@@ -235,12 +243,9 @@ class Authority:
         certificate = (
             _builder(_subject(join), self.certificate.subject, key, lasts_s, now)
             .add_extension(x509.SubjectAlternativeName(names), critical=not join)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(sign_certificates=False), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]),
-                critical=False,
-            )
+            .add_extension(_OF_NO_AUTHORITY, critical=True)
+            .add_extension(_SIGNS_NO_CERTIFICATES, critical=True)
+            .add_extension(_FOR_BOTH_ENDS, critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
@@ -365,6 +370,11 @@ def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+_OF_NO_AUTHORITY = x509.BasicConstraints(ca=False, path_length=None)
+_SIGNS_NO_CERTIFICATES = _usage(sign_certificates=False)
+_FOR_BOTH_ENDS = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
 
 
 def _builder(

@@ -15,6 +15,7 @@ that it was given, which hands each handshake over to the newest one.
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,14 @@ none. Raises Refused for a host that is revoked."""
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files: the certificate (and the chain from it to the authority), its key, the authority.
-    `name` is what certificates of peers must be made out to; empty: the host in their address."""
+    `name` is what certificates of peers must be made out to; empty: the host in their address.
+    `further`: more authorities."""
 
     certificate: Path
     key: Path
     authority: Path
     name: str = ""
+    further: Path | None = None
 
 
 class Tls:
@@ -66,6 +69,9 @@ class Tls:
         """Further authorities, PEM; set by `trust`."""
         self.host_in: HostIn | None = None
         """How certificates of hosts are read; None while the names of TLS itself are compared."""
+        self._lock = threading.Lock()
+        """Held while the contexts change: files, further authorities and both come from several
+        threads, and the contexts must be of the newest of all."""
         self._serving, self.client, self.peers = self._made()
         self.server, _, _ = self._made()
         """For a listener."""
@@ -74,18 +80,31 @@ class Tls:
     def reload(self) -> None:
         """Read the files again, for connections from now on. Raises UsageError, and changes
         nothing, when a file cannot be used."""
-        self._serving, self.client, self.peers = self._made()
+        with self._lock:
+            self._serving, self.client, self.peers = self._made()
+
+    def exchange(self, files: TlsFiles) -> None:
+        """Use other files for connections from now on. Raises UsageError, and changes nothing, when
+        one cannot be used."""
+        with self._lock:
+            before, self.files = self.files, files
+            try:
+                self._serving, self.client, self.peers = self._made()
+            except UsageError:
+                self.files = before
+                raise
 
     def trust(self, authorities: str) -> None:
         """Let certificates of these authorities (PEM) count, besides that of the file, for
         connections from now on; those that were given before count no more. Raises UsageError, and
         changes nothing."""
-        before, self._trusted = self._trusted, authorities
-        try:
-            self.reload()
-        except UsageError:
-            self._trusted = before
-            raise
+        with self._lock:
+            before, self._trusted = self._trusted, authorities
+            try:
+                self._serving, self.client, self.peers = self._made()
+            except UsageError:
+                self._trusted = before
+                raise
 
     def peer_name(self, host: str, called: str) -> str:
         """What the certificate of `host`, with `called` as the host of its address, must be made
@@ -108,10 +127,11 @@ class Tls:
         server.verify_mode = ssl.CERT_OPTIONAL if self._strangers else ssl.CERT_REQUIRED
         server.num_tickets = 0  # streams are long; a session that is resumed would outlive its certificate
         try:
-            for path in (files.certificate, files.key, files.authority):
+            for path in filter(None, (files.certificate, files.key, files.authority, files.further)):
                 if len(pem := read_small(path, PEM_BYTES_MAX).data) > PEM_BYTES_MAX:
                     raise ValueError(f"{path} has more than {PEM_BYTES_MAX} bytes")
-            former[pem.decode("ascii", "ignore")] = None
+                if path in (files.authority, files.further):
+                    former[pem.decode("ascii", "ignore")] = None
             for context in (server, client, peers):
                 context.minimum_version = ssl.TLSVersion.TLSv1_3
                 context.load_cert_chain(files.certificate, files.key)

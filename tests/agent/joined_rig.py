@@ -18,7 +18,7 @@ from aiohttp import web
 from ports import free_port
 from waits import until
 
-from p2pdist.agent.agent import Agent, AgentSettings, membership_of
+from p2pdist.agent.agent import Agent, AgentSettings, enter
 from p2pdist.agent.api.server import make_apps
 from p2pdist.cli.daemon import listen, listen_unix
 from p2pdist.credentials.authority import TRACKER_DNS, Authority, encode_key, make_key, make_request, name_in
@@ -304,10 +304,8 @@ class Running:
         self._runners: list[web.AppRunner] = []
 
     async def start(self) -> None:
-        membership = membership_of(self.settings)
-        if membership is not None:
-            await membership.enter()
-        self.agent = agent = Agent(self.settings, membership)
+        identity = await enter(self.settings)
+        self.agent = agent = Agent(self.settings, identity)
         public, local = make_apps(agent)
         host, _, port = self.settings.address.rpartition(":")
         self._runners = [

@@ -94,11 +94,25 @@ def test_an_agent_with_certificates(place: Path) -> None:
     assert agent.returncode == 0
 
 
+def test_an_agent_says_that_there_is_no_workload_api(place: Path) -> None:
+    words = ["--listen", f"127.0.0.1:{free_port()}", "--store", str(place / "store"), "--socket", str(place / "s")]
+    environment = {**os.environ, "SPIFFE_ENDPOINT_SOCKET": f"unix://{place}/none.sock"}
+    ended = programs.run("agent", "--spiffe", *words, env=environment)
+    assert ended.returncode == 5 and f"no Workload API at {place}/none.sock" in ended.stderr, ended.stderr
+    assert "Start its agent before this one" in ended.stderr
+    assert not (place / "store" / "lock").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--tls-cert", "a.pem"], "--tls-key"),
         (["--tls-cert", "a.pem", "--tls-key", "b.pem", "--tls-ca", "c.pem"], "cannot be used"),
+        (["--spiffe", "unix:///run/x.sock", "--tls-cert", "a.pem", "--tls-key", "b.pem"], "only --tls-ca goes with"),
+        (["--spiffe", "unix:///run/x.sock", "--join-file", "a"], "only --tls-ca goes with"),
+        (["--spiffe", "http://spire"], "no address of a Workload API"),
+        (["--spiffe"], "SPIFFE_ENDPOINT_SOCKET, which is not set"),
+        (["--trust-domain", "prod"], "goes with --spiffe"),
         (["--upload-limit", "fast"], "no rate"),
         (["--preseed-limit", "0MB/s"], "no rate"),
     ],

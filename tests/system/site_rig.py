@@ -138,9 +138,11 @@ class Agent:
             words += [f"--{option.replace('_', '-')}", value]
         self.process = self.site.spawn(words, self.log, descriptors=self.descriptors)
         path = "/readyz" if ready else "/healthz"
-        if (
-            "tls_cert" in self.options or "join_file" in self.options
-        ):  # TCP wants a certificate, the Unix socket never does
+        if self.options.keys() & {
+            "tls_cert",
+            "join_file",
+            "spiffe",
+        }:  # TCP wants a certificate, the Unix socket never does
             until(lambda: self._local(path) == 200)
         else:
             wait_for(self.url + path, self.process, self.log)

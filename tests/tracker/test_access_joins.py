@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import ssl
 import stat
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
 from access_rig import ACCESS, AccessSite, Agent, access_site, ask
+from waits import until
 
 from p2pdist.credentials.authority import (
     TRACKER_DNS,
@@ -31,7 +35,7 @@ from p2pdist.model.errors import NotFound, Refused, Unauthenticated, Unavailable
 from p2pdist.model.messages import Access, Joined, JoinRequest, Reject, RenewRequest, Welcome
 from tracker.access.control import AccessControl
 from tracker.networks import parse_networks
-from tracker.state.joins import JoinRecords
+from tracker.state.joins import JoinEntry, JoinRecords
 
 
 @pytest.fixture
@@ -203,13 +207,13 @@ async def test_a_name_stays_that_of_its_token_after_a_restart(tmp_path: Path, ke
 
 def test_the_record_of_joins_forgets_what_has_ended(tmp_path: Path) -> None:
     records = JoinRecords(str(tmp_path / "state"))
-    assert records.take("h1", "a", 100.0, now=0.0, holds=bool) == "a"
-    assert records.take("h1", "b", 200.0, now=50.0, holds=bool) == "a"
-    assert records.take("h1", "b", 200.0, now=100.0, holds=bool) == "b"
+    assert records.take([JoinEntry("h1", "a", 100.0)], now=0.0, holds=bool) == ["a"]
+    assert records.take([JoinEntry("h1", "b", 200.0)], now=50.0, holds=bool) == ["a"]
+    assert records.take([JoinEntry("h1", "b", 200.0)], now=100.0, holds=bool) == ["b"]
     records.close()
     again = JoinRecords(str(tmp_path / "state"))
-    assert again.take("h1", "a", 300.0, now=150.0, holds=bool) == "b"
-    assert again.take("h1", "a", 300.0, now=150.0, holds=lambda token: token != "b") == "a"
+    assert again.take([JoinEntry("h1", "a", 300.0)], now=150.0, holds=bool) == ["b"]
+    assert again.take([JoinEntry("h1", "a", 300.0)], now=150.0, holds=lambda token: token != "b") == ["a"]
     again.close()
     files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "state").iterdir()}
     assert set(files.values()) == {0o600} and stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
@@ -376,3 +380,62 @@ def test_another_authority_may_not_have_the_fleets_name(tmp_path: Path) -> None:
     (tmp_path / "access.toml").write_text('fleet = "prod"\n[certificates]\nauthorities = ["ca.pem"]\n')
     with pytest.raises(UsageError, match="the fleet's own"):
         AccessControl(tmp_path / "access.toml")
+
+
+def test_joins_that_are_written_together_count_one_after_the_other(tmp_path: Path) -> None:
+    """As if each had a transaction of its own: no token takes the name of a host that lives."""
+    one, many = JoinRecords(""), JoinRecords(str(tmp_path / "state"))
+    random = Random(7)
+    for now in range(0, 400, 40):
+        entries = [
+            JoinEntry(f"h{random.randrange(6)}", random.choice("abc"), now + random.choice((20.0, 60.0, 90.0)))
+            for _ in range(20)
+        ]
+
+        def holds(token: str) -> bool:
+            return token != "c"
+
+        alone = [token for entry in entries for token in one.take([entry], now=float(now), holds=holds)]
+        assert many.take(entries, now=float(now), holds=holds) == alone
+        assert any(entry.token != token for entry, token in zip(entries, alone, strict=True))
+    one.close()
+    many.close()
+
+
+async def test_joins_that_come_while_one_is_written_share_a_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[list[str]] = []
+    take, going_on = JoinRecords.take, threading.Event()
+
+    def slow(self: JoinRecords, entries: Sequence[JoinEntry], **more: Any) -> list[str]:
+        written.append([entry.host for entry in entries])
+        assert going_on.wait(60)
+        return take(self, entries, **more)
+
+    monkeypatch.setattr(JoinRecords, "take", slow)
+    async with access_site(tmp_path) as site:
+        first = asyncio.create_task(site.join("h0"))
+        await until(lambda: written)
+        others = [asyncio.create_task(site.join(f"h{number}")) for number in range(1, 9)]
+        await until(lambda: len(site.control.joins._records._waiting) == len(others))
+        assert not first.done(), "a host gets its certificate when its join is written down"
+        going_on.set()
+        for agent in await asyncio.gather(first, *others):
+            assert agent.joined.certificate
+        assert written[0] == ["h0"] and sorted(written[1]) == [f"h{number}" for number in range(1, 9)]
+
+
+async def test_a_record_that_does_not_answer_fails_all_joins_that_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with access_site(tmp_path) as site:
+        with monkeypatch.context() as away:
+
+            def fails(self: JoinRecords, entries: Sequence[JoinEntry], **more: Any) -> list[str]:
+                raise Unavailable("the database does not answer", remedy="Check it")
+
+            away.setattr(JoinRecords, "take", fails)
+            ends = await asyncio.gather(*(site.join(f"h{number}") for number in range(3)), return_exceptions=True)
+            assert [type(end) for end in ends] == [Unavailable] * 3
+        assert (await site.join("h0")).joined.certificate

@@ -16,7 +16,7 @@ from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.preseed import PreseedRecord
 from tracker.state.documents import Documents
-from tracker.state.joins import JoinRecords
+from tracker.state.joins import JoinEntry, JoinRecords
 from tracker.state.preseeds import ENDED_KEPT_S, STALE_BEATS, PreseedDatabase
 
 RECORD = PreseedRecord(
@@ -206,9 +206,9 @@ def test_trackers_that_share_a_database_share_the_record_of_joins(where: str) ->
     if not where:
         pytest.skip("each has a memory of its own")
     first, second = JoinRecords(where), JoinRecords(where)
-    assert first.take("h1", "a", 100.0, now=0.0, holds=bool) == "a"
-    assert second.take("h1", "b", 100.0, now=50.0, holds=bool) == "a"
-    assert second.take("h1", "b", 200.0, now=150.0, holds=bool) == "b"
-    assert first.take("h1", "a", 300.0, now=160.0, holds=bool) == "b"
+    assert first.take([JoinEntry("h1", "a", 100.0)], now=0.0, holds=bool) == ["a"]
+    assert second.take([JoinEntry("h1", "b", 100.0)], now=50.0, holds=bool) == ["a"]
+    assert second.take([JoinEntry("h1", "b", 200.0)], now=150.0, holds=bool) == ["b"]
+    assert first.take([JoinEntry("h1", "a", 300.0)], now=160.0, holds=bool) == ["b"]
     first.close()
     second.close()

@@ -14,7 +14,7 @@ import logging
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from p2pdist.credentials.authority import CERTIFICATE_S
@@ -25,15 +25,61 @@ from p2pdist.model.messages import Joined, JoinRequest, RenewRequest
 from p2pdist.transfer.audit import WINDOW_S, Audit, Window
 from tracker.access.directory import AccessState
 from tracker.networks import Network, check_own
-from tracker.state.joins import JoinRecords
+from tracker.state.joins import JoinEntry, JoinRecords
 
 WRONG_TOKENS_MAX = 20
 """Joins with a wrong token of one address in WINDOW_S, after which it is asked to wait. Right ones
 of others behind the same address are taken all the same: a secret is too long to be guessed."""
 
 NAMES_MAX = 200_000
+WRITTEN_MAX = 256
+"""Joins that one transaction writes down."""
+GATHER_S = 0.01
+"""For so long joins gather: a transaction for each would be a fifth of a join's cost."""
 
 logger = logging.getLogger(__name__)
+
+
+class _Writer:
+    """Writes joins into the record: those of GATHER_S, and those that come while others are being
+    written, share a transaction. Each waits until its own is committed. On the event loop."""
+
+    def __init__(self, records: JoinRecords, holds: Callable[[str], bool]) -> None:
+        self._records, self._holds = records, holds
+        self._waiting: list[tuple[JoinEntry, asyncio.Future[str]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def take(self, entry: JoinEntry) -> str:
+        """The token by which a host is known once this was written (tracker/state/joins.py).
+        Raises Unavailable."""
+        written: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entry, written))
+        if self._task is None:
+            self._task = asyncio.create_task(self._write())
+        return await written
+
+    def close(self) -> None:
+        """Leave the record of joins."""
+        self._records.close()
+
+    async def _write(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(GATHER_S)
+                batch, self._waiting = self._waiting[:WRITTEN_MAX], self._waiting[WRITTEN_MAX:]
+                entries, futures = [entry for entry, _ in batch], [written for _, written in batch]
+                try:
+                    tokens = await asyncio.to_thread(self._records.take, entries, now=time.time(), holds=self._holds)
+                except Exception as error:
+                    for written in futures:
+                        if not written.done():  # its client may have left
+                            written.set_exception(error)
+                else:
+                    for written, token in zip(futures, tokens, strict=True):
+                        if not written.done():
+                            written.set_result(token)
+        finally:
+            self._task = None
 
 
 class Joins:
@@ -50,7 +96,7 @@ class Joins:
         names: Collection[str] = (),
         networks: Sequence[Network] = (),
     ) -> None:
-        self._audit, self._records = audit, records
+        self._audit, self._records = audit, _Writer(records, self._holds)
         self._taken, self._within = frozenset(name.lower().rstrip(".") for name in names), tuple(networks)
         self._wrong = Window(WRONG_TOKENS_MAX)
         self._names: OrderedDict[str, tuple[str, float]] = OrderedDict()
@@ -75,10 +121,7 @@ class Joins:
             self._wrong.add(remote)
             raise
         self._check_addresses(request.host, request, remote)
-        until = time.time() + CERTIFICATE_S
-        known = await asyncio.to_thread(
-            self._records.take, request.host, join, until, now=time.time(), holds=self._holds
-        )
+        known = await self._records.take(JoinEntry(request.host, join, time.time() + CERTIFICATE_S))
         if known != join:
             raise _taken(request.host)
         return self._issue("join", request.host, join, request, remote)
@@ -91,9 +134,8 @@ class Joins:
             raise Refused(f"another authority issued the certificate of {identity.name[:100]}", remedy="Renew it there")
         host, join = identity.name, identity.credential.removeprefix("join:")
         self._check_addresses(host, request, remote)
-        until = time.time() + CERTIFICATE_S
         try:
-            await asyncio.to_thread(self._records.take, host, join, until, now=time.time(), holds=self._holds)
+            await self._records.take(JoinEntry(host, join, time.time() + CERTIFICATE_S))
         except P2PDistError as error:  # the certificate itself shows which host it is
             logger.warning("the renewal of %s is not in the record of joins: %s", host, error)
         return self._issue("renewal", host, join, request, remote)

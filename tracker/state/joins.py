@@ -7,7 +7,8 @@ All methods wait for the database and may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError
@@ -30,6 +31,16 @@ _joins = sql.Table(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class JoinEntry:
+    """A host has a certificate by the join token of an id until a time, in seconds since the
+    epoch."""
+
+    host: str
+    token: str
+    until: float
+
+
 class JoinRecords:
     """The record of joins. `where` is that of a tracker's state (database.py). Raises Unavailable
     and UsageError."""
@@ -46,37 +57,55 @@ class JoinRecords:
         """Disconnect."""
         self._database.close()
 
-    def take(self, host: str, token: str, until: float, *, now: float, holds: Callable[[str], bool]) -> str:
-        """Write down that a host has a certificate by a join token until a time, in seconds since
-        the epoch; returns the token by which the host is known then: another one, and nothing is
-        written, while the certificate by that one is valid and the token `holds`. Raises
-        Unavailable."""
+    def take(self, entries: Sequence[JoinEntry], *, now: float, holds: Callable[[str], bool]) -> list[str]:
+        """Write down, in one transaction, that hosts have certificates; returns for each entry the
+        token by which its host is known then: another one, and nothing is written, while the
+        certificate by that one is valid at `now` and the token `holds`. Entries of one host count
+        one after the other. Raises Unavailable."""
         for _ in range(TRIES_MAX):
             try:
                 with self._database.transaction() as connection:
-                    return self._take(connection, host, token, until, now, holds)
+                    return self._take(connection, entries, now, holds)
             except IntegrityError:
                 continue  # another tracker was faster
-        raise Unavailable(f"the join of {host[:100]} cannot be written down", remedy="Try again")
+        hosts = ", ".join(entry.host[:100] for entry in entries[:3])
+        raise Unavailable(f"the joins of {hosts} cannot be written down", remedy="Try again")
 
     def _take(
-        self,
-        connection: sql.Connection,
-        host: str,
-        token: str,
-        until: float,
-        now: float,
-        holds: Callable[[str], bool],
-    ) -> str:
-        self._taken += 1
-        if self._taken % PURGE_EVERY == 1:
+        self, connection: sql.Connection, entries: Sequence[JoinEntry], now: float, holds: Callable[[str], bool]
+    ) -> list[str]:
+        if self._taken // PURGE_EVERY != (self._taken + len(entries)) // PURGE_EVERY or not self._taken:
             connection.execute(sql.delete(_joins).where(_joins.c.until < now))
-        found = connection.execute(sql.select(_joins).where(_joins.c.host == host).with_for_update()).one_or_none()
-        if found is None:
-            connection.execute(sql.insert(_joins).values(host=host, token=token, until=until))
-            return token
-        if found.token != token and found.until > now and holds(found.token):
-            return str(found.token)
-        values = {"token": token, "until": until}
-        connection.execute(sql.update(_joins).where(_joins.c.host == host).values(values))
-        return token
+        self._taken += len(entries)
+        hosts = sorted({entry.host for entry in entries})
+        # In one order of rows, so that trackers do not wait for each other in a circle.
+        found = connection.execute(_known, {"hosts": hosts}).all()
+        known = {row.host: JoinEntry(row.host, row.token, row.until) for row in found}
+        before, tokens = dict(known), []
+        for entry in entries:
+            last = known.get(entry.host, entry)
+            if last.token == entry.token or last.until <= now or not holds(last.token):
+                known[entry.host] = last = entry
+            tokens.append(last.token)
+        if fresh := [_values(known[host]) for host in hosts if host not in before]:
+            connection.execute(sql.insert(_joins), fresh)
+        if changed := [_values(known[host]) for host in hosts if host in before and known[host] != before[host]]:
+            connection.execute(_change, [{f"the_{name}": value for name, value in row.items()} for row in changed])
+        return tokens
+
+
+_known = (
+    sql.select(_joins)
+    .where(_joins.c.host.in_(sql.bindparam("hosts", expanding=True)))
+    .order_by(_joins.c.host)
+    .with_for_update()
+)
+_change = (
+    sql.update(_joins)
+    .where(_joins.c.host == sql.bindparam("the_host"))
+    .values(token=sql.bindparam("the_token"), until=sql.bindparam("the_until"))
+)
+
+
+def _values(entry: JoinEntry) -> dict[str, object]:
+    return {"host": entry.host, "token": entry.token, "until": entry.until}

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from p2pdist.agent.access.files import make_private, read, replace
-from p2pdist.credentials.authority import dns_name_in, issued_by_fleet, join_in, name_in
+from p2pdist.credentials.authority import dns_name_in, issued_by_fleet, join_in, name_in, trust_domain_in
 from p2pdist.credentials.signing import VerifyKeys
 from p2pdist.credentials.tokens import split_token, verify_token
 from p2pdist.model.access import (
@@ -54,7 +54,9 @@ class Ends(Protocol):
 class Peers:
     """What is known of others. `required`: access is on although no tracker has said anything yet.
     `secured`: the agent speaks TLS, without which no message counts. `fleet` and `join` are
-    the fleet that this host has joined, and the id of the join token.
+    the fleet that this host has joined, and the id of the join token. `trust_domain` is that of
+    this host's SVID: a certificate with an SPIFFE ID of another one, or of no fleet's, names no
+    host.
     `clock` is the tracker's time of day as far as it is known, in seconds since the epoch; `alone`
     says whether no tracker answers. On the event loop."""
 
@@ -65,13 +67,14 @@ class Peers:
         *,
         fleet: str = "",
         join: str = "",
+        trust_domain: str = "",
         required: bool,
         secured: bool,
         clock: Callable[[], float],
         alone: Callable[[], bool],
     ) -> None:
         self._directory, self._file, self._host = directory, directory / "access.json", host
-        self._fleet, self._join = fleet, join
+        self._fleet, self._join, self._trust_domain = fleet or trust_domain, join, trust_domain
         self._required, self._clock, self._alone = required, clock, alone
         self.access: Access | None = None
         """The last message, None while access is off."""
@@ -111,8 +114,10 @@ class Peers:
         name, else of another authority the first DNS name, as trackers read it; "" where there is
         none."""
         fleet = self.access.fleet if self.access is not None else self._fleet
-        host = name_in(certificate, fleet, "agent")
-        return host or ("" if issued_by_fleet(certificate, fleet) else dns_name_in(certificate))
+        if host := name_in(certificate, fleet, "agent"):
+            return host
+        foreign = self._trust_domain and trust_domain_in(certificate) not in ("", fleet, self._trust_domain)
+        return "" if foreign or issued_by_fleet(certificate, fleet) else dns_name_in(certificate)
 
     def join_in(self, certificate: Mapping[str, Any] | None) -> str:
         """The id of the join token by which the host in a peer's certificate came; "" where another

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from p2pdist.agent.access.identity import Membership
 from p2pdist.agent.access.local import LocalCallers
 from p2pdist.agent.access.names import PackageNames
 from p2pdist.agent.access.peers import Peers
+from p2pdist.agent.access.spiffe import WorkloadIdentity
 from p2pdist.agent.access.tickets import Tickets
 from p2pdist.agent.tasks import Tasks
 from p2pdist.credentials.authority import TRACKER_DNS
@@ -31,23 +32,24 @@ logger = logging.getLogger(__name__)
 
 
 class AgentAccess:
-    """What an agent and its routes ask about access. `membership`: the fleet that the agent has
-    joined; else `files` are certificates of its own, and without either access is off, whatever a
-    tracker says. On the event loop."""
+    """What an agent and its routes ask about access. `identity`: the fleet that the agent has
+    joined, or its SVID; else `files` are certificates of its own, and without either access is off,
+    whatever a tracker says. On the event loop."""
 
     def __init__(
         self,
         host: str,
         directory: Path,
-        membership: Membership | None,
+        identity: Membership | WorkloadIdentity | None,
         files: TlsFiles | None,
         *,
         alone: Callable[[], bool],
         clock_ahead_s: Callable[[], float],
     ) -> None:
-        self._membership = membership
-        self.tls: Tls | None = membership.tls if membership is not None else None
-        if membership is None and files is not None:
+        self._membership = membership = identity if isinstance(identity, Membership) else None
+        self._workload = workload = identity if isinstance(identity, WorkloadIdentity) else None
+        self.tls: Tls | None = identity.tls if identity is not None else None
+        if identity is None and files is not None:
             self.tls = Tls(files)
         self.tickets = Tickets()
         self.callers = LocalCallers()
@@ -56,6 +58,7 @@ class AgentAccess:
             host,
             fleet=membership.fleet if membership is not None else "",
             join=membership.join if membership is not None else "",
+            trust_domain=workload.trust_domain if workload is not None else "",
             required=membership is not None,
             secured=self.tls is not None,
             clock=lambda: time.time() - clock_ahead_s(),
@@ -82,13 +85,17 @@ class AgentAccess:
         self._tasks.spawn(asyncio.to_thread(self.names.load, store))
         if self._membership is not None:
             self._tasks.spawn(self._membership.run())
-        else:
-            self._tasks.spawn(self._watch(self.tls))
+            return
+        if self._workload is not None:
+            self._tasks.spawn(self._workload.run())
+        self._tasks.spawn(self._watch(self.tls))
 
     async def stop(self) -> None:
         """End what `start` began."""
         await self._tasks.stop()
         await self.peers.stop()
+        if self._workload is not None:
+            self._workload.close()
 
     def learn(self, access: Access) -> None:
         """Take in what a tracker says of access."""
@@ -126,8 +133,9 @@ class AgentAccess:
         return not self.peers.on or self.is_public(blob)
 
     def _read_names(self) -> None:
-        """With access on, have the certificate of a peer name the host of the plan."""
-        if self.tls is not None and self.peers.on:
+        """With access on, and with SVIDs, which name no addresses, have the certificate of a peer
+        name the host of the plan."""
+        if self.tls is not None and (self.peers.on or self._workload is not None):
             self.tls.host_in = self.peers.source_in
 
     async def _trust(self, authorities: str) -> None:
@@ -140,11 +148,15 @@ class AgentAccess:
             logger.warning("the fleet's authorities stay as they were: %s", error)
 
     async def _watch(self, tls: Tls) -> None:
-        """Read certificates of one's own again when their files change."""
-        before = await asyncio.to_thread(_stamps, tls.files)
+        """Read certificates of one's own again when their files change. An SVID is in memory, and
+        only the further authorities beside it in a file."""
+        files = tls.files
+        own = (files.certificate, files.key, files.authority) if self._workload is None else ()
+        paths = [*own, *filter(None, (files.further,))]
+        before = await asyncio.to_thread(_stamps, paths)
         while True:
             await asyncio.sleep(WATCH_S)
-            now = await asyncio.to_thread(_stamps, tls.files)
+            now = await asyncio.to_thread(_stamps, paths)
             if now == before:
                 continue
             try:
@@ -156,9 +168,9 @@ class AgentAccess:
                 logger.info("certificates were read again")
 
 
-def _stamps(files: TlsFiles) -> tuple[tuple[int, int] | None, ...]:
+def _stamps(paths: Iterable[Path]) -> tuple[tuple[int, int] | None, ...]:
     stamps: list[tuple[int, int] | None] = []
-    for path in (files.certificate, files.key, files.authority):
+    for path in paths:
         try:
             status = path.stat()
         except OSError:

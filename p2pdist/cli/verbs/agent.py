@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, cast
 
 import click
 
@@ -25,6 +25,7 @@ from p2pdist.model.upstream import parse_upstream, unique
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from p2pdist.agent.access.spiffe import SpiffeSettings
     from p2pdist.agent.agent import Agent, AgentSettings
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.agent.buckets.settings import S3Settings
@@ -169,9 +170,56 @@ def _s3(text: str, buckets: tuple[str, ...], file: Path | None) -> tuple[tuple[s
     return address, settings
 
 
+_CERTIFICATE_OPTIONS = (
+    click.option(
+        "--trust-domain",
+        default="",
+        metavar="NAME",
+        help="The trust domain that --spiffe must give [default: that of the first SVID].",
+    ),
+    click.option(
+        "--spiffe",
+        is_flag=False,
+        flag_value="",
+        default=None,
+        metavar="[ADDRESS]",
+        help="Take this host's certificate from the SPIFFE Workload API there, such as unix:///run/spire/api.sock [without ADDRESS:"
+        " SPIFFE_ENDPOINT_SOCKET].",
+    ),
+    click.option(
+        "--tls-name",
+        default="",
+        metavar="NAME",
+        help="The name in all agents' certificates [default: each one's own address].",
+    ),
+    click.option(
+        "--tls-ca",
+        type=File,
+        help="The authority of all agents' certificates, PEM; peers without one are refused. With --spiffe: a further one, such as"
+        " the tracker's.",
+    ),
+    click.option("--tls-key", type=File, help="Its key, PEM, not encrypted."),
+    click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM."),
+    click.option(
+        "--join-file",
+        type=File,
+        help="Join the fleet of the token in this file, for trackers with --access: the agent gets a certificate of its own.",
+    ),
+)
+
+
+class Identity(TypedDict):
+    """Where an agent's certificate comes from: settings of that name (AgentSettings), at most one
+    of which is not None."""
+
+    join_file: Path | None
+    spiffe: SpiffeSettings | None
+    tls: TlsFiles | None
+
+
 def tls_options(command: Function) -> Function:
-    """--join-file and the options of certificates of one's own. The command gets `join_file` and
-    `tls`, of which one is None. Raises UsageError where both are given."""
+    """--join-file, --spiffe and the options of certificates of one's own. The command gets
+    `identity`. Raises UsageError where more than one is given."""
 
     @functools.wraps(command)
     def secured(
@@ -181,32 +229,24 @@ def tls_options(command: Function) -> Function:
         tls_key: Path | None,
         tls_ca: Path | None,
         tls_name: str,
+        spiffe: str | None,
+        trust_domain: str,
         **more: Any,
     ) -> Any:
-        tls = _tls_files(tls_cert, tls_key, tls_ca, tls_name)
+        if spiffe is not None and (join_file or tls_cert or tls_key or tls_name):
+            raise UsageError(
+                "--spiffe brings a certificate, and --join-file or --tls options another one",
+                remedy="Give one; only --tls-ca goes with --spiffe",
+            )
+        svid = _spiffe(spiffe, trust_domain, tls_ca)
+        tls = _tls_files(tls_cert, tls_key, tls_ca if svid is None else None, tls_name)
         if join_file is not None and tls is not None:
             raise UsageError("--join-file brings a certificate, and --tls options name another one", remedy="Give one")
-        return command(*args, join_file=join_file.absolute() if join_file is not None else None, tls=tls, **more)
+        joins = join_file.absolute() if join_file is not None else None
+        return command(*args, identity=Identity(join_file=joins, spiffe=svid, tls=tls), **more)
 
     wrapped: Any = secured
-    for option in (
-        click.option(
-            "--tls-name",
-            default="",
-            metavar="NAME",
-            help="The name in all agents' certificates [default: each one's own address].",
-        ),
-        click.option(
-            "--tls-ca", type=File, help="The authority of all agents' certificates, PEM; peers without one are refused."
-        ),
-        click.option("--tls-key", type=File, help="Its key, PEM, not encrypted."),
-        click.option("--tls-cert", type=File, help="Speak TLS with other agents: this host's certificate, PEM."),
-        click.option(
-            "--join-file",
-            type=File,
-            help="Join the fleet of the token in this file, for trackers with --access: the agent gets a certificate of its own.",
-        ),
-    ):
+    for option in _CERTIFICATE_OPTIONS:
         wrapped = option(wrapped)
     return cast(Function, wrapped)
 
@@ -348,8 +388,7 @@ def command(
     capacity: str,
     tracker_wait: float,
     upstreams: tuple[str, ...],
-    join_file: Path | None,
-    tls: TlsFiles | None,
+    identity: Identity,
     transport: Policy | None,
     bt_listen: str,
     scrub_days: float,
@@ -383,10 +422,9 @@ def command(
         tracker_wait_s=tracker_wait,
         audited=_audit(more.pop("audit_log", None)),
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in more.items() if rate},
-        tls=tls,
-        join_file=join_file,
+        **identity,
         discovery=discovery,
-        swarm=_swarm(transport, address, bt_listen, tls=tls is not None, joins=join_file is not None),
+        swarm=_swarm(transport, address, bt_listen, identity),
         scrub_s=86400 * scrub_days,
         lazy=lazy,
         drain_s=drain_seconds,
@@ -435,14 +473,15 @@ def _loopback_address(option: str, text: str) -> tuple[str, int] | None:
 
 
 def _swarm(
-    transport: Policy | None, address: tuple[str, int], bt_listen: str, *, tls: bool, joins: bool
+    transport: Policy | None, address: tuple[str, int], bt_listen: str, identity: Identity
 ) -> SwarmSettings | None:
     """How blobs may come by BitTorrent; None for trees only. An agent that joins a fleet uses
     BitTorrent only when told to, and then for public packages. Raises UsageError."""
     from p2pdist.agent.bittorrent.service import SwarmSettings
     from p2pdist.model.address import parse_address
 
-    policy: Policy = transport or ("trees" if tls or joins else "auto")
+    tls = identity["tls"] is not None or identity["spiffe"] is not None
+    policy: Policy = transport or ("trees" if any(identity.values()) else "auto")
     if policy == "trees":
         if bt_listen:
             raise UsageError("--bt-listen is of no use with trees only", remedy="Give --transport auto or swarm")
@@ -562,6 +601,16 @@ def _warn_of_strangers(host: str) -> None:
             "access control is off: any client that reaches this port can fetch every package of the fleet. Start trackers with "
             "--access FILE and agents with --join-file to change that"
         )
+
+
+def _spiffe(socket: str | None, trust_domain: str, further: Path | None) -> SpiffeSettings | None:
+    from p2pdist.agent.access.spiffe import SpiffeSettings
+
+    if socket is None:
+        if trust_domain:
+            raise UsageError("--trust-domain goes with --spiffe alone", remedy="Give --spiffe, too")
+        return None
+    return SpiffeSettings.parse(socket, trust_domain, further.absolute() if further is not None else None)
 
 
 def _tls_files(certificate: Path | None, key: Path | None, authority: Path | None, name: str) -> TlsFiles | None:
