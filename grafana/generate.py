@@ -129,6 +129,25 @@ FLEET = [
         "Of those of the last hour, the median. p2pdist report tells of one of them.",
     ),
     Panel(
+        "Traces of lazy starts",
+        "short",
+        [
+            q("max(p2pdist_tracker_trace_entries)", "entry points"),
+            q("max(p2pdist_tracker_trace_recordings)", "recordings"),
+        ],
+        "Trackers with one database keep the same ones.",
+    ),
+    Panel("Bytes of recordings", "bytes", [q("max(p2pdist_tracker_trace_bytes)", "bytes")]),
+    Panel(
+        "Requests for traces",
+        "ops",
+        [
+            q("sum by (result) (rate(p2pdist_tracker_trace_requests_total[$__rate_interval]))", "{{result}}"),
+            q("sum(rate(p2pdist_tracker_traces_merged_total[$__rate_interval]))", "made of recordings"),
+        ],
+        "none: hosts that start such packages state nothing.",
+    ),
+    Panel(
         "Images given to container runtimes",
         "Bps",
         [q("sum by (source) (rate(p2pdist_agent_mirror_bytes_total[$__rate_interval]))", "{{source}}")],

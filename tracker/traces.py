@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from p2pdist.model.errors import Corrupt, Unavailable, UsageError
 from p2pdist.model.trace import Trace, decode_trace, encode_trace, merge
@@ -31,6 +33,16 @@ HOST_CHARACTERS_MAX = 320
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a tracker keeps: packages' entry points that have recordings, recordings, and the bytes
+    of these."""
+
+    entries: int
+    recordings: int
+    bytes: int
+
+
 class Traces:
     """The traces of one tracker. `records` outlive the process; None: nothing does."""
 
@@ -42,6 +54,10 @@ class Traces:
         self._newest = 0.0
         """When the newest recording that was read from it was stated."""
         self._forgot_at = 0.0
+        self.answered: Counter[str] = Counter()
+        """Requests for a trace: "found", and "none" where none is kept."""
+        self.merged = 0
+        """Traces that were made of recordings."""
 
     async def state(self, key: Key, host: str, data: bytes) -> Trace:
         """Keep what a host recorded of a start, and return it decoded. Raises Corrupt for what is
@@ -63,10 +79,11 @@ class Traces:
         """The encoded trace of a key, empty when there is none."""
         await self._refresh()
         trace = self._ledger.trace(key)
-        if trace is not None:
-            return trace
-        recordings = self._ledger.recordings(key, now=time.time())
-        return await self._reads.read(f"{key}", lambda: self._merge(key, recordings)) if recordings else b""
+        if trace is None:
+            recordings = self._ledger.recordings(key, now=time.time())
+            trace = await self._reads.read(f"{key}", lambda: self._merge(key, recordings)) if recordings else b""
+        self.answered["found" if trace else "none"] += 1
+        return trace
 
     def invite(self, key: Key) -> bool:
         """Whether a host that starts the package now is to record it."""
@@ -77,6 +94,11 @@ class Traces:
         await self._refresh()
         return self._ledger.summaries()
 
+    @property
+    def kept(self) -> Kept:
+        """How much is kept now."""
+        return Kept(*self._ledger.counts, self._ledger.bytes)
+
     def close(self) -> None:
         """Disconnect from the database."""
         if self._records is not None:
@@ -84,6 +106,7 @@ class Traces:
 
     async def _merge(self, key: Key, recordings: tuple[bytes, ...]) -> bytes:
         trace = await asyncio.to_thread(_merged, recordings)
+        self.merged += 1
         self._ledger.note_trace(key, recordings, trace, now=time.time())
         return trace
 

@@ -117,6 +117,28 @@ async def test_a_trace_is_of_all_versions_and_outlives_the_tracker(site: Site) -
     assert msgspec.json.decode(nothing, type=TraceList).traces == []
 
 
+async def test_metrics_say_what_is_kept_and_how_often_it_was_made(site: Site) -> None:
+    async def metrics() -> dict[str, float]:
+        lines = (await site.ask("GET", "/metrics")).decode().splitlines()
+        samples = (line.partition(" ") for line in lines if line.startswith("p2pdist_tracker_trace"))
+        return {name: float(value) for name, _, value in samples}
+
+    found = 'p2pdist_tracker_trace_requests_total{result="found"}'
+    before = await metrics()
+    assert before[found] == before["p2pdist_tracker_trace_bytes"] == before["p2pdist_tracker_traces_merged_total"] == 0
+    first, second = body(trace(A, B)), body(trace(A), "serve")
+    for recorded in (first, second, body(trace(A, B), host="h1")):
+        await site.ask("POST", "/v1/traces", recorded)
+    await asyncio.gather(*(site.found() for _ in range(20)))
+    await site.found()
+    assert await site.found("other") == b""
+    after = await metrics()
+    assert (after["p2pdist_tracker_trace_entries"], after["p2pdist_tracker_trace_recordings"]) == (2, 3)
+    assert after["p2pdist_tracker_trace_bytes"] == 2 * len(first.trace) + len(second.trace)
+    assert after["p2pdist_tracker_traces_merged_total"] == 1
+    assert after[found] == 21 and after[found.replace("found", "none")] == 1
+
+
 async def test_hosts_that_start_are_asked_to_record(site: Site) -> None:
     assert not await site.wanted(starts="")
     starts = [await site.wanted() for _ in range(20)]

@@ -50,6 +50,7 @@ class TrackerCollector(Collector):
         yield from self._upstreams()
         yield from self._trackers()
         yield from self._events()
+        yield from self._traces()
         yield GaugeMetricFamily("p2pdist_tracker_sessions", "Open agent sessions", value=self._service.sessions)
         yield GaugeMetricFamily("p2pdist_tracker_lag_seconds", "Delay of the event loop", value=self._service.lag_s)
         replans = CounterMetricFamily("p2pdist_tracker_replans", "Plans made anew", labels=["reason"])
@@ -183,6 +184,23 @@ class TrackerCollector(Collector):
         hubs = self._service.hubs
         for result, number in hubs.asked.items():
             asked.add_metric([hubs.url, result], number)
+        yield asked
+
+    def _traces(self) -> Iterator[Metric]:
+        traces = self._service.traces
+        kept = traces.kept
+        name, text = "p2pdist_tracker_trace_entries", "Entry points of packages with recordings of lazy starts"
+        yield GaugeMetricFamily(name, text, value=kept.entries)
+        name, text = "p2pdist_tracker_trace_recordings", "Recordings of lazy starts that are kept"
+        yield GaugeMetricFamily(name, text, value=kept.recordings)
+        name, text = "p2pdist_tracker_trace_bytes", "Bytes of the recordings of lazy starts that are kept"
+        yield GaugeMetricFamily(name, text, value=kept.bytes)
+        text = "Traces that were made of recordings"
+        yield CounterMetricFamily("p2pdist_tracker_traces_merged", text, value=traces.merged)
+        name, text = "p2pdist_tracker_trace_requests", "Requests for a trace, by whether there is one"
+        asked = CounterMetricFamily(name, text, labels=["result"])
+        for result in ("found", "none"):
+            asked.add_metric([result], traces.answered[result])
         yield asked
 
 

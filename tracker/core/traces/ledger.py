@@ -168,6 +168,12 @@ class TraceLedger:
         """Of all recordings."""
         return self._bytes
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Keys that have recordings, and all recordings."""
+        numbers = [len(kept.recordings) for kept in self._kept.values()]
+        return sum(map(bool, numbers)), sum(numbers)
+
     def _drop(self, kept: _Kept, host: str) -> None:
         self._bytes -= len(kept.recordings.pop(host).data)
 
