@@ -150,7 +150,7 @@ def test_commands_flags_and_settings_exist(directory: str, tmp_path: Path) -> No
 def test_the_example_is_what_the_commands_take(tmp_path: Path) -> None:
     (pod,) = documents((MANIFESTS / "example-job.yaml").read_text())
     pull, run = containers(pod["spec"])
-    assert parsed(pull["args"], "", tmp_path).params["reference"] == "team/trainer:v3"
+    assert parsed(pull["args"], "", tmp_path).params["references"] == ("team/trainer:v3",)
     context = parsed(run["args"], "", tmp_path)
     assert (context.params["reference"], context.params["how"]) == ("team/trainer:v3", "unpack")
     assert [each for each in context.params["arguments"] if each != "--"] == ["--epochs", "3"]

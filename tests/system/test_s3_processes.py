@@ -177,7 +177,7 @@ def test_listings_keys_and_conditions(site: Site) -> None:
     assert read(client, "apps", "link") == b"0123456789" and read(client, "apps", "empty") == b""
     check_conditions(client)
     assert client.get_bucket_location(Bucket="apps")["LocationConstraint"] is None
-    assert agent.metric('p2pdist_agent_s3_requests_total{operation="GetObject",result="unknown"}') >= 1
+    assert agent.metric('p2pdist_agent_s3_requests_total{kind="GetObject",result="unknown"}') >= 1
 
 
 def check_conditions(client: Any) -> None:

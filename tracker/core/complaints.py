@@ -105,7 +105,7 @@ class Complaints:
                 edges.detach(stripe, child.host)
             return
         child.complain(stripe)
-        if child.was_told(source):
+        if was_told(child, source):
             if reason in {"stalled", "short"}:
                 self.claims.complained(swarm, source, now=now)
             self._starves(swarm, child, swarm.members[source], stripe, now)
@@ -127,7 +127,7 @@ class Complaints:
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
                 self.membership.leave(parent, swarm, "dead", now=now)
-            elif child.was_told(source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
+            elif was_told(child, source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
                 voter = self.membership.hosts[child.host].voter or child.host
                 self.reputation.penalise(parent, voter, reason, now=now)
                 if reason == "corrupt":
@@ -152,7 +152,7 @@ class Complaints:
         """A host without any piece says that a parent gives nothing yet. Where that is so of all
         its parents that say that they have pieces, it leaves them where it can be rescued. It is
         too early to hold it against them."""
-        claims = parent.counts[stripe] and child.parents[stripe] == parent.host and child.was_told(parent.host)
+        claims = parent.counts[stripe] and child.parents[stripe] == parent.host and was_told(child, parent.host)
         if not claims or any(child.counts):
             return
         starvation = child.starve()
@@ -217,3 +217,8 @@ class Complaints:
 def _stripes_from_peers(member: Member) -> list[int]:
     """The stripes that a host receives from other hosts."""
     return [stripe for stripe, parent in enumerate(member.parents) if parent]
+
+
+def was_told(child: Member, source: str) -> bool:
+    """Whether a plan of late names a host as parent or alternate of another."""
+    return any(source in names for names in child.told)

@@ -144,7 +144,7 @@ class Member:
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
     starvation: Starvation | None = None
-    """What parents did not give; None where all gave something. `starve`, `feed`."""
+    """What parents did not give; None where all gave something. `starve`, Swarm.advance."""
     rescued: frozenset[int] = frozenset()
     """Stripes that the host reads although its site has a root, since it was starved. Edges."""
     told: tuple[tuple[str, ...], ...] = ()
@@ -265,22 +265,11 @@ class Member:
         sources = (source for plan in stripes for source in (plan.parent, *plan.alternates) if source is not None)
         self.told = (tuple(dict.fromkeys(source.host for source in sources)), *self.told[: TOLD_MAX - 1])
 
-    def was_told(self, host: str) -> bool:
-        """Whether a plan of late names a host as parent or alternate."""
-        return any(host in names for names in self.told)
-
     def starve(self) -> Starvation:
         """What parents did not give, from now on."""
         if self.starvation is None:
             self.starvation = Starvation()
         return self.starvation
-
-    def feed(self, counts: list[int]) -> bool:
-        """The host has so many pieces by stripe; whether it is starved no more, having been."""
-        if self.starvation is None or not any(counts) or self.starvation.feed(counts):
-            return False
-        self.starvation = self.starvation if self.starvation.failed_by else None
-        return True
 
     def set_superpeers(self, superpeers: tuple[Source, ...]) -> None:
         """The host is told of these superpeers; none: its agent may have started anew."""

@@ -304,7 +304,7 @@ class Swarm:
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
-        if member.feed(counts):
+        if member.starvation is not None and any(counts) and not member.starvation.feed(counts):
             self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals

@@ -26,6 +26,7 @@ class AgentCollector(Collector):
         self._agent = agent
 
     def collect(self) -> Iterator[Metric]:
+        """The figures of this moment, at each scrape."""
         agent = self._agent
         received = CounterMetricFamily("p2pdist_agent_received_bytes", "Verified bytes received", labels=["source"])
         for source in ("origin", "upstream", "peer", "bittorrent"):

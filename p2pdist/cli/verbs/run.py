@@ -122,12 +122,17 @@ def command(
 
     client = LocalClient(socket)
     caches = _Caches(cache, cache_dir, client) if cache else None
-    words = arguments[:WORDS_SENT]
-    request = MountRequest(reference, "", writable, how or "", until_exit=True, command=words)
+    return _run_from_agent(reference, run, client, caches, lazy=lazy)
+
+
+def _run_from_agent(reference: str, run: Run, client: LocalClient, caches: _Caches | None, *, lazy: bool | None) -> int:
+    """The exit code of the program of a package that the agent shows."""
+    words = run.arguments[:WORDS_SENT]
+    request = MountRequest(reference, "", run.writable, run.how or "", until_exit=True, command=words)
     try:
         shown = lazy_or_pulled(client, request, lazy=lazy, quiet=False)
     except Unavailable as error:
-        if not os.path.lexists(socket):
+        if not os.path.lexists(client.socket_path):
             error.remedy += "; p2pdist run --local runs without one what was packed here"
         raise
     if not isinstance(shown, PullStatus):
