@@ -79,6 +79,19 @@ def test_a_pick_that_left_is_replaced_by_a_host_of_another_tracker() -> None:
     assert sorted(world.rows["p"].picked) == ["h1", "h2"] and world.keeping("p") == ["h1", "h2"]
 
 
+def test_people_hear_how_many_hosts_all_trackers_have() -> None:
+    """While there are too few, and not once there are enough."""
+    world = asking_each_other(2)
+    world.join("a/r0/h0")
+    world.join("a/r1/h1", "a/r2/h2", tracker=1)
+    world.ask("p", count=4)
+    world.wait(1)
+    assert world.progress("p").notes == ("4 hosts are wanted, 3 that may be taken are connected",)
+    world.join("a/r3/h3", tracker=1)
+    world.wait(SURVEY_S + 3)
+    assert sorted(world.rows["p"].picked) == ["h0", "h1", "h2", "h3"] and world.progress("p").notes == ()
+
+
 def test_what_all_trackers_knew_is_not_kept() -> None:
     world = asking_each_other(2)
     world.join("a/r0/h0")

@@ -177,8 +177,9 @@ def _notes(
     if away:
         more = f" and {len(away) - NAMES_SHOWN_MAX} more" if len(away) > NAMES_SHOWN_MAX else ""
         yield f"not connected: {', '.join(away[:NAMES_SHOWN_MAX])}{more}"
-    if request.count is not None and len(pool) < request.count and (pool or selector is None):
-        yield f"{request.count} hosts are wanted, {len(pool)} that may be taken are connected"
+    here = max(len(pool), preseed.pool_hosts)
+    if request.count is not None and here < request.count and (pool or selector is None):
+        yield f"{request.count} hosts are wanted, {here} that may be taken are connected"
     zones = Counter(host.zone for host in pool)
     for zone in sorted(zone for zone, number in zones.items() if number < (request.replicas or 0)):
         yield f"{request.replicas} copies are wanted in each zone, {zone or 'the one without a name'} has {zones[zone]}"

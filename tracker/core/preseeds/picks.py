@@ -63,8 +63,10 @@ class Picker:
         affinity, pool = self.affinity, self.hosts
         if preseed.survey is not None:
             affinity, pool = preseed.survey, AtHome(preseed.survey.hosts)
+        preseed.pool_hosts = 0
         for host in pool.values():
             if host.available and preseed.in_pool(host):
+                preseed.pool_hosts += 1
                 candidates = free.setdefault(host.zone, [])
                 holder = preseed.holders.get(host.name)
                 tried = holder is not None and holder.given_up

@@ -226,6 +226,9 @@ class Preseed:
     asked_at: float = -inf
     """When they answered, and when they were asked."""
 
+    pool_hosts: int = 0
+    """Hosts that could be picked at the last pick, of all trackers that answered then."""
+
     wake_at: float = inf
     """When to look at the preseed though nothing happens."""
 
