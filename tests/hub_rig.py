@@ -42,6 +42,8 @@ class Repository:
     refs: dict[str, str] = field(default_factory=dict)
     private: bool = False
     gated: bool = False
+    lost: set[str] = field(default_factory=set)
+    """Files of LFS that are listed, and that its storage does not have."""
     lfs: Callable[[str], bool] = lambda path: path.endswith((".safetensors", ".bin", ".parquet"))
 
     def commit(self, files: Mapping[str, bytes], ref: str = "main") -> str:
@@ -213,6 +215,8 @@ class Hub:
         if not found.lfs(path):
             headers["ETag"] = f'"{git_oid(data)}"'
             return await self._send(request, path, self.change(path, data), headers)
+        if path in found.lost:
+            return self._failure(404, "EntryNotFound", "Entry not found")
         digest = hashlib.sha256(data).hexdigest()
         headers |= {
             "X-Linked-Size": str(len(data)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,22 @@ async def test_a_private_repository_is_for_clients_that_may_read_it(
     assert "hf_reads" not in caplog.text and "hf_other" not in caplog.text
     stored = b"".join(path.read_bytes() for path in site.site.directory.rglob("*") if path.is_file())
     assert b"hf_reads" not in stored
+
+
+async def test_a_listing_that_names_content_of_others_gives_none_of_it(site: HubSite) -> None:
+    """Whoever pushes to an open repository may know the SHA-256 of a private file."""
+    files = {"model.safetensors": os.urandom(300_000)}
+    private, forged = site.hub.repository("org/private"), site.hub.repository("org/forged")
+    private.private, site.hub.tokens = True, {"hf_reads": {"org/private"}}
+    private.commit(files)
+    forged.commit(files)
+    forged.lost.add("model.safetensors")
+    await site.start("h2")
+    path = "resolve/main/model.safetensors"
+    assert (await site.ask(f"/org/private/{path}", headers=bearer("hf_reads"))).body == files["model.safetensors"]
+    for at in ("h1", "h2"):
+        answer = await site.ask(f"/org/forged/{path}", at=at)
+        assert (answer.status, answer.code) == (404, "EntryNotFound")
 
 
 async def test_a_token_is_checked_once_for_the_fleet(site: HubSite) -> None:

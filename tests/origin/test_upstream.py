@@ -30,7 +30,7 @@ from p2pdist.model.upstream import UpstreamSettings, parse_upstream
 from p2pdist.origin.registry.accounts import Account, Fixed, docker_accounts
 from p2pdist.origin.registry.addresses import AllowedAddresses, kind_of
 from p2pdist.origin.registry.authentication import Authentication, PullToken
-from p2pdist.origin.registry.client import RegistryClient
+from p2pdist.origin.registry.client import RegistryClient, redirect_target
 from p2pdist.origin.registry.upstream import UpstreamRegistry
 
 LAYER = {"bin/hello": b"#!/bin/sh\necho hello\n", "data": bytes(range(256)) * 400}
@@ -457,7 +457,10 @@ async def test_redirects_that_storage_would_not_send_are_not_followed(odd: Odd, 
 def test_a_registry_elsewhere_cannot_send_this_machine_to_its_own_services() -> None:
     client = RegistryClient("r", URL("https://registry.example.org"), Fixed(None))
     at = URL("https://registry.example.org/v2/x")
-    assert client._target(at, "https://storage.example.org/a?b=%2F").host == "storage.example.org"
+    assert (
+        redirect_target(client.url, client.base, at, "https://storage.example.org/a?b=%2F").host
+        == "storage.example.org"
+    )
     for inner in (
         "https://127.0.0.1/",
         "https://localhost/",
@@ -478,7 +481,7 @@ def test_a_registry_elsewhere_cannot_send_this_machine_to_its_own_services() -> 
         "http://a.b/",
     ):
         with pytest.raises(Refused):
-            client._target(at, inner)
+            redirect_target(client.url, client.base, at, inner)
 
 
 @pytest.mark.parametrize(

@@ -238,10 +238,13 @@ class Hubs:
         return self._listings.put(key, data, await asyncio.to_thread(decode_listing, data))
 
     async def file(self, name: HubName, commit: str, path: str, token: str = "") -> HubFile:
-        """A file of a commit; `learned` hears how it is cut. Raises what `revision` raises."""
+        """A file of a commit; `learned` hears how it is cut. Of a file of LFS the hub is asked
+        first where it is read: a listing may name content that this repository does not have, and
+        hosts may have it from another one. Raises what `revision` raises."""
         shown = await self._shown(name, token)
         found = await self._file(name, commit, path, shown)
         if found.sha256 and found.size:
+            await self.location(name, commit, path, token)
             self.learned(((found.digest, vouched_layout(found.size)),))
         return found
 

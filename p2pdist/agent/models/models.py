@@ -17,7 +17,6 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -44,6 +43,7 @@ from p2pdist.model.hub import (
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import Priority
 from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.index import ImageRecord
 from p2pdist.store.store import BlobStore
 
 ADMITTED_S = 60.0
@@ -161,6 +161,8 @@ class Models:
         """Until when a blob is taken to be wrong at the hub, and what was said."""
         self._announced: OrderedDict[str, None] = OrderedDict()
         """Files, by name and digest, for which the tracker lets hosts join a swarm."""
+        self._confirmed: OrderedDict[str, None] = OrderedDict()
+        """Files that the hub has in the repository."""
         self._reads: dict[str, asyncio.Task[Any]] = {}
 
     def tracker_changed(self) -> None:
@@ -311,10 +313,8 @@ class Models:
         until, why = self._wrong.get(digest, (0.0, ""))
         if now < until:
             raise Corrupt(why, remedy=f"It is read again in {until - now:.0f} s")
+        await self._announce(name, commit, file, token)
         self._learn(str(name), (digest,))
-        stored = self._store.get(digest)
-        if stored is None or not stored.complete:
-            await self._announce(name, commit, file, token)
         source = HubBlob(self._tracked, self._storage, name, commit, file.path, token)
         blob, pull = await self._fetcher.fetch_vouched(digest, file.size, source, priority)
         if pull is not None:
@@ -322,13 +322,24 @@ class Models:
         return blob, pull
 
     async def _announce(self, name: HubName, commit: str, file: HubFile, token: str) -> None:
-        """Have the tracker know how the file is cut, if it has not been asked since it answers."""
-        key = f"{name} {file.sha256}"
-        if key in self._announced or not self._tracked.connected:
+        """Have the tracker know how the file is cut, and say whether the hub has its content in
+        this repository, as a listing may name content of others that is here already. Raises
+        Unavailable where nothing says it."""
+        key, target = f"{name} {file.sha256}", f"has {file.sha256}"
+        stored = self._store.get(file.digest)
+        has = key in self._confirmed or self._record(name, target) is not None
+        if has and (key in self._announced or (stored is not None and stored.complete)):
             return
-        with suppress(Unavailable):  # the pull waits for a tracker, or does without
+        try:
             await self._joined(f"file {key}", lambda: self._tracked.file(name, commit, file.path, token))
-            _remember(self._announced, key, None, ANNOUNCED_MAX)
+        except Unavailable:
+            if not has:
+                raise
+            return  # the pull waits for a tracker, or does without
+        _remember(self._announced, key, None, ANNOUNCED_MAX)
+        _remember(self._confirmed, key, None, ANNOUNCED_MAX)
+        if len((await self.files(name, commit, token)).files) <= KEPT_FILES_MAX:
+            await self._keep(name, target, b"has")
 
     def _ended(self, digest: Digest, path: str, name: HubName, done: asyncio.Future[None]) -> None:
         error = None if done.cancelled() else done.exception()
@@ -354,18 +365,22 @@ class Models:
         if not task.cancelled():
             task.exception()  # marks it as seen: the callers may have gone away
 
+    def _record(self, name: HubName, target: str) -> ImageRecord | None:
+        """The record of a document. It has a target that no tag and no digest is."""
+        return self._store.images.get(str(name), f"hub {target}")
+
     async def _kept(self, name: HubName, target: str) -> bytes | None:
-        """A document that is in the store. Its record has a target that no tag and no digest is."""
-        record = self._store.images.get(str(name), f"hub {target}")
+        """A document that is in the store."""
+        record = self._record(name, target)
         return await asyncio.to_thread(self._store.read_document, record.digest) if record is not None else None
 
     async def _keep(self, name: HubName, target: str, data: bytes) -> None:
-        record = self._store.images.get(str(name), f"hub {target}")
+        record = self._record(name, target)
         if record is None or record.digest != digest_of(data):
             await asyncio.to_thread(_put, self._store, str(name), f"hub {target}", data)
 
     async def _forget(self, name: HubName, target: str) -> None:
-        if self._store.images.get(str(name), f"hub {target}") is not None:
+        if self._record(name, target) is not None:
             await asyncio.to_thread(self._store.images.forget, str(name), [f"hub {target}"])
 
 

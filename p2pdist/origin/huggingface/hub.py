@@ -188,6 +188,9 @@ class UpstreamHub:
             stated = response.headers.get("X-Linked-Size", "")
             if stated.isdecimal() and len(stated) < 20 and int(stated) != file.size:
                 raise Corrupt(f"{self.url} states {stated} bytes of {file.path} of {name}, and lists {file.size}")
+            tag = response.headers.get("X-Linked-ETag", "").removeprefix("W/").strip('"')
+            if tag and tag != file.sha256:
+                raise Corrupt(f"{self.url} gives another content for {file.path} of {name} than it lists")
             if response.status == 200:
                 return HubLocation(str(response.url), self.url)
             return HubLocation(str(response.url.join(URL(response.headers["Location"], encoded=True))), self.url)
