@@ -82,10 +82,12 @@ def test_the_second_host_starts_without_compiling(site: Site) -> None:
     assert isinstance(env, dict)
     assert counted(site, env) == {"loaded": 0, "compiled": 1}
     assert counted(site, env) == {"loaded": 1, "compiled": 0}
+    (site.directory / "caches-first" / "private").write_text("no cache")
     made = saved(site, "caches-first")
     assert made["reference"] == begun["reference"] and made["files"] == 2
     found = restored(site, second, "caches-second")
     assert found["found"] is True and (found["files"], found["key"]) == (2, begun["key"])
+    assert not (site.directory / "caches-second" / "private").exists(), "caches alone travel"
     there = found["env"]
     assert isinstance(there, dict) and there["NUMBA_CACHE_DIR"].startswith(str(site.directory / "caches-second"))
     assert counted(site, there) == {"loaded": 1, "compiled": 0}

@@ -134,6 +134,32 @@ def test_a_model_is_packed_pulled_by_the_swarm_and_mounted(site: Site, agent: Ag
     assert pulled["bytes_origin"] + pulled["bytes_peers"] == len(more["config.json"])
     assert site.origin_bytes(digest_of(WEIGHTS)) == len(WEIGHTS)
     mounted(site, agent, "models/other:v1", "seen-too", more)
+    out = site.directory / "exported"
+    layout = str(site.directory / "layout")
+    code, _, errors = site.command("export", "models/other:v1", "--dir", "-o", str(out), "--layout", layout)
+    assert code == 0 and shown(out) == more, errors
+
+
+@needs_registry
+@pytest.mark.root
+def test_a_view_of_a_model_outlives_the_agent_and_keeps_its_blobs(site: Site, agent: Agent, registry: Registry) -> None:
+    model, place = site.directory / "pushed", site.directory / "seen"
+    write(model, {"model.safetensors": WEIGHTS})
+    oras_push(registry, "public/kept:v1", model, {"model.safetensors": RAW})
+    reference = f"docker://{registry.address}/public/kept:v1"
+    code, _, errors = site.command("mount", reference, str(place), "--socket", str(agent.socket))
+    assert code == 0, errors
+    agent.stop()
+    agent.start()
+    try:
+        assert shown(place) == {"model.safetensors": WEIGHTS}
+        code, _, errors = site.command("rm", reference, "--socket", str(agent.socket))
+        assert code != 0 and "in use" in errors, errors
+    finally:
+        code, _, errors = site.command("umount", str(place), "--socket", str(agent.socket))
+    assert code == 0, errors
+    code, _, errors = site.command("rm", reference, "--socket", str(agent.socket))
+    assert code == 0, errors
 
 
 @needs_registry

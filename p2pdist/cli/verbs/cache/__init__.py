@@ -94,7 +94,7 @@ def save(namespace: str, directory: Path | None, python: str, layout: Path, orig
 
     async def work(progress: output.Progress) -> tuple[str, int]:
         async with opened_layout(layout) as local, required_origin(origin) as central:
-            layers = [Layer(source, "tree", warn=False)]
+            layers = [Layer(source, "tree", ignore=_is_other, warn=False)]
             options = PackOptions(world_readable=True)
             await pack_layers(layers, found.reference, local, options, origin=central, on_progress=progress)
             pushed = await push(found.reference, local, central, on_progress=progress)
@@ -146,6 +146,11 @@ def _described(key: CacheKey, directory: Path) -> dict[str, Any]:
         "directory": str(directory),
         "env": key.variables(directory),
     }
+
+
+def _is_other(path: bytes, _is_directory: bool) -> bool:
+    """Whether an entry of the directory is none of its caches."""
+    return path.partition(b"/")[0].decode(errors="replace") not in VARIABLES.values()
 
 
 def _measure(directory: Path) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,8 @@ def _copy_missing(source: Path, directory: Path) -> Restored:
     be reading."""
     files = size = 0
     try:
-        for above, names, found in os.walk(source):
+        parts = [source / part for part in VARIABLES.values() if not (source / part).is_symlink()]
+        for above, names, found in chain.from_iterable(map(os.walk, parts)):
             names[:] = [name for name in names if not os.path.islink(os.path.join(above, name))]
             target = directory / os.path.relpath(above, source)
             _make_plain(target)
