@@ -1,0 +1,71 @@
+"""The benchmark of lazy starts: every way is taken on a small package, which stays for the next
+run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lazy_marks import needs_events
+
+from bench.lazy import EAGER, LAZY, LOCAL, TRACED, WAYS
+from bench.lazy_package import MADE, prepared
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES, SIZE_MIB, MIB = 60, 8, 1 << 20
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """What stands for installed wheels: a module that reads its data."""
+    wheels = tmp_path / "wheels"
+    (wheels / "module").mkdir(parents=True)
+    (wheels / "module" / "data.bin").write_bytes(os.urandom(1 << 20))
+    lines = ["import pathlib", "assert len(pathlib.Path(__file__).with_name('data.bin').read_bytes()) == 1 << 20"]
+    (wheels / "module" / "__init__.py").write_text("\n".join(lines))
+    return wheels
+
+
+def run(directory: Path, *words: str) -> dict[str, Any]:
+    program = [sys.executable, "-m", "bench.lazy", "--package", str(directory), "--modules", "module", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([*program, *words], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return dict(json.loads(ended.stdout))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.root
+@needs_events
+def test_every_way_is_taken_and_what_came_is_told(tmp_path: Path, wheels: Path) -> None:
+    directory = tmp_path / "package"
+    made = prepared(directory, wheels, files=FILES, size=SIZE_MIB * MIB)
+    document = run(directory, "--repeat", "1", "--rate-mbit", "100")
+    assert document["package"]["files"] == FILES and document["package"]["bytes_source"] >= SIZE_MIB * MIB
+    rows = {row["way"]: row for row in document["rows"]}
+    assert list(rows) == list(WAYS) and document["tracker_mib"] > 0
+    assert rows[LOCAL]["here_s"] is None and rows[LOCAL]["first_line_bytes"] == 0
+    assert made.bytes_stored <= rows[EAGER]["first_line_bytes"]
+    for way in (LAZY, TRACED):
+        row = rows[way]
+        assert 0.0 < row["first_line_s"] <= row["whole_s"] and 0.0 < row["here_s"] <= row["whole_s"]
+        assert row["shown_ms"] > 0.0 and 0 < row["metadata_bytes"] < made.bytes_stored
+        assert row["agent_mib"] > 0.0 and row["first_line_bytes"] > row["metadata_bytes"]
+
+
+def test_a_package_is_made_once_and_an_interrupted_attempt_is_none(tmp_path: Path, wheels: Path) -> None:
+    directory = tmp_path / "package"
+    (directory / "source").mkdir(parents=True)
+    (directory / "source" / "left").write_text("of an attempt that was interrupted")
+    made = prepared(directory, wheels, files=10)
+    assert made.files == 10 and not (made.source / "left").exists()
+    assert prepared(directory, tmp_path / "nothing") == made
+    (directory / MADE).unlink()
+    with pytest.raises(subprocess.CalledProcessError):
+        prepared(directory, tmp_path / "nothing")
