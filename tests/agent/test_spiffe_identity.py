@@ -4,7 +4,9 @@ listener that goes on, and an API that goes away."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -20,7 +22,10 @@ from p2pdist.agent.access import spiffe as module
 from p2pdist.agent.access.peers import Peers
 from p2pdist.agent.access.spiffe import SpiffeSettings, WorkloadIdentity
 from p2pdist.agent.agent import AgentSettings
+from p2pdist.model.address import parse_address
 from p2pdist.model.errors import Refused, Unavailable, UsageError
+from p2pdist.model.plan import Source
+from p2pdist.transfer.stream.connect import Unreachable, secure
 
 DATA = os.urandom(3 << 20)
 
@@ -138,6 +143,26 @@ async def test_an_authority_that_left_the_domain_counts_no_more(
                 await asyncio.sleep(0.01)
             assert not await newer.refused(running)
             assert await former.refused(running)
+
+
+async def test_without_access_control_too_a_certificate_must_name_the_host_of_the_plan(
+    running: Running, domain: TrustDomain, place: Path
+) -> None:
+    """SVIDs name no addresses."""
+    assert not running.agent.access.peers.on
+    async with Peer(place / "peer.sock", domain) as peer:
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, ssl=peer.tls.server)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+        def connect(host: str) -> None:
+            plain = socket.create_connection(parse_address(address))
+            with contextlib.closing(plain):
+                secure(plain, Source(host, address), running.agent.tls, lambda _: None, timeout_s=60).close()
+
+        async with server:
+            await asyncio.to_thread(connect, "h1")
+            with pytest.raises(Unreachable, match="a certificate of h1"):
+                await asyncio.to_thread(connect, "h2")
 
 
 async def test_a_peer_of_another_trust_domain_is_refused(running: Running, api: WorkloadApi, place: Path) -> None:
