@@ -21,8 +21,8 @@ DOCUMENTS = [
 ]
 INLINE = re.compile(r"`(p2pdist [^`]+)`")
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-METRIC = re.compile(r"\bp2pdist_(?:agent|tracker)_[a-z_]+")
-DEFINED = re.compile(r'"(p2pdist_(?:agent|tracker)_[a-z_]+)"')
+METRIC = re.compile(r"\bp2pdist_(?:agent|tracker)_[a-z0-9_]+")
+DEFINED = re.compile(r'"(p2pdist_(?:agent|tracker)_[a-z0-9_]+)"')
 
 
 def commands(text: str) -> Iterator[list[str]]:

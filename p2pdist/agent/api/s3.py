@@ -105,7 +105,7 @@ def make_s3_app(agent: Agent, settings: S3Settings) -> web.Application:
 def s3_metrics(counts: S3Counts) -> Iterator[Metric]:
     """What the S3 interface has counted; called in a thread."""
     name, text = "p2pdist_agent_s3_requests", "Requests of S3 clients"
-    requests = CounterMetricFamily(name, text, labels=["operation", "result"])
+    requests = CounterMetricFamily(name, text, labels=["kind", "result"])
     for labels, number in sorted(dict(counts.requests).items()):
         requests.add_metric(labels, number)
     yield requests
