@@ -176,6 +176,11 @@ def test_listings_keys_and_conditions(site: Site) -> None:
         assert read(client, "apps", name) == name.encode()
     assert read(client, "apps", "link") == b"0123456789" and read(client, "apps", "empty") == b""
     check_conditions(client)
+    tag = client.head_object(Bucket="apps", Key="text")["ETag"].strip('"')
+    (lost,) = [path for path in agent.store.rglob(f"*{tag[-40:]}") if path.is_file()]
+    lost.unlink()
+    assert read(client, "apps", "text") == b"0123456789"
+    wait_until(lost.exists, "a pull that brings the file again")
     assert client.get_bucket_location(Bucket="apps")["LocationConstraint"] is None
     assert agent.metric('p2pdist_agent_s3_requests_total{kind="GetObject",result="unknown"}') >= 1
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from email.utils import formatdate
 
 from aiohttp import web
 
@@ -86,9 +87,17 @@ class PackageVersion(PackageFiles):
         """Whether a content is an object of the store."""
         return content in self._context.store.objects
 
-    def open(self, content: bytes) -> int:
-        """Open the object with a content. Raises FileNotFoundError. In a thread."""
-        return os.open(self._context.store.objects.path(content), os.O_RDONLY | os.O_CLOEXEC)
+    def open(self, content: bytes) -> int | None:
+        """Open the object with a content; None where it is gone, and then the store knows so. In a
+        thread."""
+        store = self._context.store
+        try:
+            return os.open(store.objects.path(content), os.O_RDONLY | os.O_CLOEXEC)
+        except NotFound:  # evicted
+            return None
+        except FileNotFoundError:
+            store.trees.drop_object(content)
+            return None
 
     async def chunks(self) -> Chunks:
         """The chunks of the package, with its pull begun or joined. Raises what pulling raises."""
@@ -224,11 +233,8 @@ class PackageBucket:
             self._context.count(source, length)
 
         content = FileContent(objects, file, count)
-        modified = web.Response(headers={})
-        modified.last_modified = max(0.0, info.modified_s)
-        options = RangeOptions(
-            {"Last-Modified": modified.headers["Last-Modified"]}, begin_by=deadline, sent=count, idle_s=IDLE_S
-        )
+        head = {"Last-Modified": formatdate(max(0.0, info.modified_s), usegmt=True)}
+        options = RangeOptions(head, begin_by=deadline, sent=count, idle_s=IDLE_S)
         try:
             with in_use(request):
                 response = await serve_content(request, info.tag, info.size, content, options=options)
@@ -279,10 +285,9 @@ class FileContent:
             start += len(part)
 
     async def _send_object(self, connection: Connection, start: int, end: int) -> int:
-        """Send from the object; returns how far, which is nowhere where it was just evicted."""
-        try:
-            file = await asyncio.to_thread(self._version.open, self._content)
-        except FileNotFoundError:
+        """Send from the object; returns how far, which is nowhere where it is gone."""
+        file = await asyncio.to_thread(self._version.open, self._content)
+        if file is None:
             return start
         try:
             while start < end:
