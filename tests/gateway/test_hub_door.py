@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,33 @@ async def test_wrong_content_is_never_served_as_whole(site: HubSite) -> None:
         raise aiohttp.ClientError("it failed before its head")
     again = await site.ask("/org/tiny/resolve/main/model-1.safetensors", headers={"Range": "bytes=1048576-"})
     assert again.status == 502 and "model-1.safetensors" in again.headers["X-Error-Message"]
+
+
+async def test_a_hub_that_redirects_for_ever_is_left(site: HubSite) -> None:
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    loop = ("/auth-check", 307, {"Location": "/api/models/org/tiny/auth-check"})
+    site.hub.statuses += [loop] * 20
+    answer = await site.ask("/org/tiny/resolve/main/a.json", "HEAD")
+    assert answer.status == 403 and "redirects" in answer.headers["X-Error-Message"]
+    assert site.hub.count("GET", "/auth-check") == 6
+
+
+async def test_a_repository_that_was_renamed_is_read_where_it_is(site: HubSite) -> None:
+    commit = site.hub.repository("org/new").commit({"a.json": b"{}"})
+    for rest in ("/auth-check", "/revision/main", f"/tree/{commit}"):
+        site.hub.statuses.append((f"/old{rest}", 307, {"Location": f"/api/models/org/new{rest}?recursive=true"}))
+    site.hub.statuses.append(("/old/resolve/", 307, {"Location": f"/org/new/resolve/{commit}/a.json"}))
+    assert (await site.ask("/org/old/resolve/main/a.json")).body == b"{}"
+
+
+@pytest.mark.slow
+async def test_a_file_that_is_too_short_ends_early(site: HubSite) -> None:
+    files = make_files(2 << 20)
+    site.hub.repository("org/tiny").commit(files)
+    site.hub.change = lambda path, data: data[: len(data) - 5000] if len(data) > 1 << 20 else data
+    with suppress(aiohttp.ClientError):  # some of it may have been sent
+        assert (await site.ask("/org/tiny/resolve/main/model-1.safetensors")).status == 502
+    assert (await site.ask("/org/tiny/resolve/main/model-1.safetensors")).status == 502
 
 
 @pytest.mark.slow
