@@ -242,9 +242,11 @@ def unreached(error: BaseException) -> str:
 
 
 def _tree(root: type[P2PDistError]) -> dict[str, type[P2PDistError]]:
+    """The kinds of failures by slug. A class without one of its own is its parent elsewhere."""
     kinds = {root.slug: root}
     for child in root.__subclasses__():
-        kinds.update(_tree(child))
+        if child.slug != root.slug:
+            kinds.update(_tree(child))
     return kinds
 
 

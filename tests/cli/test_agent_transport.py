@@ -12,6 +12,7 @@ from pathlib import Path
 
 import programs
 import pytest
+from ports import free_pair, free_port
 
 TLS = ["--tls-cert", "a.pem", "--tls-key", "b.pem", "--tls-ca", "c.pem"]
 
@@ -24,15 +25,14 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    """A port that somebody listens at; the one before it is free."""
+    with socket.create_server(("127.0.0.1", free_pair() + 1)) as listener:
         yield int(listener.getsockname()[1])
 
 
 def words(place: Path, *more: str, port: int = 0) -> list[str]:
     if not port:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = int(probe.getsockname()[1])
+        port = free_port()
     places = ["--listen", f"127.0.0.1:{port}", "--store", str(place / "store"), "--socket", str(place / "s")]
     return ["agent", "--no-discovery", *places, *more]
 

@@ -150,6 +150,6 @@ def test_fish(environment: dict[str, str]) -> None:
         )
         return [each.partition("\t")[0] for each in done.stdout.splitlines()]
 
-    assert offered("p2pdist preseed --qu") == ["--quorum"]
+    assert offered("p2pdist preseed --quo") == ["--quorum"]
     assert offered("p2pdist resol") == ["resolve"]
     assert offered("p2pdist push team/trainer:") == ["team/trainer:v1", "team/trainer:v2"]

@@ -60,7 +60,10 @@ def path_of(site: AccessSite, route: Route, name: str) -> str:
     blob = site.layers[name]
     path = route.described_path.replace("{digest}", blob).replace("{name}", "h1").replace("{id}", "order")
     path = path.replace("{reference}", name).replace("{upstream}", "registry.test").replace("{target}", "v1")
-    path = path.replace("{repository}", name.partition(":")[0])
+    repository = name.partition(":")[0]
+    path = path.replace("{kind}", "models").replace(
+        "{repository}", repository.replace("/", "%2F") if "/hub/" in path else repository
+    )
     if any(query.name == "reference" for query in route.query):
         path += f"?reference={name}"
     return path
