@@ -238,6 +238,9 @@ class Hub:
             if entry[0] in request.path:
                 self.statuses.remove(entry)
                 return web.Response(status=entry[1], headers=entry[2])
+        for text, status in self.always.items():
+            if text in request.path:
+                return web.Response(status=status)
         for repository in list(self.repositories.values()):
             for files in list(repository.commits.values()):
                 for path, data in files.items():

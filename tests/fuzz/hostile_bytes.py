@@ -26,6 +26,7 @@ from uuid import UUID
 import access_decoders
 import msgspec
 
+from p2pdist.gateway.huggingface.names import parse_request as parse_hub_request
 from p2pdist.load.header import decode_header
 from p2pdist.model import bencode, manifest, messages, policy, torrent, tree
 from p2pdist.model.access import Ticket, decode_ticket, encode_ticket
@@ -35,11 +36,13 @@ from p2pdist.model.digest import digest_of, parse_digest
 from p2pdist.model.errors import (
     UNDECODABLE,
     Corrupt,
+    NotFound,
     P2PDistError,
     Refused,
     UsageError,
     from_problem,
 )
+from p2pdist.model.hub import HubFile, HubListing, check_listing, decode_listing, hub_name, parse_hub
 from p2pdist.model.image import parse_image
 from p2pdist.model.image_manifest import decode_image
 from p2pdist.model.messages import STREAM_END, StreamRequest
@@ -369,6 +372,24 @@ def decoders() -> tuple[Decoder, ...]:
             lambda data: parse_image(data.decode("utf-8", "surrogateescape")),
             (UsageError,),
             (b"docker://registry.example:5000/team/app:v1", b"docker://debian@sha256:" + b"0" * 64),
+        ),
+        Decoder(
+            "name of a repository of a hub",
+            lambda data: parse_hub(data.decode("utf-8", "surrogateescape")),
+            (UsageError,),
+            (b"hf://org/name@refs/pr/1", b"hf://datasets/org/name"),
+        ),
+        Decoder(
+            "files of a commit",
+            lambda data: check_listing(hub_name("models", "org/name"), decode_listing(data)),
+            (Corrupt, Refused),
+            (msgspec.json.encode(HubListing("a" * 40, (HubFile("a/b", 1, "b" * 40, "c" * 64),))),),
+        ),
+        Decoder(
+            "request of a client of a hub",
+            lambda data: parse_hub_request(data.decode("latin-1")),
+            (UsageError, NotFound),
+            (b"/api/datasets/org/name/tree/main/a%20b", b"/org/name/resolve/main/a/b.json"),
         ),
         Decoder(
             "bundle",

@@ -258,6 +258,13 @@ async def test_a_hub_that_redirects_for_ever_is_left(site: HubSite) -> None:
     assert site.hub.count("GET", "/auth-check") == 6
 
 
+async def test_a_file_that_storage_lost_is_not_found(site: HubSite) -> None:
+    site.hub.repository("org/tiny").commit(make_files(300_000))
+    site.hub.always["/lfs/"] = 404
+    answer = await site.ask("/org/tiny/resolve/main/model-1.safetensors")
+    assert (answer.status, answer.code) == (404, "EntryNotFound")
+
+
 async def test_a_repository_that_was_renamed_is_read_where_it_is(site: HubSite) -> None:
     commit = site.hub.repository("org/new").commit({"a.json": b"{}"})
     for rest in ("/auth-check", "/revision/main", f"/tree/{commit}"):

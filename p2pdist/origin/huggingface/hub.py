@@ -55,8 +55,10 @@ PAGE_BYTES_MAX = 16 << 20
 PAGES_MAX = 1000
 REFS_BYTES_MAX = 8 << 20
 
-_GONE = frozenset({400, 401, 403, 404, 410})
+_STALE = frozenset({400, 401, 403})
 """How storage answers for an address whose time is over."""
+
+_GONE = frozenset({404, 410})
 
 _RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/(?:[0-9]{1,19}|\*)\Z")
 
@@ -201,12 +203,14 @@ class UpstreamHub:
         if length > RANGE_BYTES_MAX:
             raise UsageError(f"a range of {length} bytes is over the limit of {RANGE_BYTES_MAX}")
         url, headers = URL(location.url, encoded=True), {"Range": f"bytes={start}-{start + length - 1}"}
-        expect = frozenset({200, 206, 416}) | _GONE
+        expect = frozenset({200, 206, 416}) | _STALE | _GONE
         async with (
             self._in_time(RANGE_TIMEOUT_S + length / RANGE_BYTES_S_MIN),
             self._client.request("GET", url, token=token, headers=headers, expect=expect) as response,
         ):
             if response.status in _GONE:
+                raise failure(NotFound(f"{url.host} does not have a file that the hub names"), "EntryNotFound", 404)
+            if response.status in _STALE:
                 raise StaleLocation(f"{url.host} does not give a file any more: {response.status}")
             match = _RANGE.match(response.headers.get("Content-Range", ""))
             whole = response.status == 200 and not start and response.content_length == length
