@@ -176,6 +176,7 @@ def test_listings_keys_and_conditions(site: Site) -> None:
         assert read(client, "apps", name) == name.encode()
     assert read(client, "apps", "link") == b"0123456789" and read(client, "apps", "empty") == b""
     check_conditions(client)
+    agent.pull(package="app:v1")
     tag = client.head_object(Bucket="apps", Key="text")["ETag"].strip('"')
     (lost,) = [path for path in agent.store.rglob(f"*{tag[-40:]}") if path.is_file()]
     lost.unlink()
