@@ -1,15 +1,22 @@
-"""From `p2pdist run` to the program's first line over a link, on a cold host: eager, lazy, and lazy
-with the trace of a start on another host.
+"""From `p2pdist run` to the program's first line over a link, on a cold host: from the local disk,
+eager, lazy, and lazy with the trace of a start on another host.
 
-    sudo python -m bench.lazy --rate-mbit 400 --repeat 3
+    sudo python -m bench.lazy --package /srv/lazy --files 100000 --size-mib 5120 --modules torch
 
-The package is a directory of installed wheels, this project's environment unless `--source` names
-another, and the program imports some of it. Origin, tracker and a seed are in one network
-namespace, the host that runs the program in another, behind a link of the given rate (tbf). Every
-run has an agent with an empty store and begins with an empty page cache. Traces are kept by the
-package's name, so each lazy start has a name of its own, and those with a trace share one. Beside
-the time stand the bytes that came over the link before the first line. Everything lies below TMPDIR
-and is removed afterwards.
+The package is what lazy_package.py makes of a directory of installed wheels, this project's
+environment unless `--source` names another; with `--package DIR` it stays in DIR and is made once,
+and so does what the seed holds. The program imports `--modules`. Origin, tracker and the seed are
+in one network namespace, the host that runs the program in another, behind a link of the given rate
+(tbf). Every run has an agent with an empty store and begins with an empty page cache, that of the
+local disk as well. Traces are kept by the package's name, so each lazy start has a name of its own,
+and those with a trace share one. Other files lie below TMPDIR and are removed afterwards.
+
+Columns: seconds from the command to the first line, and the bytes that came over the link by then;
+seconds until everything is here, from the begin of the pull, the program running meanwhile, and
+from the command until the view lacks nothing;
+milliseconds from the moment when the metadata is here until the view is seen, and the bytes of the
+package that had come by that moment; reads that waited,
+and the 99th percentile of their waits; the largest memory of the agent.
 """
 
 from __future__ import annotations
@@ -21,21 +28,46 @@ import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from bench.table import render
+from bench import lazy_package
+from bench.lazy_package import MIB, P2PDIST, PROGRAM, Made
+from bench.table import figure, median, render
+from p2pdist.agent.api.client import LocalClient
+from p2pdist.model.messages import PullRequest
 
-MIB = 1 << 20
-NEAR, FAR = "p2plazy-a", "p2plazy-b"
+NEAR, FAR = f"p2plazy-a{os.getpid()}", f"p2plazy-b{os.getpid()}"
 NEAR_ADDRESS, FAR_ADDRESS = "10.77.0.1", "10.77.0.2"
-PROGRAM = "import os, sys; sys.path.insert(0, os.environ['P2PDIST_ROOT']); import {modules}; print('ready', flush=True)"
-READY_S = 30.0
-P2PDIST = (sys.executable, "-m", "p2pdist.cli.main")
+READY_S = 300.0
+HERE_S_MAX = 3600.0
+"""No run waits longer until everything is here."""
+POLL_S = 0.2
+
+LOCAL, EAGER, LAZY, TRACED = "local disk", "eager", "lazy", "lazy, second host with trace"
+WAYS = (LOCAL, EAGER, LAZY, TRACED)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One start. `here_s` is from the begin of the pull, other seconds from the command on; None is
+    what a way has not."""
+
+    way: str
+    first_line_s: float
+    first_line_bytes: int = 0
+    here_s: float | None = None
+    whole_s: float | None = None
+    shown_ms: float | None = None
+    metadata_bytes: int | None = None
+    stalls: int = 0
+    stall_p99_s: float = 0.0
+    agent_mib: float | None = None
 
 
 def ip(words: str) -> None:
@@ -75,93 +107,211 @@ def received_bytes() -> int:
 
 
 @contextmanager
-def daemon(space: str, log: Path, *words: str, socket: Path | None = None) -> Iterator[None]:
+def daemon(space: str, log: Path, *words: str, socket: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A tracker or an agent; with `socket` it is awaited there."""
     with log.open("ab") as output:
         process = subprocess.Popen(within(space, [*P2PDIST, *words]), stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + READY_S
-        while socket is not None and not socket.exists() and time.monotonic() < deadline:
+        while socket is not None and not socket.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(1.0)
-        yield
+        yield process
     finally:
         process.terminate()
         process.wait()
 
 
-def first_line(place: Path, number: int, *options: str, package: str = "app") -> tuple[float, int]:
-    """Seconds from the command to the first line on a cold host, and bytes that came meanwhile."""
-    socket, store = place / f"cold{number}.sock", place / f"cold{number}"
-    words = ("agent", "--tracker", f"http://{NEAR_ADDRESS}:7070", "--listen", f"{FAR_ADDRESS}:7071")
-    words += ("--store", str(store), "--socket", str(socket), "--name", f"cold{number}", "--drain-seconds", "0")
-    with daemon(FAR, place / "cold.log", *words, socket=socket):
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-        before, started = received_bytes(), time.monotonic()
-        run = [*P2PDIST, "run", *options, "--socket", str(socket), f"{package}:v1"]
-        with subprocess.Popen(within(FAR, run), stdout=subprocess.PIPE, text=True) as program:
-            assert program.stdout is not None
-            line = program.stdout.readline()
-            took_s, moved = time.monotonic() - started, received_bytes() - before
-        if line != "ready\n" or program.returncode:
-            raise SystemExit(f"the program ended with {program.returncode}: {(place / 'cold.log').read_text()[-2000:]}")
-        time.sleep(1.0)  # a lazy view goes before its agent
-    shutil.rmtree(store)
-    return took_s, moved
+def memory_mib(process: subprocess.Popen[bytes]) -> float:
+    """The most memory that a process has had so far."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, default=Path(sysconfig.get_path("purelib")))
-    parser.add_argument("--modules", default="numpy, aiohttp, zstandard")
-    parser.add_argument("--rate-mbit", type=float, default=400.0)
-    parser.add_argument("--repeat", type=int, default=3)
-    args = parser.parse_args()
+def forget_pages() -> None:
+    """Empty the page cache."""
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def local_start(made: Made, modules: str) -> Row:
+    """The program from the directory that was packed."""
+    forget_pages()
+    words = [os.path.realpath(sys.executable), "-I", "-S", "-c", PROGRAM, modules]
+    began = time.monotonic()
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"P2PDIST_ROOT": str(made.source)},
+    ) as program:
+        assert program.stdout is not None
+        line = program.stdout.readline()
+        took_s = time.monotonic() - began
+    if line != "ready\n":
+        raise SystemExit(f"the program ended with {program.returncode} on the local disk")
+    return Row(LOCAL, took_s)
+
+
+class ColdHost:
+    """A host with an empty store, in `place`, that starts the program once."""
+
+    def __init__(self, place: Path, number: int) -> None:
+        self._log, self._store = place / "cold.log", place / f"cold{number}"
+        self._socket = place / f"cold{number}.sock"
+        self._words = ("agent", "--tracker", f"http://{NEAR_ADDRESS}:7070", "--listen", f"{FAR_ADDRESS}:7071")
+        self._words += ("--store", str(self._store), "--socket", str(self._socket))
+        self._words += ("--name", f"cold{number}", "--drain-seconds", "0")
+
+    def start(self, way: str, package: str, modules: str) -> Row:
+        """Start the program, wait until everything is here, and end both."""
+        option = "--eager" if way == EAGER else "--lazy"
+        with daemon(FAR, self._log, *self._words, socket=self._socket) as agent:
+            client = LocalClient(self._socket)
+            forget_pages()
+            before, began = received_bytes(), time.monotonic()
+            run = [*P2PDIST, "run", option, "--socket", str(self._socket), package, "--", modules]
+            with subprocess.Popen(
+                within(FAR, run), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as program:
+                assert program.stdin is not None and program.stdout is not None
+                line = program.stdout.readline()
+                took_s, moved = time.monotonic() - began, received_bytes() - before
+                if line == "ready\n":
+                    row = self._watch(way, client, began, took_s, moved)
+                program.stdin.close()
+            if line != "ready\n" or program.returncode:
+                told = self._log.read_text()[-2000:]
+                raise SystemExit(f"the program ended with {program.returncode}: {told}")
+            row = Row(**asdict(row) | {"agent_mib": memory_mib(agent)})
+            time.sleep(1.0)  # a lazy view goes before its agent
+        shutil.rmtree(self._store)
+        return row
+
+    @staticmethod
+    def _watch(way: str, client: LocalClient, began: float, took_s: float, moved: int) -> Row:
+        """Wait until everything is here, and then until the view lacks nothing."""
+        here_s: float | None = None
+        while time.monotonic() - began < HERE_S_MAX:
+            pulls: list[dict[str, Any]] = client.status()["pulls"]
+            if any(pull["state"] == "failed" for pull in pulls):
+                raise SystemExit(f"a pull failed: {pulls}")
+            (mount,) = client.mounts()
+            if here_s is None and all(pull["state"] == "done" for pull in pulls):
+                here_s = max(pull["seconds"] for pull in pulls)
+                if way == EAGER:
+                    return Row(way, took_s, moved, here_s)
+            if mount.lazy is None and way != EAGER:
+                raise SystemExit(f"the start was not lazy: {mount.why}")
+            if mount.lazy is not None and mount.lazy.whole and here_s is not None:
+                lazy, whole_s = mount.lazy, time.monotonic() - began
+                seen = (1000 * lazy.shown_s, lazy.metadata_bytes)
+                return Row(way, took_s, moved, here_s, whole_s, *seen, lazy.stalls, lazy.stall_p99_s)
+            time.sleep(POLL_S)
+        raise SystemExit(f"not everything came within {HERE_S_MAX:.0f} s")
+
+
+def measured(place: Path, made: Made, modules: str, rate_mbit: float, repeat: int) -> tuple[list[Row], float]:
+    """All starts, by turns: a machine that changes its speed is fair to all. And the largest memory
+    of the tracker, in MiB."""
+    seed = ("agent", "--tracker", f"http://{NEAR_ADDRESS}:7070", "--listen", f"{NEAR_ADDRESS}:7071")
+    seed += ("--store", str(made.directory / "seed"), "--socket", str(place / "seed.sock"), "--name", "seed")
+    words = ("tracker", "--listen", f"{NEAR_ADDRESS}:7070", "--origin", made.origin, "--state", str(place / "state"))
+    rows: list[Row] = []
+    with (
+        link(rate_mbit),
+        daemon(NEAR, place / "tracker.log", *words) as tracker,
+        daemon(NEAR, place / "seed.log", *seed, socket=place / "seed.sock"),
+    ):
+        LocalClient(place / "seed.sock").pull(PullRequest(package=lazy_package.NAME))
+        traced = made.name("traced")
+        ColdHost(place, 0).start(LAZY, traced, modules)
+        for number in range(repeat):
+            rows.append(local_start(made, modules))
+            starts = ((EAGER, lazy_package.NAME), (LAZY, made.name(f"lazy{number}")), (TRACED, traced))
+            for index, (way, package) in enumerate(starts):
+                rows.append(ColdHost(place, 3 * number + index + 1).start(way, package, modules))
+                print(rows[-1], file=sys.stderr, flush=True)
+        tracker_mib = memory_mib(tracker)
+    return rows, tracker_mib
+
+
+def _mib(count: int | None) -> float | None:
+    return None if count is None else count / MIB
+
+
+def table(rows: Sequence[Row], made: Made, rate_mbit: float, tracker_mib: float) -> str:
+    """The medians, and what they are beside the local disk and an eager pull."""
+    heads = (
+        "way",
+        "first line s",
+        "best s",
+        "x local",
+        "MiB by then",
+        "here s",
+        "whole s",
+        "shown ms",
+        "metadata MiB",
+        "stalls",
+    )
+    heads += ("p99 s", "agent MiB")
+    lines = []
+    local_s = median(row.first_line_s for row in rows if row.way == LOCAL)
+    for way in WAYS:
+        runs = [row for row in rows if row.way == way]
+        first_s = median(row.first_line_s for row in runs)
+        assert first_s is not None and local_s is not None
+        lines.append(
+            (
+                way,
+                figure(first_s),
+                figure(min(row.first_line_s for row in runs)),
+                figure(first_s / local_s),
+                figure(statistics.median(row.first_line_bytes for row in runs) / MIB, 1),
+                figure(median(row.here_s for row in runs)),
+                figure(median(row.whole_s for row in runs)),
+                figure(median(row.shown_ms for row in runs), 0),
+                figure(median(_mib(row.metadata_bytes) for row in runs)),
+                figure(median(row.stalls for row in runs), 0),
+                figure(median(row.stall_p99_s for row in runs), 3),
+                figure(median(row.agent_mib for row in runs), 0),
+            )
+        )
+    title = f"{made.files:,} files, {made.bytes_source / MIB:,.0f} MiB, at {rate_mbit:g} Mbit/s"
+    note = f"stored {made.bytes_stored / MIB:,.1f} MiB; the tracker had {tracker_mib:.0f} MiB of memory"
+    return render(title, heads, lines, [note])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.lazy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--package", type=Path, metavar="DIR", help="where the package stays [a new one below TMPDIR]")
+    lazy_package.add_options(parser)
+    parser.add_argument("--modules", default="numpy,aiohttp,zstandard", help="what is imported [%(default)s]")
+    parser.add_argument("--rate-mbit", type=float, default=400.0, help="of the link [%(default)s]")
+    parser.add_argument("--repeat", type=int, default=3, help="runs, of which the median is told [%(default)s]")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    chosen = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("namespaces and mounts need root")
     # Not below a deep TMPDIR: a Unix socket's path may have 107 bytes.
     place = Path(tempfile.mkdtemp(prefix="p2plazy-"))
-    layout = ("--layout", str(place / "layout"))
-    entrypoint = json.dumps([sys.executable, "-I", "-S", "-c", PROGRAM.format(modules=args.modules)])
     try:
-        packing = [*P2PDIST, "pack", str(args.source), "-t", "app:v1", "--format", "tree", "--entrypoint", entrypoint]
-        subprocess.run([*packing, *layout], check=True, stdout=subprocess.DEVNULL)
-        origin = f"file://{place / 'origin'}"
-        names = ["app", "traced", *(f"app{number}" for number in range(args.repeat))]
-        for name in names:  # the same package each
-            if name != "app":
-                subprocess.run([*P2PDIST, "tag", "app:v1", f"{name}:v1", *layout], check=True)
-            subprocess.run([*P2PDIST, "push", f"{name}:v1", "--origin", origin, *layout], check=True)
-        seed = ("agent", "--tracker", f"http://{NEAR_ADDRESS}:7070", "--listen", f"{NEAR_ADDRESS}:7071")
-        seed += ("--store", str(place / "seed"), "--socket", str(place / "seed.sock"), "--name", "seed")
-        tracker = ("tracker", "--listen", f"{NEAR_ADDRESS}:7070", "--origin", origin)
-        found: dict[str, list[tuple[float, int]]] = {"eager": [], "lazy": [], "lazy, second host with trace": []}
-        with (
-            link(args.rate_mbit),
-            daemon(NEAR, place / "tracker.log", *tracker, "--state", str(place / "state")),
-            daemon(NEAR, place / "seed.log", *seed, socket=place / "seed.sock"),
-        ):
-            subprocess.run([*P2PDIST, "pull", "app:v1", "--socket", str(place / "seed.sock")], check=True)
-            first_line(place, 0, "--lazy", package="traced")
-            for number in range(args.repeat):  # by turns: a machine that changes its speed is fair to all
-                found["eager"].append(first_line(place, 3 * number + 1))
-                found["lazy"].append(first_line(place, 3 * number + 2, "--lazy", package=f"app{number}"))
-                found["lazy, second host with trace"].append(
-                    first_line(place, 3 * number + 3, "--lazy", package="traced")
-                )
-        rows = [
-            (
-                name,
-                f"{statistics.median(seconds for seconds, _ in runs):.2f}",
-                f"{min(seconds for seconds, _ in runs):.2f}",
-                f"{statistics.median(moved for _, moved in runs) / MIB:.1f}",
-            )
-            for name, runs in found.items()
-        ]
-        print(render(f"{args.rate_mbit:g} Mbit/s", ("way", "first line s", "best s", "MiB before it"), rows))
+        directory = chosen.package.absolute() if chosen.package else place / "package"
+        made = lazy_package.prepared(directory, chosen.source, files=chosen.files, size=chosen.size_mib * MIB)
+        rows, tracker_mib = measured(place, made, chosen.modules, chosen.rate_mbit, chosen.repeat)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+    if chosen.json:
+        package = asdict(made) | {"directory": os.fspath(made.directory)}
+        document = {"package": package, "tracker_mib": tracker_mib, "rows": [asdict(row) for row in rows]}
+        print(json.dumps(document))
+    else:
+        print(table(rows, made, chosen.rate_mbit, tracker_mib))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

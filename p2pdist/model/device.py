@@ -10,13 +10,16 @@ each cell has a head: a block before its bytes that ends with the header of a st
 (RFC 1951, 3.2.4). The images say that the cell is compressed, so a kernel that finds no head, for
 nothing has filled the cell, fails to decompress it, and the reader gets an error and no zeros. The
 head is written after everything else of the cell.
+
+A large content has cells of its own, from the begin of one to the end of another: the kernel reads
+these ahead, and those that contents share one after the other.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -31,6 +34,9 @@ block has at most 65,535."""
 
 HEAD = struct.pack("<BHH", 1, CELL_BYTES, CELL_BYTES ^ 0xFFFF)
 """The last bytes of a head; zeros are before it."""
+
+OWN_CELLS_BYTES = 1 << 20
+"""So large is a content at least that has cells of its own; it wastes less than two of them."""
 
 BLOCKS_MAX = 3 << 30
 """What an EROFS image can address of a device, heads included."""
@@ -47,6 +53,24 @@ class DeviceChunk:
     chunk: bytes
     length: int
     number: int = 0
+
+
+def has_own_cells(size: int) -> bool:
+    """Whether a content of `size` bytes shares its cells with no other. One with a single block in
+    its last cell cannot: the kernel would take that cell to be one block long."""
+    return size >= OWN_CELLS_BYTES and -(-size // BLOCK_BYTES) % CELL_BLOCKS != 1
+
+
+def _first_blocks(sizes: Iterable[int]) -> Iterator[int]:
+    """At which block each content begins, and the end of all."""
+    block, shared = 0, True
+    for size in sizes:
+        own = has_own_cells(size)
+        if own or not shared:
+            block += -block % CELL_BLOCKS
+        yield block
+        block, shared = block - -size // BLOCK_BYTES, not own
+    yield block
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +119,7 @@ class DeviceLayout:
     def __init__(self, sizes: Mapping[bytes, int], chunk_lists: Mapping[bytes, bytes]) -> None:
         self._sizes, self._lists = sizes, chunk_lists
         self._contents = tuple(sizes)
-        counts = (-(-size // BLOCK_BYTES) for size in sizes.values())
-        *self._firsts, self.blocks = accumulate(counts, initial=0)
+        *self._firsts, self.blocks = _first_blocks(sizes.values())
         if self.blocks >= BLOCKS_MAX:
             raise TooLarge(f"contents of {self.size} bytes do not fit into the device of one view")
         self._cut: dict[bytes, tuple[list[int], list[bytes]]] = {}

@@ -591,7 +591,8 @@ class LazyStatus(msgspec.Struct, frozen=True):
     and 99 % of the last ones did, and how many got an error because nothing came (`refused`);
     how many reads found something missing (`misses`). `prefetched_bytes` were filled by a trace
     before they were read: `prefetch_hits` cells of them were read since, `unread_bytes` were
-    not."""
+    not. It was mounted `shown_s` after its metadata had come, `metadata_bytes` of it; 0 where an
+    earlier agent did so."""
 
     whole: bool = False
     bytes_total: int = 0
@@ -606,6 +607,8 @@ class LazyStatus(msgspec.Struct, frozen=True):
     prefetched_bytes: int = 0
     prefetch_hits: int = 0
     unread_bytes: int = 0
+    shown_s: float = 0.0
+    metadata_bytes: int = 0
 
 
 class MountStatus(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Conflict, Unavailable
 from p2pdist.model.manifest import Config, Descriptor, Manifest, parse_reference
-from p2pdist.model.messages import Priority, PullRequest
+from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.selection import Selection
 from p2pdist.model.tree import File, content_hash
@@ -194,7 +194,9 @@ class _Pulls:
         self.asked.append(request.package or "")
         planned(self.package, (), {})
         task = asyncio.create_task(asyncio.sleep(0))
-        return SimpleNamespace(task=task, error=Unavailable("storage does not answer"), package=None)
+        status = PullStatus("1", "failed", "team/app:v1")
+        error = Unavailable("storage does not answer")
+        return SimpleNamespace(task=task, error=error, package=None, status=lambda: status)
 
 
 async def test_a_pull_that_is_tried_again_is_of_the_version_that_is_shown(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, Cells, DeviceLayout
+from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, Cells, DeviceLayout, has_own_cells
 from p2pdist.model.tree import CHUNK_LEAST, ChunkList, content_hash
 
 LENGTHS = st.one_of(
@@ -31,12 +31,14 @@ def layout_of(contents: list[list[int]]) -> tuple[DeviceLayout, list[Piece]]:
         content = content_hash(b"content %d" % number)
         names = [content] if len(lengths) == 1 else [content_hash(b"%d %d" % (number, n)) for n in range(len(lengths))]
         sizes[content] = sum(lengths)
+        own = has_own_cells(sizes[content])
+        at += -at % (CELL_BYTES if own else BLOCK_BYTES)
         if len(lengths) > 1:
             lists[content] = ChunkList(tuple(zip(names, lengths, strict=True))).encode()
         for name, length in zip(names, lengths, strict=True):
             pieces.append((at, at + length, content, name))
             at += length
-        at += -at % BLOCK_BYTES
+        at += -at % (CELL_BYTES if own else BLOCK_BYTES)
     return DeviceLayout(sizes, lists), pieces
 
 

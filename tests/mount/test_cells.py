@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, HEAD, Cells, DeviceLayout
+from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, HEAD, OWN_CELLS_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
@@ -18,7 +18,12 @@ from p2pdist.mount.supervisor import process
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
-SIZES = (1, 4000, BLOCK_BYTES, BLOCK_BYTES + 1, CELL_BYTES - 1, CELL_BYTES, 3 * CELL_BYTES + 17, 5)
+SIZES = (
+    *(1, 4000, BLOCK_BYTES, BLOCK_BYTES + 1, CELL_BYTES - 1, CELL_BYTES, 3 * CELL_BYTES + 17, 5),
+    *(18 * CELL_BYTES, 20 * CELL_BYTES - 1, 7),  # with cells of their own
+    *(18 * CELL_BYTES + BLOCK_BYTES + 1, 9, 18 * CELL_BYTES + 2 * BLOCK_BYTES, 20 * CELL_BYTES + 11 * BLOCK_BYTES + 5),
+    *(OWN_CELLS_BYTES, 18 * CELL_BYTES + 1, 3),  # too small a rest for that
+)
 CELLS = Cells(headed=True)
 MISSING = errno.EUCLEAN
 """What the kernel says of compressed data that is none."""
@@ -38,7 +43,7 @@ class Shown:
         with self.file.open("wb") as file:
             file.truncate(CELLS.file_size(self.layout.size))
         entries = [
-            File(b"%d" % number, 0o644, 0, size, name)
+            File(b"%02d" % number, 0o644, 0, size, name)
             for number, (name, size) in enumerate(zip(names, SIZES, strict=True))
         ]
         write_image(entries, directory / "image", Device(self.layout.size, firsts, CELLS))
@@ -62,7 +67,7 @@ class Shown:
     def read(self, number: int) -> bytes | int:
         """What the file has, or the error that its reader gets."""
         try:
-            return (self.point / str(number)).read_bytes()
+            return (self.point / f"{number:02}").read_bytes()
         except OSError as error:
             return error.errno or 0
 

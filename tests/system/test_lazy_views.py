@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,10 +20,15 @@ import pytest
 from lazy_marks import needs_events
 from site_rig import P2PDIST, Agent, Site
 
+from p2pdist.model.device import BLOCK_BYTES, Cells, DeviceLayout
+from p2pdist.model.tree import content_hash, walking_order
 from p2pdist.mount import kernel
+from p2pdist.mount.lazy.view import is_filled
+from p2pdist.mount.supervisor.protocol import connect
 
 MIB = 1 << 20
 SLOW_BYTES_S = 2 * MIB
+FLIPS = 10_000
 KILLED = (
     ("supervisor",),
     ("guard",),
@@ -148,11 +154,12 @@ def wrong_files(view: Path, source: Path) -> list[str]:
 
 
 def test_a_view_is_there_before_its_contents_and_ends_up_whole(site: Site, source: Path) -> None:
-    site.origin.rate_bytes_s = SLOW_BYTES_S
+    site.origin.rate_bytes_s = SLOW_BYTES_S / 8  # it comes meanwhile
     (agent,) = site.agents(1)
     view = View(agent)
     assert view.how == "lazy" and "eager" not in view.said
-    assert sum(site.origin.sent.values()) < 2 * MIB
+    assert sum(site.origin.sent.values()) < 4 * MIB
+    site.origin.rate_bytes_s = SLOW_BYTES_S
     assert sorted(path.name for path in view.path.iterdir()) == sorted(path.name for path in source.iterdir())
     assert reader(view.path / "greet.sh").communicate()[0] == (source / "greet.sh").read_bytes()
     assert not view.status()["whole"]
@@ -289,6 +296,109 @@ def test_what_was_flipped_on_the_disk_is_not_filled(site: Site, source: Path) ->
         got, errors = reader(view.path / name).communicate(timeout=100)
         assert (source / name).read_bytes().startswith(got), name
         assert got == (source / name).read_bytes() or refused(errors), name
+    view.umount()
+
+
+class Flips:
+    """Flips bits of what an agent has on its disk for a view: of packs, whole or not, of objects,
+    and of cells of the device that nothing has filled."""
+
+    def __init__(self, view: View, seed: int) -> None:
+        self._view, self._drawn = view, random.Random(seed)
+        self.flipped: Counter[str] = Counter()
+        """How many bits, by where they were."""
+
+    def flip(self, count: int) -> None:
+        """Flip bits, as many in the device as in everything else. The agent stands still meanwhile:
+        what it fills at that moment is verified already."""
+        process = self._view.agent.process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        try:
+            if not is_filled(self._view.directory):
+                self._flip_device(count // 2)
+            self._flip_stored(count // 2)
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    def _flip_stored(self, count: int) -> None:
+        store = self._view.agent.store
+        paths = [path for kind in ("partial", "blobs", "objects") for path in (store / kind).rglob("*")]
+        files = [path for path in paths if path.is_file() and path.stat().st_size and path.suffix != ".have"]
+        files = [path for path in files if "objects" in path.parts or path.stat().st_size > MIB]  # no catalogs
+        sizes = [path.stat().st_size for path in files]
+        for path in self._drawn.choices(files, sizes, k=count) if files else ():
+            with path.open("r+b") as file:
+                self._flip_bit(file.fileno(), self._drawn.randrange(path.stat().st_size))
+            self.flipped[path.relative_to(store).parts[0]] += 1
+
+    def _flip_device(self, count: int) -> None:
+        """Through the descriptor that the supervisor gives: it asks nobody about that."""
+        cells, greeting = Cells(headed=True), connect(self._view.directory)
+        device = greeting.filler
+        size = os.fstat(device).st_size
+        for cell in self._drawn.choices(range(size // cells.file_bytes), k=count):
+            begin = cell * cells.file_bytes
+            with suppress(OSError):  # ENXIO: the rest is one hole
+                if os.lseek(device, begin, os.SEEK_DATA) < begin + cells.file_bytes:
+                    continue  # something of it is here
+            self._flip_bit(device, begin + self._drawn.randrange(cells.file_bytes))
+            self.flipped["device"] += 1
+        os.close(device)
+        os.close(greeting.group)
+        greeting.connection.close()
+
+    def _flip_bit(self, file: int, at: int) -> None:
+        (byte,) = os.pread(file, 1, at) or b"\0"
+        os.pwrite(file, bytes([byte ^ 1 << self._drawn.randrange(8)]), at)
+
+
+def cells_filled(view: View, source: Path) -> tuple[set[int], set[int]]:
+    """The cells of the device that the kernel would read, and those of them with wrong bytes."""
+    paths = [path for path in source.rglob("*") if path.is_file() and not path.is_symlink()]
+    paths.sort(key=lambda path: walking_order(os.fsencode(path.relative_to(source))))
+    contents = {content_hash(data): data for data in (path.read_bytes() for path in paths) if data}
+    # Chunk lists say only where large contents are cut.
+    layout = DeviceLayout({name: len(data) for name, data in contents.items()}, {})
+    cells, firsts, greeting = Cells(headed=True), layout.first_blocks(), connect(view.directory)
+    heads = {cell: cells.head(cell) for cell in cells.holding(0, layout.size)}
+    filled = {cell for cell, (at, head) in heads.items() if os.pread(greeting.filler, len(head), at) == head}
+    wrong = set()
+    for name, data in contents.items():
+        for offset, begin, end in cells.places(firsts[name] * BLOCK_BYTES, len(data)):
+            (cell,) = cells.covering(offset, end - begin)
+            if cell in filled and os.pread(greeting.filler, end - begin, offset) != data[begin:end]:
+                wrong.add(cell)
+    os.close(greeting.filler)
+    os.close(greeting.group)
+    greeting.connection.close()
+    return filled, wrong
+
+
+@pytest.mark.long
+def test_ten_thousand_flipped_bits_are_never_read(site: Site, source: Path) -> None:
+    """While the package comes, and programs read it: each of them gets what the file has, or an
+    error, and no cell of the device that the kernel would read has anything else."""
+    site.origin.rate_bytes_s = SLOW_BYTES_S
+    (agent,) = site.agents(1)
+    view = View(agent)
+    flips = Flips(view, seed=3)
+    names = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file() and not path.is_symlink())
+    random.Random(4).shuffle(names)
+    readers: list[tuple[Path, subprocess.Popen[bytes]]] = []
+    while flips.flipped.total() < FLIPS:
+        before = agent.received()
+        flips.flip(FLIPS // 8)
+        readers += [(name, reader(view.path / name)) for name in names[:10]]
+        names = names[10:]
+        until(lambda: agent.received() > before or is_filled(view.directory), "nothing comes")  # noqa: B023
+    assert flips.flipped["device"] and flips.flipped["device"] < FLIPS
+    for name, process in readers:
+        got, errors = process.communicate(timeout=100)
+        assert (source / name).read_bytes().startswith(got), name
+        assert got == (source / name).read_bytes() or refused(errors), name
+    filled, wrong = cells_filled(view, source)
+    assert filled and not wrong
     view.umount()
 
 

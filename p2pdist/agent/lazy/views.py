@@ -39,7 +39,7 @@ from p2pdist.agent.pull.trees import Sources
 from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
-from p2pdist.model.messages import LazyStatus, PullRequest
+from p2pdist.model.messages import LazyStatus, PullRequest, PullStatus
 from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.lazy.trial import Choice, choose
@@ -109,6 +109,30 @@ def images_of(manifest: Manifest) -> list[Descriptor]:
     return [layer for layer in manifest.layers if layer.media_type != TREE_TYPE]
 
 
+@dataclass(slots=True)
+class _Sight:
+    """How soon a view was seen. On the event loop."""
+
+    pull: Callable[[], PullStatus] | None = None
+    """Says how far the pull of the package is."""
+    bytes_metadata: int = 0
+    """What had come of the package when its metadata was here."""
+    shown_s: float = 0.0
+    """How much later it was mounted; 0 until then, and where an earlier agent did so."""
+    _known_at: float = 0.0
+
+    def know(self) -> None:
+        """The metadata is here."""
+        self._known_at = asyncio.get_running_loop().time()
+        if self.pull is not None:
+            status = self.pull()
+            self.bytes_metadata = status.bytes_peers + status.bytes_origin
+
+    def show(self) -> None:
+        """The view is mounted."""
+        self.shown_s = asyncio.get_running_loop().time() - self._known_at
+
+
 class LazyView:
     """One lazy view: what it has of its package, and who waits for what. On the event loop."""
 
@@ -133,6 +157,7 @@ class LazyView:
         self.whole = False
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
         """Gets the package once it is known that something is missing; None: nothing is."""
+        self.sight = _Sight()
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._filler = Filler(store, fetcher)
         self._start = start
@@ -155,6 +180,11 @@ class LazyView:
 
     # -- the package
 
+    def cut(self, way: Way) -> None:
+        """Have its device in the cells of the way in which it will be filled. Before it is
+        served."""
+        self._filler.device.cells = way.cells
+
     def begin(self) -> None:
         """Begin to pull the package, in the background and until it is here."""
         self._spawn(self._pull())
@@ -168,6 +198,7 @@ class LazyView:
             try:
                 request = PullRequest(package=self._pinned or self._reference, priority="preseed")
                 pull = self._pulls.start(request, planned=self._plan)
+                self.sight.pull = pull.status
                 assert pull.task is not None
                 await asyncio.wait([pull.task])
                 if pull.error is not None:
@@ -191,6 +222,7 @@ class LazyView:
         self._pinned = f"{package.reference.name}@{package.digest}"
         self._filler.whereabouts = Whereabouts.of(incomplete, sources)
         if not self.known.done():
+            self.sight.know()
             self.known.set_result(package)
         else:
             self._spawn(self._know(package))
@@ -247,7 +279,7 @@ class LazyView:
                 tries += 1
                 if tries > TRIES:
                     tries = 0
-                    await self._revive(directory, error)
+                    await _revive(directory, error, self._limit_s + GRACE_S, self._filler.device.held)
                 await asyncio.sleep(TRY_S)
                 continue
             tries = 0
@@ -264,15 +296,6 @@ class LazyView:
                     filling.cancel()
                     await asyncio.gather(filling, return_exceptions=True)
         self._finish()
-
-    async def _revive(self, directory: Path, error: OSError) -> None:
-        """Start another supervisor where the one before was killed with its guard. Meanwhile
-        readers get EIO, or wait where this agent still holds the group."""
-        logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
-        try:
-            await asyncio.to_thread(supervise, directory, self._limit_s + GRACE_S, self._filler.device.held)
-        except (P2PDistError, OSError) as failure:
-            logger.error("no other supervisor can be started: %s", failure)
 
     async def _listen(self, connection: socket.socket) -> None:
         """Serve readers until the supervisor has ended, or gave its place to its guard."""
@@ -382,6 +405,8 @@ class LazyView:
             self._prefetch.bytes,
             self._prefetch.hits,
             self._prefetch.unread_bytes,
+            round(self.sight.shown_s, 4),
+            self.sight.bytes_metadata,
         )
 
     async def close(self) -> None:
@@ -408,6 +433,16 @@ class LazyView:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:
+    """Start another supervisor where the one before was killed with its guard. Meanwhile readers
+    get EIO, or wait where this agent still holds the group."""
+    logger.error("nothing supervises the lazy view in %s any more: %s", directory, error)
+    try:
+        await asyncio.to_thread(supervise, directory, limit_s, held)
+    except (P2PDistError, OSError) as failure:
+        logger.error("no other supervisor can be started: %s", failure)
 
 
 class LazyViews:
@@ -458,16 +493,16 @@ class LazyViews:
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if self._policy(str(found.reference)) is False:
             raise eager("its policy says so")
-        cells = FUSE.cells
-        if os.geteuid() == 0:
-            cells = (await self.way(found.manifest)).cells
-        elif not alone or len(images_of(found.manifest)) < len(found.manifest.layers):
+        root = os.geteuid() == 0
+        if not root and (not alone or len(images_of(found.manifest)) < len(found.manifest.layers)):
             raise eager("the agent is not root")
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
         records = not images_of(found.manifest)
-        view = self._view(reference, cells, Start(self.traces, reference, entry, records=records))
+        view = self._view(reference, FUSE.cells, Start(self.traces, reference, entry, records=records))
         try:
             view.begin()
+            if root:  # the metadata comes while the ways are tried
+                view.cut(await self.way(found.manifest))
             package = await asyncio.shield(view.known)
             if package is None:
                 await view.close()
@@ -518,9 +553,10 @@ class LazyViews:
         return LazyPackage(layers, view.layout, self._settings.limit_s + GRACE_S)
 
     def mounted(self, path: str, view: LazyView, directory: Path) -> None:
-        """A view was mounted at `path`: serve it."""
-        self._views[path] = view
-        view.serve(directory)
+        """A view was mounted at `path` just now: serve it."""
+        view.sight.show()
+        logger.info("%s is shown, %.0f ms after its metadata", path, 1000 * view.sight.shown_s)
+        self._serve(path, view, directory)
 
     def handed_out(self, path: str, view: LazyView) -> None:
         """The images of a view are mounted by the program that asked for it, and known as `path`
@@ -538,7 +574,11 @@ class LazyViews:
             return
         view.known.set_result(None)
         view.begin()
-        self.mounted(path, view, directory)
+        self._serve(path, view, directory)
+
+    def _serve(self, path: str, view: LazyView, directory: Path) -> None:
+        self._views[path] = view
+        view.serve(directory)
 
     def all(self) -> list[LazyStatus]:
         """How far each view is."""

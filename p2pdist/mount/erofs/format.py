@@ -70,9 +70,15 @@ DEFLATE_SETTINGS = struct.pack("<HB5x", 6, 15)
 """What an image with DEFLATE says of it: the length of the rest, and the window's bits."""
 
 _IN_PACKED = 1 << 63
+_COMMON_PACKED = struct.Struct(f"{INODE.format}Q24x")
 _SEVERAL_BLOCKS = 2
+_CELLS_HEADER = struct.pack("<IHBB8x", 0, _SEVERAL_BLOCKS, _DEFLATE << 4 | _DEFLATE, 0)
+"""Of an inode whose blocks are described one by one: what follows describes cells."""
+
 _HEAD_INDEX = struct.Struct("<HHI")
 _HEAD, _REST = 1, 2
+_PARTLY = 1 << 15
+"""Of a head: the file ends before its cell does."""
 _BLOCK_COUNT = 1 << 11
 _CELL_REST = b"".join(
     struct.pack("<HHHH", _REST, 0, number if number > 1 else _BLOCK_COUNT | 1 + CELL_BLOCKS, CELL_BLOCKS - number)
@@ -172,15 +178,45 @@ def packed_file_inode(entry: File, number: int, links: int, block: int) -> bytes
     return head + bytes(-len(head) % 8) + struct.pack("<Q", _IN_PACKED | block * BLOCK_SIZE)
 
 
+def common_packed_file_inode(entry: File, number: int, block: int) -> bytes:
+    """`packed_file_inode` of a file without attributes and further links, filled up to a slot: by
+    far the most frequent one, made in one go."""
+    seconds, rest = divmod(entry.mtime_ns, _SECOND_NS)
+    mode, blocks = stat.S_IFREG | entry.mode, -(-entry.size // BLOCK_SIZE)
+    place = _IN_PACKED | block * BLOCK_SIZE
+    return _COMMON_PACKED.pack(COMPRESSED, 0, mode, 0, entry.size, blocks, number, 0, 0, seconds, rest, 1, place)
+
+
+def own_cells_inode(entry: File, number: int, links: int, block: int) -> bytes:
+    """The inode of a regular file with content, which has the cells from `block` of the contents on
+    for itself. Of the last one it may need a part."""
+    body, cells = xattr_body(entry.xattrs), -(-entry.size // CELL_BYTES)
+    blocks = Cells(headed=True).file_bytes // BLOCK_SIZE
+    mode, used = stat.S_IFREG | entry.mode, min(cells * blocks, 0xFFFFFFFF)
+    head = inode(COMPRESSED, mode, number, entry.mtime_ns, entry.size, used, links, body)
+    last = -(-entry.size // BLOCK_SIZE) - (cells - 1) * CELL_BLOCKS
+    indexes = b"".join(_cell_indexes(range(block // CELL_BLOCKS, block // CELL_BLOCKS + cells - 1)))
+    partly = _PARTLY if entry.size % CELL_BYTES else 0
+    end = _HEAD_INDEX.pack(_HEAD | partly, 0, DEVICE_BLOCK + (block // CELL_BLOCKS + cells - 1) * blocks)
+    rest = _CELL_REST[: (last - 1) * _HEAD_INDEX.size]
+    return head + bytes(-len(head) % 8) + _CELLS_HEADER + indexes + end + rest
+
+
+def _cell_indexes(cells: range) -> Iterator[bytes]:
+    """What says where cells of the device are, for so many blocks of a file each; in parts."""
+    blocks = Cells(headed=True).file_bytes // BLOCK_SIZE
+    for first in range(cells.start, cells.stop, 4096):
+        part = range(first, min(cells.stop, first + 4096))
+        yield b"".join(_HEAD_INDEX.pack(_HEAD, 0, DEVICE_BLOCK + cell * blocks) + _CELL_REST for cell in part)
+
+
 def packed_inode(cells: int, number: int) -> Iterator[bytes]:
     """The inode that has the contents of all files, as so many compressed cells of the device; in
     parts."""
     blocks = Cells(headed=True).file_bytes // BLOCK_SIZE
     yield inode(COMPRESSED, stat.S_IFREG, number, 0, cells * CELL_BYTES, min(cells * blocks, 0xFFFFFFFF))
-    yield struct.pack("<IHBB8x", 0, _SEVERAL_BLOCKS, _DEFLATE << 4 | _DEFLATE, 0)
-    for first in range(0, cells, 4096):
-        part = range(first, min(cells, first + 4096))
-        yield b"".join(_HEAD_INDEX.pack(_HEAD, 0, DEVICE_BLOCK + cell * blocks) + _CELL_REST for cell in part)
+    yield _CELLS_HEADER
+    yield from _cell_indexes(range(cells))
 
 
 def file_chunks(size: int) -> int:

@@ -34,7 +34,7 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from p2pdist.model.device import Cells
+from p2pdist.model.device import OWN_CELLS_BYTES, Cells, has_own_cells
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout
 from p2pdist.mount import kernel
@@ -66,11 +66,13 @@ from p2pdist.mount.erofs.format import (
     TYPE_FILE,
     TYPE_SYMLINK,
     Superblock,
+    common_packed_file_inode,
     device_file_inode,
     file_inode,
     identity,
     inode,
     object_path,
+    own_cells_inode,
     packed_file_inode,
     packed_inode,
     redirect,
@@ -96,6 +98,16 @@ _BODY_BEGIN, _BODY_END = _BODY[:53], _BODY[118:] + HOLE + bytes(4)
 _BODY_COUNT = xattr_count(_BODY)
 """A file with content and without attributes of its own, by far the most frequent inode, is made in
 one go: 192 bytes, of which the 65 that name the object differ."""
+
+
+def _common_file(entry: File, number: int, _block: int) -> bytes:
+    seconds, rest = divmod(entry.mtime_ns, _SECOND_NS)
+    # fmt: off
+    return _COMMON_FILE.pack(
+        CHUNKED, _BODY_COUNT, stat.S_IFREG | entry.mode, 0, entry.size, CHUNK_BITS, number, 0, 0, seconds, rest, 1,
+        _BODY_BEGIN, hexlify(entry.content, b"/", 31), _BODY_END,
+    )
+    # fmt: on
 
 
 class _Directory:
@@ -218,31 +230,24 @@ class _Writer:
     def write(self, entries: Sequence[Entry]) -> None:
         """All entries of a tree, in walking order, and then the superblock."""
         self._links.update(entry.target for entry in entries if type(entry) is HardLink)
-        links, pack, put = self._links, _COMMON_FILE.pack, self._parts.append
-        place, here, plain = b"", self._root, self._device is None
+        links, put, plain = self._links, self._parts.append, self._device is None
+        firsts = {} if self._device is None else self._device.firsts
+        place, here = b"", self._root
         names, nids, types = here.names, here.nids, here.types
+        common = _common_file if plain else common_packed_file_inode
+        common_max = CHUNK_SIZE if plain else OWN_CELLS_BYTES - 1 if self._packed else 0
         for entry in entries:
             parent, _, name = entry.path.rpartition(b"/")
             if parent != place:
                 place, here = parent, self._directories[parent]
                 names, nids, types = here.names, here.nids, here.types
-            if (
-                type(entry) is File
-                and 0 < entry.size <= CHUNK_SIZE
-                and plain
-                and not entry.xattrs
-                and entry.path not in links
-            ):
+            if type(entry) is File and 0 < entry.size <= common_max and not entry.xattrs and entry.path not in links:
                 self._inodes += 1
-                seconds, rest = divmod(entry.mtime_ns, _SECOND_NS)
-                # fmt: off
-                put(pack(
-                    CHUNKED, _BODY_COUNT, stat.S_IFREG | entry.mode, 0, entry.size, CHUNK_BITS, self._inodes, 0, 0, seconds, rest, 1,
-                    _BODY_BEGIN, hexlify(entry.content, b"/", 31), _BODY_END,
-                ))
-                # fmt: on
+                block = 0 if plain else firsts[entry.content]
+                data = common(entry, self._inodes, block)
+                put(data)
                 nid, kind = self._at // SLOT, TYPE_FILE
-                self._at += _COMMON_FILE.size
+                self._at += len(data)
             elif (found := self._put_entry(entry, here)) is not None:
                 nid, kind = found
             else:
@@ -281,7 +286,9 @@ class _Writer:
                 if self._device is None or not entry.size:
                     data = file_inode(entry, self._number(), links)
                 else:
-                    file_on_device = packed_file_inode if self._packed else device_file_inode
+                    file_on_device = device_file_inode
+                    if self._packed:
+                        file_on_device = own_cells_inode if has_own_cells(entry.size) else packed_file_inode
                     data = file_on_device(entry, self._number(), links, self._device.firsts[entry.content])
                 nid = self._put(data)
                 self._nids[entry.path] = nid

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +68,10 @@ def mount_lazy(
         try:
             record = begin(record, work)
             directory = record.directory(work)
-            _supervise(package, directory, way)
+            with ThreadPoolExecutor(1) as beside:  # while the program that supervises begins
+                images = beside.submit(_write_images, package, directory, way)
+                _supervise(package, directory, way)
+                images.result()
             served(directory)
             place = target if at is None else Path(f"/proc/self/fd/{at}")
             _mount(package, directory, place, way, source=record.source, writable=writable)
@@ -124,8 +128,18 @@ def device_bytes(layout: DeviceLayout, cells: Cells) -> int:
     return max(cells.file_size(layout.size), BLOCK_BYTES)
 
 
-def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, source: str, writable: bool) -> None:
+def _write_images(package: LazyPackage, directory: Path, way: Way) -> None:
     device = Device(package.layout.size, package.layout.first_blocks(), way.cells)
+    for number, layer in enumerate(package.layers, _EMPTY + 1):
+        if not isinstance(layer, Path):
+            write_image(layer, _image(directory, number), device)
+
+
+def _image(directory: Path, number: int) -> Path:
+    return directory / f"{number}.erofs"
+
+
+def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, source: str, writable: bool) -> None:
     images = itertools.count(1)
     (directory / str(_EMPTY)).mkdir()
     with way.device(directory) as path:
@@ -137,10 +151,8 @@ def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, sour
                 with fuse_loop(directory, name) as loop:
                     mount_device(loop, directory / name, point)
             else:
-                image = directory / f"{number}.erofs"
-                write_image(layer, image, device)
                 try:
-                    mount_image(image, point, path, looped=way.looped)
+                    mount_image(_image(directory, number), point, path, looped=way.looped)
                 except (OSError, Corrupt) as error:  # the image is new, so the kernel is what lacks something
                     reason = error.what if isinstance(error, Corrupt) else error.strerror
                     raise Unavailable(f"this host has no lazy views: {reason}", remedy=REMEDY) from error
