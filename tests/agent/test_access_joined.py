@@ -298,7 +298,7 @@ async def test_a_ticket_counts_for_the_join_token_in_the_certificate(
             return answer.status == 200
 
     async def served_in_the_end() -> bool:
-        """The listener trusts an authority a moment after its file does, and breaks connections before."""
+        """The listener breaks connections until it trusts the authority, later than the file."""
         while True:
             with contextlib.suppress(ClientConnectionError):
                 return await served()

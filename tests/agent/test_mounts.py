@@ -253,7 +253,7 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]
     def start(view: str = "") -> subprocess.Popen[bytes]:
         environ = {**os.environ, **({"P2PDIST_ROOT": view} if view else {})}
         started.append(subprocess.Popen(["sleep", "100"], cwd="/", env=environ))
-        # Popen returns before the kernel has set up what /proc shows (execve(2) closes files first).
+        # Popen returns before /proc shows the environment: execve(2) closes files first.
         shown = Path(f"/proc/{started[-1].pid}/environ")
         wait_until(lambda: f"P2PDIST_ROOT={view}".encode() in shown.read_bytes() if view else shown.read_bytes())
         return started[-1]
