@@ -49,7 +49,7 @@ help:
 
 setup: $(VENV)/.installed
 
-setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed)
+setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/.torch
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 
@@ -88,6 +88,14 @@ $(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.programs
 $(VENV)/hub-clients/%/.installed: | $(VENV)/.programs
 	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check huggingface-hub==$*
 	@touch $@
+
+# torch comes only from a directory of wheels that pip is told of: what indexes have brings gigabytes of libraries for GPUs.
+$(VENV)/.torch: $(VENV)/.installed
+	@if $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps torch 2>/dev/null; then \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check torch 'runai-model-streamer[s3]' && touch $@; \
+	else \
+		echo 'PIP_FIND_LINKS names no wheel of torch: what needs it is skipped'; \
+	fi
 
 # The program is the recipe's only command, so that Ctrl-C reaches it alone and make waits until it has tidied up.
 demo: setup

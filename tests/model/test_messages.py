@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, UsageError, from_problem
+from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.messages import (
     Advance,
     Assign,
@@ -39,6 +39,7 @@ from p2pdist.model.messages import (
 from p2pdist.model.ownership import Ownership, Tracker
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import KEEPERS_MAX, ORIGIN, Plan, Source, StripePlan
+from p2pdist.store.blobs.vouched import Unlisted
 
 BLOB = digest_of(b"x")
 OWNERSHIP = Ownership(3, (Tracker("a", ("http://a:7070",)), Tracker("b", (), 0.1)), {BLOB: "b"})
@@ -198,3 +199,9 @@ def test_failures_survive_the_wire() -> None:
         assert again.exit_code == failure.exit_code
     assert type(from_problem({"type": "urn:other", "title": "t"})) is P2PDistError
     assert type(from_problem({})) is P2PDistError
+
+
+def test_a_failure_that_only_its_process_tells_apart_arrives_as_its_kind() -> None:
+    """The store's `Unlisted` is `Unavailable` to others, whose failures never become `Unlisted`."""
+    for failure in (Unavailable("a"), Unlisted("b")):
+        assert type(from_problem(failure.problem())) is Unavailable

@@ -66,7 +66,8 @@ def test_events_name_hosts_packages_and_reasons(site: Site) -> None:
     assert (failed["host"], failed["package"]) == ("h1", "team/none:v1") and failed["reason"].startswith("not-found: ")
     (ended,) = by_kind["broadcast"]
     assert ended["package"] == PACKAGE and ended["broadcast"]["complete"] == ended["broadcast"]["hosts"] == 4
-    assert 0.9 <= ended["broadcast"]["origin_copies"] <= 4.0
+    # What a host read before its lease went on and reported after that is not counted.
+    assert 0.0 < ended["broadcast"]["origin_copies"] <= 4.0
     # The origin's limit and F are known, so the bound is, too: nothing is faster.
     assert ended["broadcast"]["bound_s"] == pytest.approx(ended["broadcast"]["bytes"] / 20e6, rel=0.01)
     assert any("has started" in change["text"] for change in by_kind["change"])
