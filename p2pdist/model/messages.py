@@ -525,6 +525,8 @@ class BlobFile(msgspec.Struct, frozen=True):
     path: str
     size: int
     here: int
+    inode: int = 0
+    """Of that file: a blob that was removed and fetched again has another one. 0: not said."""
 
 
 class ModelFile(msgspec.Struct, frozen=True):
