@@ -23,7 +23,8 @@ A source that has given nothing yet and is silent is no starved parent: an agent
 and says when it has nothing to send (`Quiet`). It is complained of as stalled as soon as its
 silence lasts longer than is usual (sources.py), and left at once where there is another source to
 try. One that trickles is silent, too. Long before that, a host that has no piece of the blob from
-any source says so (`Starved`): its sources may be hosts that claim pieces and have none.
+any source says so (`Starved`): its sources may be hosts that claim pieces and have none. It says so
+of a source that waits itself, too: the tracker knows whether that one claims to have pieces.
 
 While no tracker answers, the host chooses by itself (`Candidates` in sources.py): it tries the
 tracker's last choices and the superpeers of its zone, and reads the origin when it is a superpeer
@@ -151,12 +152,13 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """A stream has given no piece so far, although its source does not say that it has none:
-    whether the source has responded, and how many bytes have come over the connection."""
+    """A stream has given no piece so far: whether the source has responded, how many bytes have
+    come over the connection, and whether the source said that it had none to send."""
 
     stream: int
     responded: bool
     received_bytes: int
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +267,12 @@ class Complain:
 @dataclass(frozen=True, slots=True)
 class Starved:
     """Tell the tracker that nothing of the blob has come yet, though the source of a stripe had the
-    time to send. It stays the source until the tracker names another."""
+    time to send. It stays the source until the tracker names another. `waits`: it said that it had
+    no piece to send."""
 
     stripe: int
     source: Source
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +443,7 @@ class _Stripe:
         receiving = self.state
         if not isinstance(receiving, Receiving) or receiving.delivered or receiving.source.is_origin:
             return None
-        if receiving.awaiting:
+        if receiving.awaiting or event.waits:
             return None
         limit_s = sources.silence_s(receiving.source, responded=event.responded)
         if receiving.silent_s(event, now=now) < limit_s:
@@ -447,7 +451,7 @@ class _Stripe:
         receiving.moved_at = receiving.quiet_since = now
         return receiving.source
 
-    def starved(self, sources: Sources, layout: PieceLayout, *, now: float) -> list[Starved]:
+    def starved(self, sources: Sources, layout: PieceLayout, *, waits: bool, now: float) -> list[Starved]:
         """What is to be said of its source, which has given nothing so far to this host, which has
         nothing."""
         receiving = self.state
@@ -458,7 +462,7 @@ class _Stripe:
             return []
         receiving.starves = True
         self.starved_by += 1
-        return [Starved(self.number, receiving.source)]
+        return [Starved(self.number, receiving.source, waits)]
 
     def is_slow(self, best: int) -> bool:
         """Whether a complaint is due since it got far less than the `best` in the window that ends
@@ -854,7 +858,8 @@ class Download:
     def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
         """Complain of a source that was silent for too long, and leave it if there is another."""
         stripe = self._streams.stripes.get(event.stream) if self._tracker else None
-        out += stripe.starved(self.sources, self.layout, now=now) if stripe is not None and not len(self.have) else ()
+        if stripe is not None and not len(self.have):
+            out += stripe.starved(self.sources, self.layout, waits=event.waits, now=now)
         source = stripe.silent(event, self.sources, now=now) if stripe is not None else None
         if stripe is None or source is None:
             return

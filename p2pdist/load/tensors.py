@@ -34,7 +34,8 @@ STAGE_BYTES = 64 << 20
 """Of each of two pinned buffers."""
 
 TRIES = 5
-"""A blob's file gets another name when it is complete, maybe just before it is opened."""
+"""A blob's file gets another name when it is complete, maybe just before it is opened; and where
+the blob is removed meanwhile, the next file of it is another one."""
 
 _TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -73,35 +74,48 @@ class _File:
     client: LocalClient | None = None
     here: int = 0
     """Up to where the bytes of a blob are there."""
+    inode: int = 0
+    """Of the file that is mapped."""
+    mapped: mmap.mmap | None = None
 
-    def ready(self, start: int, end: int) -> None:
-        """Wait until bytes are there and verified."""
-        if self.client is not None and end > self.here:
-            found = self.client.blob_file(self.digest, start, end)
-            self.path, self.here = found.path, found.here
-
-    def open(self) -> mmap.mmap:
-        """Map the file."""
-        for attempt in range(TRIES):
-            if self.client is not None and (attempt or not self.path):
-                self.path = self.client.blob_file(self.digest, 0, 0).path
-            try:
-                handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError as error:
-                if self.client is None:
-                    raise NotFound(f"there is no file {self.path}") from error
-                continue
-            except PermissionError as error:
-                raise UsageError(
-                    f"this user may not read {self.path}", remedy="Be in the group of the agent's socket"
-                ) from error
-            try:
-                if not os.fstat(handle).st_size:
-                    raise Corrupt(f"{self.name} is empty, and no safetensors file")
-                return mmap.mmap(handle, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-            finally:
-                os.close(handle)
+    def ready(self, start: int, end: int) -> mmap.mmap:
+        """A mapping of the file, once bytes are there and verified. It is another one than before
+        where the blob was removed and fetched again: the former file will never get the rest."""
+        for _ in range(TRIES):
+            inode = 0
+            if self.client is not None and (end > self.here or self.mapped is None):
+                found = self.client.blob_file(self.digest, start, end)
+                self.path, self.here, inode = found.path, found.here, found.inode
+            if self.mapped is not None and inode in (0, self.inode):
+                return self.mapped
+            if (mapped := self._map(inode)) is not None:
+                return mapped
         raise Unavailable(f"{self.name} is not where the agent says", remedy="See the agent's log")
+
+    def _map(self, inode: int) -> mmap.mmap | None:
+        """Map the file; None where it is not there any more, or is another one than the agent spoke
+        of (`inode`, 0 for any)."""
+        self.mapped = None
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            if self.client is None:
+                raise NotFound(f"there is no file {self.path}") from error
+            return None
+        except PermissionError as error:
+            raise UsageError(
+                f"this user may not read {self.path}", remedy="Be in the group of the agent's socket"
+            ) from error
+        try:
+            status = os.fstat(handle)
+            if inode not in (0, status.st_ino):
+                return None
+            if not status.st_size:
+                raise Corrupt(f"{self.name} is empty, and no safetensors file")
+            self.inode, self.mapped = status.st_ino, mmap.mmap(handle, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            return self.mapped
+        finally:
+            os.close(handle)
 
 
 def _files(source: str | os.PathLike[str], socket: str | os.PathLike[str] | None) -> Iterator[_File]:
@@ -127,14 +141,12 @@ def _files(source: str | os.PathLike[str], socket: str | os.PathLike[str] | None
 
 
 def _tensors(torch: Any, file: _File, device: Any, put: Any) -> Iterator[tuple[str, Any]]:
-    file.ready(0, LENGTH_BYTES)
-    mapped = file.open()
+    mapped = file.ready(0, LENGTH_BYTES)
     size = len(mapped)
     start = LENGTH_BYTES + header_length(mapped[:LENGTH_BYTES], size)
-    file.ready(LENGTH_BYTES, start)
+    mapped = file.ready(LENGTH_BYTES, start)
     for place in decode_header(mapped[LENGTH_BYTES:start], size):
-        file.ready(place.begin, place.end)
-        tensor = _tensor(torch, mapped, place)
+        tensor = _tensor(torch, file.ready(place.begin, place.end), place)
         if put is not None:
             tensor = put(tensor)
         elif device.type != "cpu":

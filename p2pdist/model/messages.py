@@ -161,7 +161,8 @@ class Complaint(Message, frozen=True):
     `nameless`: the source could not be reached because this host's name servers do not answer, so
     that it cannot reach any host whose address is a name. `starved`: nothing of the blob has come
     yet from any source, though this one had the time to send; with the reason `slow`, for it is too
-    early to say that the source is at fault."""
+    early to say that the source is at fault. `waits`: beside that, the source said that it had no
+    piece to send."""
 
     blob: WireDigest
     stripe: StripeNumber
@@ -170,6 +171,7 @@ class Complaint(Message, frozen=True):
     piece: Count | None = None
     nameless: bool = False
     starved: bool = False
+    waits: bool = False
 
 
 Basis = Literal["read", "whole", "told"]
@@ -525,6 +527,8 @@ class BlobFile(msgspec.Struct, frozen=True):
     path: str
     size: int
     here: int
+    inode: int = 0
+    """Of that file: a blob that was removed and fetched again has another one. 0: not said."""
 
 
 class ModelFile(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waits import until
+from waits import until, wait_until
 
 from p2pdist.agent import mounts as agent_mounts
 from p2pdist.agent.caller import Caller
@@ -253,6 +253,9 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]
     def start(view: str = "") -> subprocess.Popen[bytes]:
         environ = {**os.environ, **({"P2PDIST_ROOT": view} if view else {})}
         started.append(subprocess.Popen(["sleep", "100"], cwd="/", env=environ))
+        # Popen returns before /proc shows the environment: execve(2) closes files first.
+        shown = Path(f"/proc/{started[-1].pid}/environ")
+        wait_until(lambda: f"P2PDIST_ROOT={view}".encode() in shown.read_bytes() if view else shown.read_bytes())
         return started[-1]
 
     yield start

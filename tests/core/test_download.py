@@ -685,6 +685,14 @@ def test_a_host_that_has_nothing_says_so_once_and_stays() -> None:
     assert pull.core.parents() == ("A", "B")
 
 
+def test_a_source_that_waits_itself_is_told_of_and_kept() -> None:
+    """The tracker may know that it claims pieces. It is not silent, however long it waits."""
+    pull = HungryPull()
+    assert pull(Quiet(1, True, 200, waits=True), pull.limit_s) == [Starved(0, A, waits=True)]
+    assert all(pull(Quiet(1, True, 200, waits=True), 1.0) == [] for _ in range(30))
+    assert pull.core.parents() == ("A", "B")
+
+
 def test_a_host_starves_twice_a_stripe_at_most() -> None:
     """Where the tracker cannot help, it is not asked for ever."""
     pull = HungryPull()

@@ -60,7 +60,7 @@ def test_a_page_behind_a_key_that_is_gone_goes_on_there() -> None:
     assert page_of([b"a"], prefix=b"", delimiter=b"", after=After(), count=0).after is None
 
 
-@pytest.mark.parametrize("token", ["", "!", "eA==", "\u00fc"])
+@pytest.mark.parametrize("token", ["", "!", "eA==", "\u00fc", "a3g=\x01", "a3g"])
 def test_a_token_of_others_is_none(token: str) -> None:
     assert After.parse(token) is None
 

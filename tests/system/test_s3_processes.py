@@ -122,7 +122,8 @@ def test_a_range_of_a_blob_comes_before_the_rest(site: Site) -> None:
     client = client_of(reader)
     listed = client.list_objects_v2(Bucket="blobs")["Contents"]
     assert [(entry["Key"], entry["ETag"]) for entry in listed] == [("a/weights", f'"{digest}"'), ("b", f'"{digest}"')]
-    assert site.origin_bytes(digest) == 0
+    assert client.head_object(Bucket="blobs", Key="b")["ContentLength"] == WEIGHTS
+    assert not os.listdir(reader.store / "partial") and site.origin_bytes(digest) == 0, "HEAD brings nothing"
     assert read(client, "blobs", "a/weights", WEIGHTS - 7 * KIB, WEIGHTS - KIB) == data[-7 * KIB : -KIB]
     assert reader.received() < 0.7 * WEIGHTS
     site.origin.rate_bytes_s = 0.0

@@ -140,6 +140,35 @@ def test_records_of_a_later_release_are_left_out(where: str) -> None:
     database.close()
 
 
+def test_records_of_a_later_release_do_not_end_a_page(where: str) -> None:
+    database = HistoryDatabase(where)
+    database.add([(float(number), LOST) for number in range(6)], now=6.0)
+    later = sql.text("UPDATE history SET body = '{}' WHERE number > 3")
+    with database._database.transaction() as connection:
+        connection.execute(later)
+    assert [record.at for record in database.read(HistoryFilter(limit=2))] == [2.0, 1.0]
+
+
+def test_nothing_is_kept_twice_where_old_records_cannot_be_removed(where: str) -> None:
+    """A caller that hears of a failure gives the same events again."""
+    database = HistoryDatabase(where)
+    made = {
+        True: "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;"
+        "CREATE TRIGGER stays BEFORE DELETE ON history FOR EACH ROW EXECUTE FUNCTION refuse()",
+        False: "CREATE TRIGGER stays BEFORE DELETE ON history BEGIN SELECT RAISE(ABORT, 'no'); END",
+    }
+    with database._database.transaction() as connection:
+        connection.execute(sql.text(made[database.shared]))
+    old = Event("change", "old", key="old")
+    database.add([(0.0, old)], now=1.0)
+    database.add([(0.0, old), (2.0, LOST)] * state.PRUNED_EVERY, now=10 * KEPT_S)
+    assert len(database.read(HistoryFilter(limit=1000))) == 1 + state.PRUNED_EVERY
+    with database._database.transaction() as connection:
+        connection.execute(sql.text("DROP TRIGGER stays" + (" ON history" if database.shared else "")))
+        if database.shared:
+            connection.execute(sql.text("DROP FUNCTION refuse"))
+
+
 def test_its_file_is_for_the_tracker_alone(tmp_path: Path) -> None:
     HistoryDatabase(str(tmp_path / "state")).close()
     assert stat.S_IMODE((tmp_path / "state" / state.FILE_NAME).stat().st_mode) == 0o600
@@ -185,6 +214,24 @@ async def test_events_wait_for_a_database_that_is_away(monkeypatch: pytest.Monke
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     database.away = False
+    await keeper.stop()
+
+
+async def test_a_slow_database_keeps_no_other_work_of_the_tracker(postgresql: str) -> None:
+    """Beats of a cluster and documents go through the threads that all share."""
+    import asyncio
+
+    keeper = HistoryKeeper(Fleet(0.0).history, HistoryDatabase(postgresql))
+    with psycopg.connect(postgresql) as other:
+        other.execute("LOCK TABLE history IN ACCESS EXCLUSIVE MODE")
+        pages = [asyncio.create_task(keeper.page(HistoryFilter())) for _ in range(module.READERS_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="too many"):
+            await keeper.page(HistoryFilter())
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "done") == "done"
+        assert not any(page.done() for page in pages)
+    assert [page.records for page in await asyncio.gather(*pages)] == [[]] * module.READERS_MAX
     await keeper.stop()
 
 

@@ -23,6 +23,7 @@ from tracker.core.fleet import Fleet
 from tracker.core.monitor.presence import ABSENCE_S
 from tracker.history import keeper
 from tracker.http.app import make_app
+from tracker.http.history import routes
 from tracker.policies import PolicyFile
 from tracker.service import Service
 
@@ -136,6 +137,22 @@ async def test_followers_hear_what_they_asked_for_and_are_let_go() -> None:
             await session.close()
 
 
+async def test_followers_hear_of_the_tracker_while_only_others_records_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "SILENCE_S", 0.2)
+    async with running() as site, site.http.get("/v1/history/events?kind=broadcast") as answer:
+        assert await answer.content.readuntil(b"\n\n") == b": following\n\n"
+
+        async def change() -> None:
+            while True:
+                site.service.fleet.history.changed("another")
+                await asyncio.sleep(0.01)
+
+        changing = asyncio.create_task(change())
+        async with asyncio.timeout(30):
+            assert await answer.content.readuntil(b"\n\n") == b": silence\n\n"
+        changing.cancel()
+
+
 async def test_a_follower_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "BEHIND_MAX", 10)
     async with running() as site:
@@ -186,6 +203,9 @@ async def test_a_watcher_sees_what_is_of_packages_that_it_may_read(tmp_path: Pat
         }
         assert await _events(watcher, "?package=team-b/y") == []
         assert len(await _events(watcher, "?limit=2")) == 2, "what one may not see makes a page no shorter"
+        for query in ("package=team-b/y", f"package={theirs}", "kind=change"):
+            found = msgspec.json.decode(await ask(watcher, "GET", f"/v1/history?limit=1&{query}"), type=HistoryPage)
+            assert found == HistoryPage([]), "that there are records of it is not told either"
         for http, told in ((ops, True), (watcher, False)):
             async with http.get("/v1/history/events", server_hostname=TRACKER_DNS) as answer:
                 await answer.content.readuntil(b"\n\n")

@@ -108,9 +108,9 @@ class Lab:
                     self.submit(host, StreamEnded(stream, "closed"))
                 case Complain(stripe, source, reason):
                     self.tell(host.name, Complaint(BLOB, stripe, source.host, reason))
-                case Starved(stripe, source):
+                case Starved(stripe, source, waits):
                     host.starvers.add(source.host)
-                    self.tell(host.name, Complaint(BLOB, stripe, source.host, "slow", starved=True))
+                    self.tell(host.name, Complaint(BLOB, stripe, source.host, "slow", starved=True, waits=waits))
         if host.core.finished and host.completed_at is None:
             host.completed_at = self.now
 
@@ -132,8 +132,9 @@ class Lab:
 
     def _look(self, host: Host) -> None:
         for stream, (source, _, _) in list(host.streams.items()):
-            if source.host in self.said and self.how != "waits" and stream in host.streams:
-                self.submit(host, Quiet(stream, self.how == "head", 200 if self.how == "head" else 0))
+            if source.host in self.said and stream in host.streams:
+                responded = self.how != "silent"
+                self.submit(host, Quiet(stream, responded, 200 if responded else 0, self.how == "waits"))
 
     # -- strangers
 
@@ -203,7 +204,7 @@ def usual_s(count: int = 1) -> float:
 
 
 @pytest.mark.parametrize("seeds", [True, False])
-@pytest.mark.parametrize("how", ["silent", "head"])
+@pytest.mark.parametrize("how", ["silent", "head", "waits"])
 @pytest.mark.parametrize("count", [4, 20, 120])
 def test_strangers_that_vouch_for_each_other_cost_a_pull_as_much_again_at_most(
     count: int, how: str, seeds: bool
@@ -213,13 +214,6 @@ def test_strangers_that_vouch_for_each_other_cost_a_pull_as_much_again_at_most(
     host = lab.pull("h1")
     assert lab.until_complete(host) <= 2 * usual_s()
     assert host.starvers and host.from_origin == LAYOUT.count
-
-
-def test_strangers_that_say_they_have_none_are_left_for_the_origin() -> None:
-    """They tell a child that they wait, and the tracker that they have pieces."""
-    lab = Lab("waits")
-    lab.strangers(20, seeds=True)
-    assert lab.until_complete(lab.pull("h1")) < 12 * usual_s()
 
 
 @pytest.mark.parametrize("seeds", [True, False])
@@ -273,6 +267,24 @@ def test_strangers_that_were_rescued_keep_no_stripe_from_a_host_that_has_another
     lab.said.update((liar, [5] * STRIPES) for liar in liars)
     lab.run(0.3)
     assert lab.until_complete(lab.pull("h1")) <= 15 * usual_s()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_parent_that_waits_is_left_if_it_had_claimed_pieces(before: bool) -> None:
+    """One that says so once it is the parent has its first piece since a moment ago, and gives it
+    next."""
+    lab, parent = Lab("waits"), "parent"
+    for name in (parent, "child"):
+        lab.open(name)
+        counts = (5 if before and name == parent else 0,) * STRIPES
+        lab.tell(name, Holding(BLOB, LAYOUT.size, LAYOUT.piece_size, counts))
+        lab.run(0.3)
+    member = lab.fleet.swarms[BLOB].members["child"]
+    assert member.parents == [parent] * STRIPES
+    lab.tell(parent, Report((Advance(BLOB, (6,) * STRIPES),)))
+    for stripe in range(STRIPES):
+        lab.tell("child", Complaint(BLOB, stripe, parent, "slow", starved=True, waits=True))
+    assert (parent not in member.parents) == before
 
 
 def test_hosts_that_get_on_read_the_origin_once() -> None:

@@ -76,15 +76,18 @@ class Complaints:
         source, reason = complaint.source, complaint.reason
         if source != FROM_ORIGIN and (source == host.name or source not in swarm.members):
             return out
-        text = f"{host.name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}"
-        swarm.record(now, text)
+        if not complaint.waits:
+            swarm.record(
+                now, f"{host.name} complains of {source or 'the origin'} in stripe {complaint.stripe}: {reason}"
+            )
         if reason in {"stalled", "slow"} and late(now):
             return out  # all stand still at once: no host is at fault
         if source == FROM_ORIGIN:
             self._of_origin(swarm, swarm.members[host.name], complaint, now, out)
             return out
         if complaint.starved:
-            self._starving(swarm, swarm.members[host.name], swarm.members[source], complaint.stripe, now)
+            if not complaint.waits or swarm.members[host.name].promised >> complaint.stripe & 1:
+                self._starving(swarm, swarm.members[host.name], swarm.members[source], complaint.stripe, now)
             return out
         if reason in {"stalled", "slow"} and probes:
             sisters, where = swarm.members[source].children[complaint.stripe], (swarm.key, complaint.stripe)
@@ -151,7 +154,8 @@ class Complaints:
     def _starving(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
         """A host without any piece says that a parent gives nothing yet. Where that is so of all
         its parents that say that they have pieces, it leaves them where it can be rescued. It is
-        too early to hold it against them."""
+        too early to hold it against them. A parent that waits itself counts only where it said that
+        it had pieces before it became the parent: else it may have got its first one just now."""
         claims = parent.counts[stripe] and child.parents[stripe] == parent.host and was_told(child, parent.host)
         if not claims or any(child.counts):
             return

@@ -66,10 +66,12 @@ class Edges:
         member.parents[stripe] = parent
         member.moved_at[stripe] = member.attached_at[stripe] = self.now
         member.set_lag(stripe, None)
+        member.promised &= ~(1 << stripe)
         if parent == FROM_ORIGIN:
             self.roots[stripe][child] = None
         else:
             above = self.members[parent]
+            member.promised |= bool(above.counts[stripe]) << stripe
             above.children[stripe] += (child,)
             above.taken[stripe] += not member.slow_receiver
         self.unplanned.pop((stripe, child), None)

@@ -145,6 +145,9 @@ class Member:
     """Upload slots that children take. Edges."""
     starvation: Starvation | None = None
     """What parents did not give; None where all gave something. `starve`, Swarm.advance."""
+    promised: int = 0
+    """Bit i: the parent of stripe i said that it had pieces of it before it became the parent.
+    Edges.attach."""
     rescued: frozenset[int] = frozenset()
     """Stripes that the host reads although its site has a root, since it was starved. Edges."""
     told: tuple[tuple[str, ...], ...] = ()

@@ -1,7 +1,8 @@
 """The history of a fleet while its tracker runs: takes what the core reports, logs it, keeps it in
 the database, and passes it on to those that follow.
 
-The database is written and read in threads, never on the event loop. While it does not answer
+One thread writes and reads the database, never the event loop, and never the threads that all
+else in the tracker shares: a database that is slow would take them all. While it does not answer
 events wait, the oldest of more than WAITING_MAX are given up, and the log says so.
 """
 
@@ -12,7 +13,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import msgspec
 
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.history import Event, HistoryFilter, HistoryPage, HistoryRecord
@@ -29,13 +35,19 @@ BEHIND_MAX = 2000
 """Records that a follower may be behind; one that takes nothing is let go."""
 
 STOP_S_MAX = 5.0
-READ_TRIES_MAX = 5
-"""Pages of the database that are read for one page of an identity that may not read most of it."""
+READ_MAX = 1000
+"""Records that are read at a time where the caller may not see all of them."""
+
+READERS_MAX = 32
+"""Requests for pages that are answered or wait at a time."""
 
 SHARES = ("0.5", "0.99", "1")
 """Of the hosts of a broadcast, as metrics name them."""
 
 logger = logging.getLogger(__name__)
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 Sees = Callable[[HistoryRecord], bool]
 
@@ -64,6 +76,8 @@ class HistoryKeeper:
         self._ended = False
         self._writing: asyncio.Task[None] | None = None
         self.observe: Callable[[str, float], None] = lambda share, seconds: None
+        self._thread = ThreadPoolExecutor(1, "history")
+        self._readers = 0
         self.given_up = 0
         """Events that were not kept, since the database did not answer; a metric."""
 
@@ -128,7 +142,11 @@ class HistoryKeeper:
                 await self._write()
         except (Unavailable, TimeoutError) as error:
             logger.warning("%d events of the history are not kept: %s", len(self._waiting), error)
-        await asyncio.to_thread(self._database.close)
+        await asyncio.to_thread(self._database.close)  # its own thread may hang
+        self._thread.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *given, **named))
 
     async def _write(self) -> None:
         """Write what waits. A write goes on when its caller is cancelled, so that nothing is
@@ -140,32 +158,37 @@ class HistoryKeeper:
     async def _write_batches(self) -> None:
         while self._waiting:
             batch = [self._waiting[number] for number in range(min(BATCH_MAX, len(self._waiting)))]
-            await asyncio.to_thread(self._database.add, batch, now=time.time())
+            await self._in_thread(self._database.add, batch, now=time.time())
             for written in batch:
                 if self._waiting and self._waiting[0] is written:  # else it was given up meanwhile
                     self._waiting.popleft()
 
     # -- readers
 
-    async def page(self, wanted: HistoryFilter, sees: Sees = lambda record: True) -> HistoryPage:
-        """The newest records that match and that the caller may see; fewer than it asked for where
-        it may not see most of them. Raises Unavailable."""
+    async def page(self, wanted: HistoryFilter, sees: Sees | None = None) -> HistoryPage:
+        """The newest records that match and that the caller may see; None sees all. Where there are
+        none the page is as if no record matched: nothing tells of those that are hidden. Raises
+        Unavailable, also over READERS_MAX requests at a time."""
+        if self._readers >= READERS_MAX:
+            raise Unavailable("too many ask for this fleet's history at once", remedy="Try again in a moment")
+        self._readers += 1
+        try:
+            return await self._page(wanted, sees)
+        finally:
+            self._readers -= 1
+
+    async def _page(self, wanted: HistoryFilter, sees: Sees | None) -> HistoryPage:
         records: list[HistoryRecord] = []
-        before = wanted.before
-        for _ in range(READ_TRIES_MAX):
-            asked = HistoryFilter(wanted.kinds, wanted.package, wanted.host, wanted.since, before, wanted.limit)
-            read = await asyncio.to_thread(self._database.read, asked)
-            room = wanted.limit - len(records)
-            seen = [record for record in read if sees(record)]
-            records += seen[:room]
-            if len(seen) > room:
-                return HistoryPage(records, records[-1].number)
-            if len(read) < wanted.limit:
-                return HistoryPage(records)
-            before = read[-1].number
-            if len(records) == wanted.limit:
+        before, many = wanted.before, wanted.limit + 1 if sees is None else READ_MAX
+        while len(records) <= wanted.limit:
+            asked = msgspec.structs.replace(wanted, before=before, limit=many)
+            read = await self._in_thread(self._database.read, asked)
+            records += read if sees is None else filter(sees, read)
+            if len(read) < many:
                 break
-        return HistoryPage(records, before)
+            before = read[-1].number
+        found = records[: wanted.limit]
+        return HistoryPage(found, found[-1].number if len(records) > wanted.limit else 0)
 
     async def follow(self) -> AsyncGenerator[HistoryRecord | None, None]:
         """What is reported from now on, after a None that says that it has begun. Raises
@@ -173,8 +196,8 @@ class HistoryKeeper:
         if len(self._followers) >= FOLLOWERS_MAX:
             raise Unavailable(f"{FOLLOWERS_MAX} follow this fleet's history already", remedy="End some of them")
         if not self._followers:
-            self._last = await asyncio.to_thread(self._database.last)
-            before = await asyncio.to_thread(self._database.after, self._last, 0)
+            self._last = await self._in_thread(self._database.last)
+            before = await self._in_thread(self._database.after, self._last, 0)
             self._heard.extend(record.number for record in before)
         follower = Follower()
         self._followers.append(follower)
@@ -194,7 +217,7 @@ class HistoryKeeper:
         if not self._followers:
             return
         while True:
-            read = await asyncio.to_thread(self._database.after, self._last, BATCH_MAX)
+            read = await self._in_thread(self._database.after, self._last, BATCH_MAX)
             fresh = [record for record in read if record.number not in self._heard]
             if not fresh:
                 return

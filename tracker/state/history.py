@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import sqlalchemy as sql
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from p2pdist.model.errors import UNDECODABLE
+from p2pdist.model.errors import UNDECODABLE, Unavailable
 from p2pdist.model.history import KINDS, Event, HistoryFilter, HistoryKind, HistoryRecord, digest_prefix
 from tracker.state.database import Database
 
@@ -79,24 +80,20 @@ class HistoryDatabase:
         self._database.close()
 
     def add(self, events: Sequence[Written], *, now: float) -> None:
-        """Keep events, and remove what is over the limits now and then."""
-        plain = [_row(at, event, self._tracker) for at, event in events if not event.key]
+        """Keep events, all or none of them, and remove what is over the limits now and then."""
+        rows = [_row(at, event, self._tracker) for at, event in events]
+        written, self._written = self._written, self._written + len(events)
         with self._database.transaction() as connection:
-            if plain:
-                connection.execute(sql.insert(_records), plain)
-        for at, event in events:
-            if event.key:
-                self._add_once(_row(at, event, self._tracker))
-        if self._written == 0 or self._written // PRUNED_EVERY < (self._written + len(events)) // PRUNED_EVERY:
-            self.prune(now=now)
-        self._written += len(events)
-
-    def _add_once(self, row: dict[str, object]) -> None:
+            if rows:
+                insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+                # A key that is there: another tracker reported it, or this one before its restart.
+                connection.execute(insert(_records).on_conflict_do_nothing(index_elements=["key"]), rows)
+        if written and written // PRUNED_EVERY == self._written // PRUNED_EVERY:
+            return
         try:
-            with self._database.transaction() as connection:
-                connection.execute(sql.insert(_records).values(row))
-        except IntegrityError:
-            return  # another tracker has reported it, or this one before its restart
+            self.prune(now=now)
+        except (Unavailable, IntegrityError) as error:  # the events are kept: a caller that tries again doubles them
+            logger.warning("old events of the history are not removed yet: %s", error)
 
     def prune(self, *, now: float) -> None:
         """Remove the records over the limits."""
@@ -111,12 +108,17 @@ class HistoryDatabase:
                     connection.execute(sql.delete(_records).where(*over))
 
     def read(self, wanted: HistoryFilter) -> list[HistoryRecord]:
-        """The newest records that match, the newest first."""
-        columns = _records.c
-        query = sql.select(_records).where(*_conditions(wanted))
-        with self._database.transaction() as connection:
-            rows = connection.execute(query.order_by(columns.number.desc()).limit(wanted.limit)).all()
-        return list(_decoded(rows))
+        """The newest records that match, the newest first; fewer than `limit` only where no more
+        do."""
+        newest, records = _records.c.number.desc(), list[HistoryRecord]()
+        while True:
+            query = sql.select(_records).where(*_conditions(wanted)).order_by(newest).limit(wanted.limit)
+            with self._database.transaction() as connection:
+                rows = connection.execute(query).all()
+            records += _decoded(rows)
+            if len(rows) < wanted.limit or len(records) >= wanted.limit:
+                return records[: wanted.limit]
+            wanted = msgspec.structs.replace(wanted, before=rows[-1].number)
 
     def last(self) -> int:
         """The number of the newest record, 0 without any."""

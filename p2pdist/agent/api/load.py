@@ -7,6 +7,7 @@ may use the socket may read the store's files too (store/layout.py)."""
 from __future__ import annotations
 
 import asyncio
+import os
 
 from aiohttp import web
 
@@ -36,8 +37,14 @@ async def blob_file(agent: Agent, request: web.Request) -> BlobFile:
     with blob.held():
         if fetching is not None and start < end:
             await _wait(fetching, start, end)
-    here = blob.layout.size if blob.complete else _held_until(blob, end)
-    return BlobFile(str(blob.path.resolve()), blob.layout.size, here)
+        path, inode = await asyncio.to_thread(_place, blob)
+        here = blob.layout.size if blob.complete else _held_until(blob, end)
+    return BlobFile(path, blob.layout.size, here, inode)
+
+
+def _place(blob: Blob) -> tuple[str, int]:
+    """Path and inode of the file of a blob that is held. In a thread."""
+    return str(blob.path.resolve()), os.fstat(blob.fileno()).st_ino
 
 
 async def _blob(agent: Agent, digest: Digest) -> tuple[Blob, BlobPull | None]:

@@ -22,7 +22,8 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.connections import in_use
-from p2pdist.transfer.stream.ranges import RangeOptions, requested_end, serve_range
+from p2pdist.transfer.stream.ranges import RangeOptions, requested_end, serve_content, serve_range
+from p2pdist.transfer.stream.sendfile import Connection
 
 DESCRIBED_AT_ONCE = 16
 
@@ -87,6 +88,8 @@ class BlobBucket:
         """Answer a GET or HEAD for a blob; see gateway.s3.contract.Bucket."""
         assert isinstance(objects, BlobObjects)
         named, sent, source = objects.blobs[key], 0, "store"
+        if request.method == "HEAD":  # which brings nothing
+            return Sent(await serve_content(request, named.digest, named.size, _NOTHING), "none", True)
         with ExitStack() as stack:
             stack.enter_context(in_use(request))
             try:
@@ -117,8 +120,21 @@ class BlobBucket:
                 disk=not blob.in_memory,
                 options=RangeOptions({}, begin_by=deadline, sent=count, idle_s=IDLE_S),
             )
-        expected = response.content_length if request.method == "GET" and response.status in (200, 206) else 0
+        expected = response.content_length if response.status in (200, 206) else 0
         return Sent(response, source, sent >= (expected or 0))
+
+
+class _Nothing:
+    """The body of an answer to HEAD."""
+
+    async def begin(self, position: int, end: int, by: float | None) -> None:
+        raise AssertionError("HEAD has no body")
+
+    async def send(self, connection: Connection, start: int, end: int) -> None:
+        raise AssertionError("HEAD has no body")
+
+
+_NOTHING = _Nothing()
 
 
 class OriginBlobs:

@@ -391,9 +391,9 @@ class BlobPull:
                     self._context.send_to_tracker(self.holding())
                 case CheckWhole() | Judge() | VerifyPieces() | AskList() if self.vouched is not None:
                     self.vouched.carry_out(command)
-                case Starved(stripe, source):
+                case Starved(stripe, source, waits):
                     logger.info("source=%s stripe=%d blob=%s gives nothing yet", source, stripe, self.blob.digest)
-                    starved = Complaint(self.blob.digest, stripe, source.host, "slow", starved=True)
+                    starved = Complaint(self.blob.digest, stripe, source.host, "slow", starved=True, waits=waits)
                     self._context.send_to_tracker(starved)
                 case AskTicket():
                     self._context.ask_ticket(self.blob.digest, self.holding, refused=True)

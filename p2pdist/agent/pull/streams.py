@@ -233,7 +233,7 @@ class PullStreams:
         """The streams whose sources have given nothing. A preseed whose source has responded is
         none: it gives way to starts, there and here."""
         return [
-            Quiet(number, stream.responded_s is not None, stream.received_bytes)
+            Quiet(number, stream.responded_s is not None, stream.received_bytes, stream.waits)
             for number, stream in self._open.items()
             if isinstance(stream, IncomingStream)
             and stream.quiet

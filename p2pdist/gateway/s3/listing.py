@@ -32,7 +32,7 @@ class After:
     def parse(cls, token: str) -> After | None:
         """What a continuation token says; None for what is none."""
         try:
-            data = base64.urlsafe_b64decode(token[:TOKEN_CHARACTERS_MAX].encode())
+            data = base64.b64decode(token[:TOKEN_CHARACTERS_MAX].encode(), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             return None
         return cls(data[1:], data[:1] == b"p") if data[:1] in (b"k", b"p") else None

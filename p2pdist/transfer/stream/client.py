@@ -114,8 +114,13 @@ class IncomingStream:
 
     @property
     def quiet(self) -> bool:
-        """Whether no piece has come, and the source did not say that it has none yet."""
+        """Whether no piece has come."""
         return self._stream.quiet
+
+    @property
+    def waits(self) -> bool:
+        """Whether the source says that it had no piece to send when it responded."""
+        return self._stream.waits
 
     @property
     def received_bytes(self) -> int:

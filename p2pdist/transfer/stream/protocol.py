@@ -189,8 +189,8 @@ class StripeStream:
 
     @property
     def quiet(self) -> bool:
-        """Whether no piece has been stored, and the source did not say that it has none yet."""
-        return self.missing_count == self._missing_first and not self.waits
+        """Whether no piece has been stored."""
+        return self.missing_count == self._missing_first
 
     @property
     def received_bytes(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -47,7 +48,7 @@ SILENCE_S = 10.0
 _OF_HOSTS = ("host-lost", "host-back")
 
 
-def sees(identity: Identity, record: HistoryRecord, book: PolicyBook) -> bool:
+def sees(identity: Identity, book: PolicyBook, record: HistoryRecord) -> bool:
     """Whether an identity that may watch the fleet may see a record."""
     if identity.reads_everything or record.event.kind in _OF_HOSTS:
         return True
@@ -61,7 +62,8 @@ async def page(request: web.Request) -> web.Response:
     """List what has happened, the newest first."""
     service, identity = request.app[SERVICE], identity_of(request)
     book = service.fleet.policies
-    found = await service.history.page(_filter(request), lambda record: sees(identity, record, book))
+    seen = None if identity.reads_everything else partial(sees, identity, book)
+    found = await service.history.page(_filter(request), seen)
     return web.Response(body=msgspec.json.encode(found), content_type=JSON_TYPE)
 
 
@@ -77,15 +79,17 @@ async def follow(request: web.Request) -> web.StreamResponse:
         await response.prepare(request)
         with in_use(request):
             await response.write(b": following\n\n")
+            wrote_at = time.monotonic()
             async for record in _or_silence(records):
                 if not await still_allowed(request):
                     break
-                if record is None:
-                    news = b": silence\n\n"
-                elif _matches(wanted, record) and sees(identity, record, book):
+                if record is not None and _matches(wanted, record) and sees(identity, book, record):
                     news = b"event: record\ndata: %b\n\n" % msgspec.json.encode(record)
+                elif record is None or time.monotonic() - wrote_at >= SILENCE_S:  # only records of others came
+                    news = b": silence\n\n"
                 else:
                     continue
+                wrote_at = time.monotonic()
                 async with asyncio.timeout(WRITE_S_MAX):
                     await response.write(news)
         return response

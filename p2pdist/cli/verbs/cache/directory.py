@@ -7,7 +7,9 @@ operator named, and from nowhere else.
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import secrets
 import shutil
 import stat
@@ -49,20 +51,58 @@ def default_directory(key: CacheKey) -> Path:
 def make_directory(directory: Path) -> None:
     """Make the directory and those of all caches, if need be. Raises Refused where another user
     could write to it, P2PDistError where it cannot be made."""
+    directory = directory.absolute()
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for above in reversed(directory.parents):
+            if not above.is_dir():
+                above.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         found = os.lstat(directory)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise Refused(
                 f"other users can write to the cache directory {directory}, and what is in it is executed",
                 remedy="Name another one with --dir, or chmod go-w it",
             )
+        for above in {*directory.parents, *Path(os.path.realpath(directory)).parents}:
+            if any(_is_of_others(status) for status in (os.lstat(above), os.stat(above))):
+                raise Refused(
+                    f"other users can write to {above}, and so can exchange the cache directory {directory}, which is executed",
+                    remedy="Name another one with --dir, or chmod go-w it",
+                )
         for part in VARIABLES.values():
             (directory / part).mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise P2PDistError(
             f"the cache directory {directory} cannot be made: {error.strerror}", remedy="Name another one with --dir"
         ) from error
+
+
+def _is_of_others(status: os.stat_result) -> bool:
+    """Whether another user can exchange what is in a directory, or where a link leads. In a
+    directory with the sticky bit, such as /tmp, each user exchanges only what is its own."""
+    if status.st_uid not in (0, os.geteuid(), _unmapped_user()):
+        return True
+    mode = status.st_mode
+    if stat.S_ISLNK(mode) or mode & stat.S_ISVTX:
+        return False
+    return bool(mode & 0o002) or (bool(mode & 0o020) and not _is_own_group(status.st_gid))
+
+
+def _unmapped_user() -> int:
+    """As whom a user namespace shows the owners of what is outside of it, root among them."""
+    try:
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether a group has this user alone, as systems make one for each user."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user and not {*found.gr_mem} - {user}
 
 
 def restore(key: CacheKey, directory: Path, client: LocalClient, *, quiet: bool = False) -> Restored:
@@ -121,7 +161,7 @@ def _make_plain(target: Path) -> None:
 
 
 def _copy(path: str, target: Path) -> None:
-    partial = target.parent / f".{target.name[:200]}.{secrets.token_hex(6)}"
+    partial = target.parent / f".restored-{secrets.token_hex(6)}"
     try:
         shutil.copyfile(path, partial)
         shutil.copystat(path, partial)
