@@ -43,7 +43,7 @@ class Repository:
     private: bool = False
     gated: bool = False
     lost: set[str] = field(default_factory=set)
-    """Files of LFS that are listed, and that its storage does not have."""
+    """Files that are listed, and that it does not have."""
     lfs: Callable[[str], bool] = lambda path: path.endswith((".safetensors", ".bin", ".parquet"))
 
     def commit(self, files: Mapping[str, bytes], ref: str = "main") -> str:
@@ -62,6 +62,8 @@ class Hub:
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
     tokens: dict[str, set[str]] = field(default_factory=dict)
     """By token the repositories, without their kinds, that it may read besides the open ones."""
+    limited: dict[str, int] = field(default_factory=dict)
+    """By token for how many seconds the hub wants to be left alone by it (429)."""
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By method and path."""
     sent: Counter[str] = field(default_factory=Counter)
@@ -118,6 +120,8 @@ class Hub:
         self.shown.append(request.headers.get("Authorization", ""))
         if self.hangs and self.hangs in path:
             await asyncio.sleep(3600)
+        if left_s := self.limited.get(self.shown[-1].removeprefix("Bearer ")):
+            return web.Response(status=429, headers={"Retry-After": str(left_s)})
         for entry in list(self.statuses):
             if entry[0] in path:
                 self.statuses.remove(entry)
@@ -212,11 +216,11 @@ class Hub:
             return self._failure(404, "EntryNotFound", "Entry not found")
         data = found.commits[commit][path]
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if path in found.lost:
+            return self._failure(404, "EntryNotFound", "Entry not found")
         if not found.lfs(path):
             headers["ETag"] = f'"{git_oid(data)}"'
             return await self._send(request, path, self.change(path, data), headers)
-        if path in found.lost:
-            return self._failure(404, "EntryNotFound", "Entry not found")
         digest = hashlib.sha256(data).hexdigest()
         headers |= {
             "X-Linked-Size": str(len(data)),

@@ -165,7 +165,9 @@ def hub_name(kind: str, repository: str) -> HubName:
     """Raises UsageError for what no repository is called."""
     parts = repository.split("/")
     known = next((one for one in KINDS if one == kind), None)
-    if known is None or len(parts) > 2 or not all(map(_SEGMENT.match, parts)) or ".." in repository:
+    # A model of the owner `datasets` would be called what the data set of that name is.
+    taken = known == "models" and len(parts) == 2 and parts[0] in KINDS
+    if known is None or taken or len(parts) > 2 or not all(map(_SEGMENT.match, parts)) or ".." in repository:
         raise UsageError(f"{printable(repository)[:200]!r} is not the name of a repository of a hub")
     return HubName(known, repository)
 

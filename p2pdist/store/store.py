@@ -408,6 +408,10 @@ class BlobStore:
         """A manifest, config or piece list, verified; None when it is not here."""
         return self._documents.read(parse_digest(digest))
 
+    def document_size(self, digest: Digest) -> int:
+        """The bytes of a manifest, config or piece list; 0 when it is not here."""
+        return self._documents.size(digest)
+
     def _named_documents(self) -> set[Digest]:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests() | self.images.digests()
         for record in self.packages.list():

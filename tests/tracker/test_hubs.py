@@ -166,6 +166,27 @@ async def test_a_hub_that_asks_for_it_is_left_alone(hub: Hub) -> None:
         assert 0 < failed.value.details["retry_after"] <= 600
 
 
+async def test_a_token_that_is_limited_keeps_the_hub_from_no_other(hub: Hub) -> None:
+    """Whoever has used up an account at the hub would have the fleet wait for as long as the hub
+    says to that account."""
+    hub.repository("org/name").commit(FILES)
+    private = hub.repository("org/private")
+    private.private = True
+    private.commit(FILES)
+    hub.tokens = {"good": {"org/private"}, "spent": {"org/private"}}
+    hub.limited["spent"] = 600
+    async with opened(hub) as hubs:
+        with pytest.raises(Unavailable) as failed:
+            await hubs.admit(hub_name("models", "org/private"), "spent")
+        assert 0 < failed.value.details["retry_after"] <= 600
+        await read(hubs)
+        assert not await hubs.admit(hub_name("models", "org/private"), "good")
+        before = sum(hub.requests.values())
+        with pytest.raises(Unavailable):
+            await hubs.admit(hub_name("models", "org/private"), "spent")
+        assert sum(hub.requests.values()) == before, "it is left alone by that token"
+
+
 async def test_an_address_that_is_stale_is_asked_for_again(hub: Hub) -> None:
     commit = hub.repository("org/name").commit(FILES)
     async with opened(hub) as hubs:

@@ -5,7 +5,8 @@ Theory. A fleet that starts a model asks for the same few documents at one momen
 how often they are asked. So reads of one thing are joined into one. What a commit consists of
 never changes: it is kept by the commit, over restarts too. What a branch names is taken for known
 for a while, and holds while the hub does not answer. A hub that asks to be left alone is left alone
-by the whole fleet.
+by the whole fleet, as far as it was shown no token or the same one: a client whose account has
+asked for too much keeps the hub from nobody else.
 
 A repository is **open** when the hub gives it to a client that shows nothing. Of any other one each
 client shows a token, and the hub is asked once for each token and repository; the answer counts for
@@ -66,6 +67,7 @@ LOCATION_S = 1800.0
 hour."""
 
 ANSWERS_MAX = 20_000
+CLOSED_MAX = 10_000
 REVISIONS_MAX = 20_000
 LOCATIONS_MAX = 50_000
 DESCRIPTORS_MAX = 50_000
@@ -133,8 +135,10 @@ class Hubs:
         self._salt = os.urandom(16)
         self._answers: OrderedDict[bytes, _Answer] = OrderedDict()
         """By a hash of repository and token."""
-        self._closed_until = self._away_until = 0.0
-        """Until when the hub asked to be left alone, and is taken not to answer."""
+        self._away_until = 0.0
+        """Until when the hub is taken not to answer."""
+        self._closed: OrderedDict[bytes, float] = OrderedDict()
+        """By a hash of the token that was shown until when the hub asked to be left alone."""
 
     async def close(self) -> None:
         """End the connections."""
@@ -156,7 +160,7 @@ class Hubs:
         return False
 
     async def _refusal(self, name: HubName, token: str) -> P2PDistError | None:
-        key = hashlib.blake2b(f"{name}\n{token}".encode(), key=self._salt).digest()
+        key = self._hash(f"{name}\n{token}")
         answer = self._answers.get(key)
         if answer is not None and time.monotonic() < answer.until:
             return answer.refusal
@@ -172,7 +176,7 @@ class Hubs:
             return refusal
 
         try:
-            return await self._ask(f"admit {key.hex()}", ask)
+            return await self._ask(f"admit {key.hex()}", ask, token)
         except Unavailable:
             if answer is None or answer.refusal is not None or token:
                 raise
@@ -186,7 +190,7 @@ class Hubs:
         shown = await self._shown(name, token)
         commit = revision if is_commit(revision) else await self._meaning(name, revision, shown)
         data = await self._document(
-            f"info {name}@{commit}", lambda hub: _info(hub, name, commit, shown), media_type=JSON_TYPE
+            f"info {name}@{commit}", lambda hub: _info(hub, name, commit, shown), shown, media_type=JSON_TYPE
         )
         return HubRevision(commit, msgspec.Raw(data))
 
@@ -198,7 +202,7 @@ class Hubs:
             return commit
         if not commit and (named := await self._recall(f"hub ref {key}")) is not None:
             commit = named.media_type
-        if commit and now < max(self._away_until, self._closed_until):
+        if commit and now < max(self._away_until, self._closed_until(token)):
             return commit
 
         async def ask(hub: UpstreamHub) -> str:
@@ -212,7 +216,7 @@ class Hubs:
             return found.commit
 
         try:
-            return await asyncio.wait_for(self._ask(f"revision {key}", ask), WAIT_S if commit else None)
+            return await asyncio.wait_for(self._ask(f"revision {key}", ask, token), WAIT_S if commit else None)
         except (Unavailable, TimeoutError) as error:
             if not commit:
                 raise
@@ -233,7 +237,7 @@ class Hubs:
         if (kept := self._listings.get(key)) is not None:
             return kept
         data = await self._document(
-            f"files {key}", lambda hub: _listing(hub, name, commit, token), media_type=JSON_TYPE
+            f"files {key}", lambda hub: _listing(hub, name, commit, token), token, media_type=JSON_TYPE
         )
         return self._listings.put(key, data, await asyncio.to_thread(decode_listing, data))
 
@@ -270,7 +274,9 @@ class Hubs:
         file = await self._file(name, commit, path, shown)
         if file.sha256:
             raise Refused(f"{path[:300]} of {name} is a blob: {file.digest}")
-        return await self._document(f"content {file.oid}", lambda hub: hub.small(name, commit, file, shown))
+        # By name: that another repository has this content says nothing of whether this one does.
+        key = f"content {name} {file.oid}"
+        return await self._document(key, lambda hub: hub.small(name, commit, file, shown), shown)
 
     async def location(self, name: HubName, commit: str, path: str, token: str = "", *, stale: str = "") -> HubLocation:
         """Where a file of LFS is read. `stale`: the address that was given last, and is not taken
@@ -287,12 +293,12 @@ class Hubs:
             remember(self._locations, key, (time.monotonic(), found), LOCATIONS_MAX)
             return found
 
-        return await self._ask(f"location {key}", ask)
+        return await self._ask(f"location {key}", ask, shown)
 
     async def refs(self, name: HubName, token: str = "") -> bytes:
         """The branches and tags of a repository. Raises what `revision` raises."""
         shown = await self._shown(name, token)
-        return await self._ask(f"refs {name}", lambda hub: hub.refs(name, shown))
+        return await self._ask(f"refs {name}", lambda hub: hub.refs(name, shown), shown)
 
     # -- asking
 
@@ -300,12 +306,19 @@ class Hubs:
         """The token to show to the hub for what is read: none for an open repository."""
         return "" if await self.admit(name, token) else token
 
-    async def _ask(self, key: str, ask: Callable[[UpstreamHub], Awaitable[_Value]]) -> _Value:
-        """Ask the hub, once for all that want the same, unless it wants to be left alone. `ask`
-        also notes the answer: what asks next finds either the note or this question."""
+    def _hash(self, text: str) -> bytes:
+        return hashlib.blake2b(text.encode(), key=self._salt).digest()
+
+    def _closed_until(self, token: str) -> float:
+        return self._closed.get(self._hash(token), 0.0)
+
+    async def _ask(self, key: str, ask: Callable[[UpstreamHub], Awaitable[_Value]], token: str) -> _Value:
+        """Ask the hub, once for all that want the same, unless it wants to be left alone by what
+        shows `token`. `ask` also notes the answer: what asks next finds either the note or this
+        question."""
         if (hub := self._hub) is None:
             raise NotFound("this fleet has no hub", remedy="Start the tracker with --hub https://huggingface.co")
-        left_s = self._closed_until - time.monotonic()
+        left_s = self._closed_until(token) - time.monotonic()
         if left_s > 0:
             raise Unavailable(
                 f"the hub {self.url} asked to be left alone for another {left_s:.0f} s",
@@ -318,23 +331,25 @@ class Hubs:
                 found = await ask(hub)
             except P2PDistError as error:
                 self.asked[error.slug] += 1
-                self._note_failure(error)
+                self._note_failure(error, token)
                 raise
             self.asked["ok"] += 1
             return found
 
         return await self._reads.read(key, asking)
 
-    def _note_failure(self, error: P2PDistError) -> None:
+    def _note_failure(self, error: P2PDistError, token: str) -> None:
         asked_s = error.details.get("retry_after")
         if isinstance(error, Unavailable) and isinstance(asked_s, int | float) and asked_s > 0:
-            self._closed_until = max(self._closed_until, time.monotonic() + asked_s)
-            logger.warning("%s; the whole fleet waits for %.0f s", error.what, asked_s)
+            until = max(self._closed_until(token), time.monotonic() + asked_s)
+            remember(self._closed, self._hash(token), until, CLOSED_MAX)
+            waits = "what shows the same token" if token else "the whole fleet"
+            logger.warning("%s; %s waits for %.0f s", error.what, waits, asked_s)
 
     # -- what outlives the tracker
 
     async def _document(
-        self, key: str, ask: Callable[[UpstreamHub], Awaitable[bytes]], *, media_type: str = BYTES_TYPE
+        self, key: str, ask: Callable[[UpstreamHub], Awaitable[bytes]], token: str, *, media_type: str = BYTES_TYPE
     ) -> bytes:
         """A document that never changes, kept by its key."""
         kept = f"hub {key}"
@@ -348,10 +363,10 @@ class Hubs:
             await self._keep(kept, data, media_type)
             return data
 
-        return await self._ask(key, read)
+        return await self._ask(key, read, token)
 
     async def _keep(self, key: str, data: bytes, media_type: str) -> None:
-        named = Descriptor(media_type, digest_of(data), len(data))
+        named = Descriptor(media_type, await asyncio.to_thread(digest_of, data), len(data))
         self._cache.put(named.digest, data)
         remember(self._descriptors, key, named, DESCRIPTORS_MAX)
         if self._documents is not None:
@@ -379,7 +394,7 @@ async def _info(hub: UpstreamHub, name: HubName, commit: str, token: str) -> byt
 
 
 async def _listing(hub: UpstreamHub, name: HubName, commit: str, token: str) -> bytes:
-    data = msgspec.json.encode(await hub.listing(name, commit, token))
+    data = await asyncio.to_thread(msgspec.json.encode, await hub.listing(name, commit, token))
     if len(data) > LISTING_BYTES_MAX:
         raise Refused(f"the files of {name} at {commit} have {len(data)} bytes of names, which is over the limit")
     return data

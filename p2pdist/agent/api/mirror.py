@@ -38,6 +38,7 @@ from p2pdist.model.image import ImageName
 from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.connections import address_key, in_use
+from p2pdist.transfer.documents import large_answers
 from p2pdist.transfer.guard import Identify, OwnNames, guard, identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Query, Route, route_of, serve
 from p2pdist.transfer.problems import name_request, problems
@@ -295,7 +296,8 @@ def make_mirror_app(agent: Agent) -> web.Application:
     mirror = make_mirror(agent, loopback=True)
     identify = image_identities(agent, loopback=True)
     app = web.Application(
-        middlewares=[problems, mirror.failures, guard(identify, names=OwnNames())], client_max_size=BODY_BYTES_MAX
+        middlewares=[problems, mirror.failures, guard(identify, names=OwnNames()), large_answers()],
+        client_max_size=BODY_BYTES_MAX,
     )
     app.on_response_prepare.append(name_request)
     title = "p2pdist agent, as a mirror of container registries and a door to a hub of models"

@@ -20,6 +20,7 @@ from p2pdist.gateway.s3.counts import S3Counts
 from p2pdist.gateway.s3.documents import XML_TYPE
 from p2pdist.gateway.s3.facade import Facade
 from p2pdist.model.access import OPEN, Identity
+from p2pdist.transfer.documents import large_answers
 from p2pdist.transfer.guard import Identify, OwnNames, guard, identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
@@ -95,7 +96,7 @@ def make_s3_app(agent: Agent, settings: S3Settings) -> web.Application:
     """The application for the port of the S3 interface on loopback, in plain."""
     keys = {key.id: key for key in settings.keys}
     facade = Facade(AgentBuckets(agent, settings), keys, agent.s3_counts)
-    middlewares = [problems, facade.failures, guard(_identities(agent), names=OwnNames())]
+    middlewares = [problems, facade.failures, guard(_identities(agent), names=OwnNames()), large_answers()]
     app = web.Application(middlewares=middlewares, client_max_size=1 << 16)
     app.on_response_prepare.append(name_request)
     serve(app, s3_routes(facade), title="p2pdist agent, as an object store for reading")

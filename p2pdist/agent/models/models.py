@@ -59,8 +59,16 @@ SMALL_AT_ONCE = 8
 KEPT_FILES_MAX = 1000
 """Small files are kept here of commits that have no more files: each takes a record."""
 
+LARGE_BYTES = 64 << 10
+KEPT_BYTES_MAX = 1 << 30
+"""Documents of LARGE_BYTES and more that are kept on disk: what the hub says of one commit may take
+many megabytes."""
+
 CLIENTS_MAX = 10_000
 REVISIONS_MAX = 1000
+REVISIONS_BYTES_MAX = 64 << 20
+"""What the hub says of the revisions that are kept in memory: it may be megabytes of each."""
+
 LISTINGS_MAX = 16
 LISTED_MAX = 400_000
 """Entries of the commits that are kept in memory."""
@@ -225,6 +233,8 @@ class Models:
             if known is None or found.commit != known.commit:
                 await self._keep(name, f"revision {revision}", msgspec.json.encode(found))
         _remember(self._fresh, key, (now, found), REVISIONS_MAX)
+        while len(self._fresh) > 1 and sum(len(one.info) for _, one in self._fresh.values()) > REVISIONS_BYTES_MAX:
+            self._fresh.popitem(last=False)
         return found
 
     async def commit_of(self, name: HubName, revision: str, token: str = "") -> str:
@@ -375,9 +385,7 @@ class Models:
         return await asyncio.to_thread(self._store.read_document, record.digest) if record is not None else None
 
     async def _keep(self, name: HubName, target: str, data: bytes) -> None:
-        record = self._record(name, target)
-        if record is None or record.digest != digest_of(data):
-            await asyncio.to_thread(_put, self._store, str(name), f"hub {target}", data)
+        await asyncio.to_thread(_put, self._store, str(name), f"hub {target}", data)
 
     async def _forget(self, name: HubName, target: str) -> None:
         if self._record(name, target) is not None:
@@ -396,8 +404,26 @@ def _revision_of(data: bytes) -> HubRevision | None:
 
 
 def _put(store: BlobStore, name: str, target: str, data: bytes) -> None:
+    """Keep a document unless it is kept. In a thread: it may be megabytes."""
+    record, digest = store.images.get(name, target), digest_of(data)
+    if record is not None and record.digest == digest:
+        return
     store.put_document(data)
-    store.images.record(name, (target,), digest_of(data), DOCUMENT_TYPE)
+    store.images.record(name, (target,), digest, DOCUMENT_TYPE)
+    if len(data) >= LARGE_BYTES:
+        _forget_oldest(store)
+
+
+def _forget_oldest(store: BlobStore) -> None:
+    """Drop the records of the oldest large documents over KEPT_BYTES_MAX; the store's housekeeping
+    removes what no record names."""
+    total = 0
+    for record in reversed(store.images.list()):
+        size = store.document_size(record.digest) if record.media_type == DOCUMENT_TYPE else 0
+        if size >= LARGE_BYTES:
+            total += size
+            if total > KEPT_BYTES_MAX:
+                store.images.forget(record.name, [record.target])
 
 
 def _remember(table: OrderedDict[Key, Value], key: Key, value: Value, limit: int) -> None:

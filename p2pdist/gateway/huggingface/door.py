@@ -27,6 +27,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.huggingface.failures import JSON_TYPE, failure_response
@@ -180,9 +181,10 @@ class HubDoor:
         listed = await _by(deadline, repositories.files(name, commit, token))
         match asked.wanted:
             case "tree":
-                return Sent(_tree(request, asked, commit, listed))
+                return Sent(await asyncio.to_thread(_tree, request, asked, commit, listed))
             case "paths-info":
-                return Sent(_json(msgspec.json.encode(list(_described(await _paths(request), listed)))))
+                described = await asyncio.to_thread(list, _described(await _paths(request), listed))
+                return Sent(_json(msgspec.json.encode(described)))
         return await self._file(request, asked, commit, listed, token, deadline)
 
     async def _info(self, request: web.Request, asked: HubRequest, token: str) -> web.Response:
@@ -191,9 +193,7 @@ class HubDoor:
         if request.query.get("blobs", "").lower() not in ("1", "true"):
             return _json(bytes(found.info))
         listed = await self._repositories.files(asked.name, found.commit, token)
-        info = msgspec.json.decode(found.info, type=dict[str, Any])
-        info["siblings"] = [_sibling(file) for file in listed.files.values()]
-        return _json(msgspec.json.encode(info))
+        return _json(await asyncio.to_thread(_info_with_files, found, listed))
 
     async def _file(
         self, request: web.Request, asked: HubRequest, commit: str, listed: Listed, token: str, deadline: float
@@ -232,6 +232,14 @@ def _json(data: bytes) -> web.Response:
 # -- files as clients know them
 
 
+def _info_with_files(found: HubRevision, listed: Listed) -> bytes:
+    """What the hub says of a repository, and its files with their sizes. In a thread: it takes a
+    while where there are many."""
+    info = msgspec.json.decode(found.info, type=dict[str, Any])
+    info["siblings"] = [_sibling(file) for file in listed.files.values()]
+    return msgspec.json.encode(info)
+
+
 def _entry(file: HubFile) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": "file", "oid": file.oid, "size": file.size, "path": file.path}
     if file.sha256:
@@ -262,24 +270,32 @@ def _described(paths: Iterable[str], listed: Listed) -> Iterable[dict[str, Any]]
             yield _directory(directory)
 
 
+class _PathsBody(msgspec.Struct):
+    paths: list[str] | str = []
+
+
 async def _paths(request: web.Request) -> list[str]:
     """The paths in the body of a request, which is a form or JSON. Raises UsageError."""
     paths: list[str] = []
     if request.content_type == JSON_TYPE:
         try:
-            stated = msgspec.json.decode(await request.read(), type=dict[str, Any]).get("paths", [])
+            stated = msgspec.json.decode(await request.read(), type=_PathsBody).paths
         except UNDECODABLE as error:
             raise UsageError("the body is no JSON with paths") from error
-        paths = [stated] if isinstance(stated, str) else [path for path in stated if isinstance(path, str)]
+        paths = [stated] if isinstance(stated, str) else stated
     else:
-        paths = [path for path in (await request.post()).getall("paths", []) if isinstance(path, str)]
+        try:
+            form = await request.post()
+        except (ValueError, LookupError, HttpProcessingError) as error:  # no form, or of a charset that is none
+            raise UsageError("the body is no form with paths") from error
+        paths = [path for path in form.getall("paths", []) if isinstance(path, str)]
     if len(paths) > PATHS_MAX:
         raise UsageError(f"{len(paths)} paths are more than {PATHS_MAX}")
     return [check_path(path.strip("/")) for path in paths]
 
 
 def _tree(request: web.Request, asked: HubRequest, commit: str, listed: Listed) -> web.Response:
-    """A page of the entries below a directory."""
+    """A page of the entries below a directory. In a thread."""
     below = f"{asked.path}/" if asked.path else ""
     deep = request.query.get("recursive", "").lower() in ("1", "true")
     paths: Sequence[str] = listed.paths
@@ -295,10 +311,12 @@ def _tree(request: web.Request, asked: HubRequest, commit: str, listed: Listed) 
     if first + count < len(paths):
         query = {key: value for key, value in request.query.items() if key not in ("cursor", "limit")}
         query |= {"limit": str(count), "cursor": str(first + count)}
-        host = request.host if _HOST.match(request.host) else "localhost"
+        host = request.headers.get("Host", "")
+        host = host if _HOST.match(host) else "localhost"
         # By commit: the pages after the first are of the same one, whatever the branch names then.
         path = f"{PREFIX}/api/{asked.name.kind}/{asked.name.repository}/tree/{commit}/{quote(asked.path)}".rstrip("/")
-        response.headers["Link"] = f'<{request.scheme}://{host}{path}?{urlencode(query)}>; rel="next"'
+        text = urlencode(query, errors="replace")
+        response.headers["Link"] = f'<{request.scheme}://{host}{path}?{text}>; rel="next"'
     response.headers["X-Repo-Commit"] = commit
     return response
 

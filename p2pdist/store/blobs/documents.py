@@ -60,6 +60,10 @@ class Documents:
         data = self._index.document(digest) if digest in self._rows else self._read(digest)
         return data if data is not None and digest_of(data) == digest else None
 
+    def size(self, digest: Digest) -> int:
+        """The bytes of a document; 0 when it is not here."""
+        return self._rows.get(digest) or self._files.get(digest, 0)
+
     def remove(self, digest: Digest) -> None:
         """Remove a document, if it is here."""
         if digest in self._rows:

@@ -1,0 +1,63 @@
+"""Large answers that are whole in memory, such as listings: what they take together, and how long.
+
+Theory. A handler that returns such an answer has ended before a byte of it is read, so no limit of
+requests counts it, and a client that reads nothing keeps it for ever. Here the request lasts until
+the kernel has all but the last of the body. Answers that wait for their clients take BYTES_MAX in
+all, then further ones are refused; a client that does not take its own in SECONDS_MAX is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from p2pdist.model.errors import Unavailable
+from p2pdist.transfer.connections import in_use
+
+LARGE_BYTES = 128 << 10
+BYTES_MAX = 256 << 20
+SECONDS_MAX = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+def large_answers() -> Middleware:
+    """Middleware of one application that limits its large answers. A single one may be of any
+    size."""
+    waiting = 0
+
+    @web.middleware
+    async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal waiting
+        response = await handler(request)
+        if request.method == "HEAD" or not isinstance(response, web.Response) or response.prepared:
+            return response
+        size = response.content_length or 0
+        if size < LARGE_BYTES:
+            return response
+        if waiting and waiting + size > BYTES_MAX:
+            raise Unavailable(
+                f"clients have yet to read answers of {waiting} bytes, and this one has {size}",
+                remedy="Ask again",
+                retry_after=1,
+            )
+        waiting += size
+        try:
+            with in_use(request):
+                async with asyncio.timeout(SECONDS_MAX):
+                    await response.prepare(request)
+                    await response.write_eof()
+        except TimeoutError:
+            logger.info("%s has not read %d bytes in %.0f s, and is left", request.remote, size, SECONDS_MAX)
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # the client has gone away
+        finally:
+            waiting -= size
+        return response
+
+    return limit

@@ -1,0 +1,134 @@
+"""The door for clients of model hubs under clients that mean no good, or know no better."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from hub_site import HubSite, hub_site
+
+from p2pdist.agent.models import models
+from p2pdist.gateway.huggingface import door
+from p2pdist.transfer import documents
+
+MANY = 3000
+LONG = "/".join(["x" * 250] * 7)
+"""With it an answer about MANY files is larger than what the kernel takes for a client."""
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[HubSite]:
+    async with hub_site(tmp_path, "h1") as running:
+        yield running
+
+
+async def raw(site: HubSite, head: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send bytes to the door; `HF` in them is its prefix."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(site.doors["h1"]).port, limit=1 << 12)
+    writer.write(head)
+    return reader, writer
+
+
+async def test_a_model_of_the_owner_datasets_is_not_the_data_set(site: HubSite) -> None:
+    """Both would be one name, and what the hub says of the one would count for the other: a client
+    could have a data set denied to all hosts for a while."""
+    site.hub.repository("squad", "datasets").commit({"a.json": b"{}"})
+    assert (await site.ask("/api/models/datasets/squad")).status == 400
+    assert (await site.ask("/api/datasets/squad")).status == 200
+    assert not site.hub.count("GET", "/api/models/")
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b'{"paths": 5}', "application/json"),
+        (b'{"paths": null}', "application/json"),
+        (b'{"paths": [5]}', "application/json"),
+        (b"[" * 100_000, "application/json"),
+        (b"paths=a", "application/x-www-form-urlencoded; charset=none-such"),
+        (b"paths=\xff", "application/x-www-form-urlencoded; charset=utf-16"),
+        (b"--x\r\nnot a part", "multipart/form-data; boundary=x"),
+        (b"--x", "multipart/form-data"),
+    ],
+)
+async def test_paths_that_cannot_be_read_are_the_mistake_of_the_client(
+    site: HubSite, body: bytes, content_type: str
+) -> None:
+    site.hub.repository("org/tiny").commit({"a.json": b"{}"})
+    url, headers = "/api/models/org/tiny/paths-info/main", {"Content-Type": content_type}
+    assert (await site.ask(url, "POST", headers=headers, data=body)).status == 400
+    good = await site.ask(url, "POST", json={"paths": ["a.json"]})
+    assert [entry["path"] for entry in json.loads(good.body)] == ["a.json"], "the connection goes on"
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_a_page_is_given_whatever_stands_in_the_query(site: HubSite, version: bytes) -> None:
+    """A character that is none, and no field Host: the next page has an address all the same."""
+    site.hub.repository("org/tiny").commit({f"{number}.json": b"{}" for number in range(3)})
+    head = b"GET /hf/api/models/org/tiny/tree/main?limit=1&x=%ff HTTP/" + version
+    host = b"\r\nHost: localhost" if version == b"1.1" else b""
+    reader, writer = await raw(site, head + host + b"\r\nConnection: close\r\n\r\n")
+    answer = await reader.read(1 << 16)
+    writer.close()
+    assert answer.split(b"\r\n", 1)[0].endswith(b"200 OK") and b'rel="next"' in answer
+
+
+async def test_clients_that_read_nothing_take_a_share_of_memory_for_a_while(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.hub.repository("org/many").commit({f"{LONG}/{number}.json": b"{}" for number in range(MANY)})
+    path = "/api/models/org/many?blobs=true"
+    monkeypatch.setattr(door, "BEGIN_S", 600.0)
+    size = len((await site.ask(path)).body)
+    monkeypatch.setattr(documents, "BYTES_MAX", 8 * size)
+    monkeypatch.setattr(documents, "SECONDS_MAX", 3600.0)
+    silent = []
+
+    async def refused() -> bool:
+        silent.append(await raw(site, f"GET /hf{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
+        answer = await site.ask(path)
+        assert answer.status == 200 or b"have yet to read" in answer.body
+        return answer.status == 503
+
+    async with asyncio.timeout(300):
+        while not await refused():
+            assert len(silent) < 50
+    assert (await site.ask("/api/models/org/many/auth-check")).status == 200, "small answers are given"
+    for _, writer in silent:
+        writer.transport.abort()
+
+    async def given() -> bool:
+        return (await site.ask(path)).status == 200
+
+    async with asyncio.timeout(300):
+        while not await given():
+            await asyncio.sleep(0.05)
+    monkeypatch.setattr(documents, "SECONDS_MAX", 0.1)
+    left = [await raw(site, f"GET /hf{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()) for _ in range(8)]
+    for reader, writer in left:
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            while True:  # slower than it may
+                await reader.readexactly(1)
+                await asyncio.sleep(1.0)
+        writer.close()
+
+
+async def test_what_the_hub_says_of_many_revisions_takes_a_share_of_memory_and_disk(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "REVISIONS_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(models, "KEPT_BYTES_MAX", 1 << 20)
+    repository, agent = site.hub.repository("org/many"), site.site.agents["h1"]
+    for number in range(6):
+        commit = repository.commit({f"{number}{name:0200}.json": b"{}" for name in range(1500)}, f"b{number}")
+        assert (await site.ask(f"/api/models/org/many/revision/{commit}")).status == 200
+    kept = [len(found.info) for _, found in agent.models._fresh.values()]
+    assert 1 <= len(kept) < 6 and sum(kept) <= 1 << 20
+    records = [record for record in agent.store.images.list() if record.target.startswith("hub revision ")]
+    sizes = [agent.store.document_size(record.digest) for record in records]
+    assert 1 <= len(records) < 6 and sum(sizes) <= 1 << 20, "on disk as well"
+    assert [record.target for record in records if record.target.endswith(commit)], "the latest is kept"
