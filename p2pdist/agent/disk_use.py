@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2pdist.agent.maintenance import Inventory, Maintenance
+from p2pdist.agent.maintenance import PIN_PREFIX, Inventory, Maintenance
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest
@@ -68,6 +68,8 @@ class DiskUse:
             for package in listed
             if package.last_used <= before and (not package.kept_by or (request.tagged and package.kept_by == ("tag",)))
         ]
+        if only := frozenset(request.only):
+            going = [package for package in going if package.digest in only]
         if request.dry_run:
             return Pruned(True, tuple(going), (), sum(package.bytes_alone for package in going))
         bytes_before = await asyncio.to_thread(self._store.usage)
@@ -77,8 +79,8 @@ class DiskUse:
             try:
                 for reference in package.references:
                     with contextlib.suppress(NotFound):  # another name of it took it along
-                        await self._maintenance.remove(reference)
-            except Conflict as error:  # taken into use meanwhile
+                        await self._maintenance.remove(reference, package.digest)
+            except Conflict as error:  # taken into use meanwhile, or its tag moved to another package
                 stayed.append(f"{package.references[0]}: {error.what}")
                 continue
             gone.append(package)
@@ -113,15 +115,15 @@ class DiskUse:
                 nameless += size
         rows = tuple(
             PackageUse(
-                tuple(each.references),
+                references,
                 each.digest,
                 here[each.digest],
                 alone[each.digest],
                 each.last_used,
-                self._kept_by(each, mounted.get(each.digest, [])),
+                self._kept_by(each, mounted.get(each.digest, []), readable),
             )
             for each in packages
-            if readable(each.references[0], each.digest)
+            if (references := tuple(name for name in each.references if readable(name, each.digest)))
         )
         usage = self._store.usage()
         documents = usage.bytes_small
@@ -158,13 +160,13 @@ class DiskUse:
             package.references.sort(key=lambda name: ("@" in name, name))
         return sorted(packages.values(), key=lambda package: package.references[0])
 
-    def _kept_by(self, package: _Package, paths: list[str]) -> tuple[str, ...]:
+    def _kept_by(self, package: _Package, paths: list[str], readable: Readable) -> tuple[str, ...]:
         kept = []
         blob = str(blob_reference(package.digest))
         if any("@" not in reference and reference != blob for reference in package.references):
             kept.append("tag")
         owners = {owner for digest in package.blobs for owner in self._store.pins.owners(digest)}
-        kept += sorted(owners)
+        kept += sorted({_owner_shown(owner, package.digest, readable) for owner in owners})
         kept += [f"mount {path}" for path in paths]
         if package.pulled:
             kept.append("pull")
@@ -175,3 +177,10 @@ class DiskUse:
     def _in_use(self, package: _Package) -> bool:
         blobs = (self._store.get(digest) for digest in package.blobs)
         return any(blob is not None and blob.in_use for blob in blobs)
+
+
+def _owner_shown(owner: str, digest: Digest, readable: Readable) -> str:
+    """The owner of a pin, without the name of a package that shares a blob with this one and of
+    which the process that asks may not know."""
+    name = owner.removeprefix(PIN_PREFIX)
+    return owner if name == owner or readable(name, digest) else PIN_PREFIX.rstrip(":")

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from p2pdist.agent.images.inventory import ImageInventory, is_image
+from p2pdist.agent.images.inventory import ImageInventory, is_image, require_same
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.model.digest import Digest, is_digest
@@ -162,21 +162,22 @@ class Maintenance:
 
     # -- removing
 
-    async def remove(self, reference: str) -> Removed:
+    async def remove(self, reference: str, expected: Digest | None = None) -> Removed:
         """Remove a package or an image with what no other one here needs, or a single blob. Raises
-        NotFound, Conflict when it is pinned or in use or belongs to a package."""
+        NotFound, Conflict when it is pinned or in use or belongs to a package, or where the
+        reference names another package than the `expected` one by now."""
         if is_image(reference):
-            return await asyncio.to_thread(self._remove_image, reference)
+            return await asyncio.to_thread(self._remove_image, reference, expected)
         digest = _blob_named(reference)
         if digest is not None and self._store.packages.get(reference) is None:
             return await asyncio.to_thread(self._remove_blob, digest, self._pulls.parts())
         name = str(parse_reference(reference))
         self._require_free(name)
-        return await asyncio.to_thread(self._remove, name)
+        return await asyncio.to_thread(self._remove, name, expected)
 
-    def _remove_image(self, reference: str) -> Removed:
+    def _remove_image(self, reference: str, expected: Digest | None) -> Removed:
         before = self._store.usage().bytes_total
-        removed = self._inventory.images.remove(reference, self._inventory.parts_of_packages())
+        removed = self._inventory.images.remove(reference, self._inventory.parts_of_packages(), expected)
         self._store.collect()
         return Removed(removed, max(0, before - self._store.usage().bytes_total))
 
@@ -218,10 +219,11 @@ class Maintenance:
         if any(pull.reference == reference and pull.state in ("waiting", "running") for pull in self._pulls.list()):
             raise Conflict(f"{reference} is in use: it is being pulled", remedy="Wait for that to end")
 
-    def _remove(self, reference: str) -> Removed:
+    def _remove(self, reference: str, expected: Digest | None) -> Removed:
         record = self._store.packages.get(reference)
         if record is None:
             raise NotFound(f"{reference} is not on this host", remedy="p2pdist ls says what is")
+        require_same(reference, record.manifest_digest, expected)
         manifest = self._inventory.manifest(record.manifest_digest)
         same = [other for other in self._store.packages.list() if other.manifest_digest == record.manifest_digest]
         before = self._store.usage().bytes_total

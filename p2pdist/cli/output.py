@@ -96,6 +96,14 @@ def _lines(text: str) -> None:
         line(row)
 
 
+class Listed(click.exceptions.Exit):
+    """The exit code of a failure that the printed list holds already; its line comes before it."""
+
+    def __init__(self, failure: P2PDistError) -> None:
+        line(f"p2pdist: {failure}")
+        super().__init__(failure.exit_code)
+
+
 def amount(count: float) -> str:
     """A byte count for people, in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -38,6 +38,11 @@ HEAD = struct.pack("<BHH", 1, CELL_BYTES, CELL_BYTES ^ 0xFFFF)
 OWN_CELLS_BYTES = 1 << 20
 """So large is a content at least that has cells of its own; it wastes less than two of them."""
 
+ARRANGEMENT = 2
+"""Number of the rule by which contents lie in a device. It changes with the rule: a view outlives
+its agent, and what the next one writes must lie where the view's images say. By 1 contents lie one
+after the other, none with cells of its own."""
+
 BLOCKS_MAX = 3 << 30
 """What an EROFS image can address of a device, heads included."""
 
@@ -61,11 +66,11 @@ def has_own_cells(size: int) -> bool:
     return size >= OWN_CELLS_BYTES and -(-size // BLOCK_BYTES) % CELL_BLOCKS != 1
 
 
-def _first_blocks(sizes: Iterable[int]) -> Iterator[int]:
+def _first_blocks(sizes: Iterable[int], arrangement: int) -> Iterator[int]:
     """At which block each content begins, and the end of all."""
     block, shared = 0, True
     for size in sizes:
-        own = has_own_cells(size)
+        own = arrangement >= 2 and has_own_cells(size)
         if own or not shared:
             block += -block % CELL_BLOCKS
         yield block
@@ -116,10 +121,12 @@ class DeviceLayout:
     """Where contents lie. `sizes` says in order which contents of how many bytes, `chunk_lists` has
     the encoded chunk list of each that is several chunks. Raises TooLarge."""
 
-    def __init__(self, sizes: Mapping[bytes, int], chunk_lists: Mapping[bytes, bytes]) -> None:
-        self._sizes, self._lists = sizes, chunk_lists
+    def __init__(
+        self, sizes: Mapping[bytes, int], chunk_lists: Mapping[bytes, bytes], arrangement: int = ARRANGEMENT
+    ) -> None:
+        self._sizes, self._lists, self.arrangement = sizes, chunk_lists, arrangement
         self._contents = tuple(sizes)
-        *self._firsts, self.blocks = _first_blocks(sizes.values())
+        *self._firsts, self.blocks = _first_blocks(sizes.values(), arrangement)
         if self.blocks >= BLOCKS_MAX:
             raise TooLarge(f"contents of {self.size} bytes do not fit into the device of one view")
         self._cut: dict[bytes, tuple[list[int], list[bytes]]] = {}

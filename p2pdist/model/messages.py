@@ -756,13 +756,19 @@ class StoreUse(msgspec.Struct, frozen=True):
     disk_free: int
 
 
+PRUNED_MAX = 10_000
+"""Packages that one request may name."""
+
+
 class PruneRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/prune: remove what nothing keeps and what was not used for `unused_s`
-    seconds, or with `dry_run` only say what that is. `tagged`: also what only a tag keeps."""
+    seconds, or with `dry_run` only say what that is. `tagged`: also what only a tag keeps. `only`:
+    no others than these, such as the ones that a user was shown and agreed to; empty for all."""
 
     dry_run: bool = True
     tagged: bool = False
     unused_s: Annotated[float, msgspec.Meta(ge=0, le=1e10)] = 0.0
+    only: Annotated[tuple[WireDigest, ...], msgspec.Meta(max_length=PRUNED_MAX)] = ()
 
 
 class Pruned(msgspec.Struct, frozen=True):

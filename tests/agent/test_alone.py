@@ -17,7 +17,7 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.pull.pulls import Pull
 from p2pdist.model.errors import Conflict, DiskFull, NotFound, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
-from p2pdist.model.messages import PullRequest
+from p2pdist.model.messages import PruneRequest, PullRequest
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layers import PackOptions, pack_layers, plain_layer
 from p2pdist.package.repository.push import push_blob
@@ -209,6 +209,38 @@ async def test_a_layer_of_what_a_tag_meant_before_is_a_blob_by_itself(start: Sta
         assert agent.store.get(old) is not None
     await agent.maintenance.collect()
     assert agent.store.get(old) is None and agent.store.get(new) is not None
+
+
+async def test_pruning_removes_only_what_it_found_and_what_was_agreed_to(start: Start, origin: LocalLayout) -> None:
+    """A tag may move to another package after a user has seen what would go."""
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    agent = await start()
+    before = (await pulled(agent, package=str(TAG))).package
+    await push(origin, TAG, [os.urandom(2 * PIECE)])
+    after = (await pulled(agent, package=str(TAG))).package
+    assert before is not None and after is not None
+    with pytest.raises(Conflict, match="names another package by now"):
+        await agent.maintenance.remove(str(TAG), before.digest)
+    pruned = await agent.disk_use.prune(PruneRequest(False, True, only=(before.digest,)), lambda name, digest: True)
+    assert pruned.packages == () and agent.store.packages.get(str(TAG)) is not None
+    pruned = await agent.disk_use.prune(PruneRequest(False, True, only=(after.digest,)), lambda name, digest: True)
+    assert [package.digest for package in pruned.packages] == [after.digest]
+    assert agent.store.packages.get(str(TAG)) is None
+
+
+async def test_disk_use_names_only_what_may_be_read(start: Start, origin: LocalLayout) -> None:
+    """One package under two names, and one that shares its layer."""
+    open_tag, private = parse_reference("open/app:v1"), parse_reference("private/app:v1")
+    layer = os.urandom(2 * PIECE)
+    await push(origin, private, [layer])
+    await push(origin, open_tag, [layer])
+    await push(origin, parse_reference("private/other:v1"), [layer, os.urandom(PIECE)])
+    agent = await start()
+    for name in (open_tag, private, "private/other:v1"):
+        assert (await pulled(agent, package=str(name))).error is None
+    await agent.maintenance.pin("private/other:v1")
+    use = await agent.disk_use.use(lambda name, digest: name.startswith("open/"))
+    assert [(package.references, package.kept_by) for package in use.packages] == [(("open/app:v1",), ("tag", "pin"))]
 
 
 def test_a_digest_alone_names_no_package() -> None:

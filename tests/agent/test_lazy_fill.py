@@ -33,7 +33,7 @@ from p2pdist.model.selection import Selection
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy import ways
 from p2pdist.mount.lazy.fuse import IMAGE
-from p2pdist.mount.lazy.view import is_filled
+from p2pdist.mount.lazy.view import ARRANGED, is_filled
 from p2pdist.mount.supervisor.protocol import DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
@@ -214,6 +214,23 @@ async def test_a_pull_that_is_tried_again_is_of_the_version_that_is_shown(
     pinned = f"team/app@{package.digest}"
     assert pulls.asked[:3] == ["team/app:v1", pinned, pinned]
     await view.close()
+
+
+async def test_a_view_of_an_earlier_version_is_filled_as_it_lies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says by which rule; what another version alone knows is not filled."""
+    package = Package(parse_reference("team/app:v1"), digest_of(b""), Manifest(Absent, (), ()), Config())
+    pulls: Any = _Pulls(package)
+    lazy = LazyViews(BlobStore(tmp_path / "store"), Absent, pulls, Absent, Traces(Absent), tmp_path, LazySettings())
+    for name, file, text in (("1", "", ""), ("2", ARRANGED, "2"), ("9", ARRANGED, "9"), ("way", ways.WAY, "other")):
+        (tmp_path / name).mkdir()
+        if file:
+            (tmp_path / name / file).write_text(text)
+        lazy.resume(f"/{name}", "team/app:v1", tmp_path / name)
+    assert {path: view.arrangement for path, view in lazy._views.items()} == {"/1": 1, "/2": 2}
+    assert "/9 is not filled" in caplog.text and "/way is not filled" in caplog.text
+    await lazy.close()
 
 
 async def test_a_host_without_a_way_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,17 @@ def test_all_chunks_lie_where_the_image_says(contents: list[list[int]]) -> None:
     assert layout.bytes_content == sum(map(sum, contents)) and layout.size % BLOCK_BYTES == 0
 
 
+def test_views_of_earlier_versions_lie_as_their_images_say() -> None:
+    """What changes here needs another number: an agent goes on filling what the one before it
+    mounted, and bytes elsewhere would be read as other files."""
+    sizes = {bytes([number]): size for number, size in enumerate((5000, 2 << 20, 1, (1 << 20) + 1, 70_000))}
+    first = DeviceLayout(sizes, {}, 1)
+    assert [*first.first_blocks().values(), first.blocks] == [0, 2, 514, 515, 772, 790]
+    second = DeviceLayout(sizes, {}, 2)
+    assert [*second.first_blocks().values(), second.blocks] == [0, 15, 540, 555, 825, 843]
+    assert DeviceLayout(sizes, {}).first_blocks() == second.first_blocks()
+
+
 @given(st.booleans(), st.integers(0, 5 * CELL_BYTES), st.integers(1, 4 * CELL_BYTES))
 def test_bytes_of_contents_lie_in_their_cells_and_never_in_a_head(headed: bool, at: int, length: int) -> None:
     """Compared with a look at each block."""

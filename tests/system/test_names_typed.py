@@ -119,6 +119,22 @@ def test_what_is_here_is_pinned_and_removed_by_pattern_or_first_digits(agent: Ag
     assert "team/" not in run(agent, "ls")[0]
 
 
+def test_what_must_stay_keeps_no_other_from_being_removed(agent: Agent) -> None:
+    run(agent, "pull", "team/*")
+    run(agent, "pin", "team/a:v1")
+    documents = json.loads(run(agent, "rm", "team/*", "team/c:v1", "--json", code=1)[0])
+    assert [document.get("status", 0) for document in documents] == [0, 0, 409, 404]
+    assert [entry["reference"] for entry in json.loads(run(agent, "ls", "--json")[0])] == ["team/a:v1"]
+    assert "team/a:v1 is pinned" in run(agent, "rm", "team/c:v1", "team/a:*", code=3)[1]
+    run(agent, "pin", "--remove", "team/a:v1")
+    run(agent, "rm", "team/a:v1")
+
+
+def test_the_brackets_of_an_address_are_no_pattern(agent: Agent) -> None:
+    assert "is not on this host" in run(agent, "rm", "docker://[::1]:5000/team/a:v1", code=3)[1]
+    assert "registries are not searched" in run(agent, "rm", "docker://[::1]:5000/team/*", code=2)[1]
+
+
 def test_a_name_of_a_file_leads_out_of_no_directory(agent: Agent, tmp_path: Path) -> None:
     """Whoever may write at the origin chooses the names."""
     index = agent.site.layout / "index.json"

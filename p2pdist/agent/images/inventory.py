@@ -83,14 +83,16 @@ class ImageInventory:
         stored = [self._store.get(blob.digest) for blob in image.blobs if blob.size]
         return all(blob is not None and blob.complete for blob in stored)
 
-    def remove(self, text: str, kept: set[Digest]) -> str:
+    def remove(self, text: str, kept: set[Digest], expected: Digest | None = None) -> str:
         """Remove an image with what neither another image needs nor `kept` has; returns its
-        reference. Raises NotFound, and Conflict where it is pinned or in use."""
+        reference. Raises NotFound, and Conflict where it is pinned or in use, or is another one
+        than the `expected` one."""
         reference = parse_image(text)
         images = self.images()
         image = next((image for image in images if image.reference == str(reference)), None)
         if image is None:
             raise NotFound(f"{reference} is not on this host", remedy="p2pdist ls says what is")
+        require_same(str(reference), image.digest, expected)
         others = [other for other in images if other is not image]
         staying = kept | {blob.digest for other in others for blob in other.blobs}
         going = [blob.digest for blob in image.blobs if blob.digest not in staying]
@@ -110,6 +112,12 @@ class ImageInventory:
             if self._store.get(digest) is not None:
                 self._store.remove(digest)
         return str(reference)
+
+
+def require_same(reference: str, digest: Digest, expected: Digest | None) -> None:
+    """Raises Conflict where a reference names another package or image than the expected one."""
+    if expected is not None and digest != expected:
+        raise Conflict(f"{reference} names another package by now", remedy="p2pdist ls says which")
 
 
 def is_image(text: str) -> bool:

@@ -37,15 +37,15 @@ from p2pdist.agent.lazy.traces import Shown, Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
-from p2pdist.model.device import Cells, DeviceLayout
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError
+from p2pdist.model.device import ARRANGEMENT, Cells, DeviceLayout
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest, PullStatus
 from p2pdist.model.modelpack import is_model
 from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry, File
 from p2pdist.mount.lazy.trial import Choice, choose
-from p2pdist.mount.lazy.view import LazyPackage, cells_of, device_bytes, is_filled, mark_filled
+from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
 from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, supervise
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
@@ -85,9 +85,12 @@ class LazySettings:
     """The ways to fill views that are tried; none for all."""
 
 
-def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry] | None], DeviceLayout]:
+def layout_of(
+    store: BlobStore, manifest: Manifest, arrangement: int = ARRANGEMENT
+) -> tuple[list[Sequence[Entry] | None], DeviceLayout]:
     """The trees of a package, bottom to top, None for an image among them, and where their contents
-    lie. Roots and catalogs are in the store. Raises NotFound, Corrupt, TooLarge. In a thread."""
+    lie by the rule with the number `arrangement`. Roots and catalogs are in the store. Raises
+    NotFound, Corrupt, TooLarge. In a thread."""
     catalogs = [part.digest for part in manifest.parts if part.media_type == CATALOG_TYPE]
     layers: list[Sequence[Entry] | None] = []
     sizes: dict[bytes, int] = {}
@@ -103,7 +106,7 @@ def layout_of(store: BlobStore, manifest: Manifest) -> tuple[list[Sequence[Entry
                 sizes.setdefault(entry.content, entry.size)
         lists = read.chunk_lists()
         chunk_lists.update((content, lists[name]) for content, name in read.tree.chunk_lists.items())
-    return layers, DeviceLayout(sizes, chunk_lists)
+    return layers, DeviceLayout(sizes, chunk_lists, arrangement)
 
 
 def images_of(manifest: Manifest) -> list[Descriptor]:
@@ -152,6 +155,8 @@ class LazyView:
         self.layers: list[Sequence[Entry] | None] = []
         """Trees, None for an image among them."""
         self.images = LazyImages(fetcher)
+        self.arrangement = ARRANGEMENT
+        """The rule by which contents lie in the device. `resume`."""
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here, and once nothing serves the view any more."""
         self._bytes_content, self._pinned = 0, ""
@@ -249,7 +254,7 @@ class LazyView:
 
     async def read_layout(self, manifest: Manifest) -> None:
         """Compute where contents lie. Raises what `layout_of` raises."""
-        self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest)
+        self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest, self.arrangement)
         await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
         self.layout = self._filler.layout = layout
         self._bytes_content = layout.bytes_content
@@ -570,7 +575,13 @@ class LazyViews:
 
     def resume(self, path: str, reference: str, directory: Path) -> None:
         """Serve a view that an earlier agent mounted."""
-        view = self._view(reference, cells_of(directory))
+        try:
+            cells, arrangement = cells_of(directory), arrangement_of(directory)
+        except Unavailable as error:  # readers get EIO, and never what does not belong there
+            logger.error("the lazy view %s is not filled: %s", path, error)
+            return
+        view = self._view(reference, cells)
+        view.arrangement = arrangement
         if is_filled(directory):
             view.whole = True
             self._views[path] = view

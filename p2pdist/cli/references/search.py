@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from p2pdist.cli.connect import BLOB_PREFIX
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import NotFound, P2PDistError, UsageError
-from p2pdist.model.image import is_image
+from p2pdist.model.image import SCHEME, is_image
 
 if TYPE_CHECKING:
     from p2pdist.agent.api.client import LocalClient
@@ -31,6 +31,8 @@ HEX_DIGITS_MIN = 12
 
 _DIGEST = re.compile(rf"sha256:[0-9a-f]{{{HEX_DIGITS_MIN},64}}\Z")
 _PATTERN = re.compile(r"[*?\[]")
+_ADDRESS = re.compile(rf"\A{re.escape(SCHEME)}\[[0-9A-Fa-f:.]+\]")
+"""A registry by its IPv6 address: these brackets are no pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,11 @@ class Named:
 
 def is_part(text: str) -> bool:
     """Whether a word names packages by a digest alone or by a pattern, and has to be looked up."""
-    return bool(_DIGEST.match(text) or _PATTERN.search(text))
+    return bool(_DIGEST.match(text)) or _is_pattern(text)
+
+
+def _is_pattern(text: str) -> bool:
+    return bool(_PATTERN.search(_ADDRESS.sub("", text)))
 
 
 def chosen(words: Sequence[str], client: LocalClient, layout: Path, origin: str | None) -> list[str]:
@@ -89,7 +95,7 @@ def here(words: Sequence[str], client: LocalClient) -> list[str]:
         if not is_part(word) or is_digest(word):
             found[word] = None
             continue
-        if _PATTERN.search(word):
+        if _is_pattern(word):
             found.update(dict.fromkeys(_matching(word, known, "on this host")))
             continue
         matching = {one.digest: one.reference for one in reversed(known) if one.digest.startswith(word)}

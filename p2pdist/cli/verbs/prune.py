@@ -39,7 +39,7 @@ def command(yes: bool, dry_run: bool, tagged: bool, unused_for: float | None, so
       p2pdist prune --all --unused-for 2w --yes
     """
     from p2pdist.agent.api.client import LocalClient
-    from p2pdist.model.messages import PruneRequest
+    from p2pdist.model.messages import PRUNED_MAX, PruneRequest
 
     client = LocalClient(socket)
     unused_s = unused_for or 0.0
@@ -48,7 +48,8 @@ def command(yes: bool, dry_run: bool, tagged: bool, unused_for: float | None, so
     if asked and pruned.packages:
         _show(pruned)
         click.confirm("Remove this?", abort=True, err=True)
-        pruned = client.prune(PruneRequest(False, tagged, unused_s))
+        agreed = tuple(package.digest for package in pruned.packages[:PRUNED_MAX])
+        pruned = client.prune(PruneRequest(False, tagged, unused_s, agreed))
     if as_json:
         output.print_json(pruned)
     else:

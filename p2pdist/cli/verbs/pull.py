@@ -63,15 +63,7 @@ def command(references: tuple[str, ...], priority: Priority, origin: str | None,
     if failures:
         for failure in failures[1:]:
             output.line(f"p2pdist: {failure}")
-        raise failures[0] if not several or not as_json else _Listed(failures[0])
-
-
-class _Listed(click.exceptions.Exit):
-    """The exit code of a failure that the printed list holds already; its line comes before it."""
-
-    def __init__(self, failure: P2PDistError) -> None:
-        output.line(f"p2pdist: {failure}")
-        super().__init__(failure.exit_code)
+        raise failures[0] if not several or not as_json else output.Listed(failures[0])
 
 
 def _pull_all(

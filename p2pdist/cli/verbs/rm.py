@@ -11,7 +11,7 @@ import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import elsewhere_options, opened_elsewhere, origin_option, socket_option
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
 from p2pdist.model.manifest import parse_reference
 
 
@@ -34,8 +34,8 @@ def command(
     package there needs. REF may also be a pattern, or the digest of what p2pdist ls lists, such as
     a blob that is there by itself, or its first 12 digits. With several --json prints a list.
 
-    A package that is mounted, pinned or being pulled stays, and the command fails. The origin is
-    not touched.
+    A package that is mounted, pinned or being pulled stays, and the command fails when the others
+    are gone. The origin is not touched.
 
     With --at-origin or --layout, remove the tags REF there instead. p2pdist gc removes the blobs
     that no other tag needs.
@@ -46,6 +46,7 @@ def command(
       p2pdist rm team/trainer:v1 --at-origin --origin s3://packages/prod
     """
     done: list[Any] = []
+    failed: list[P2PDistError] = []
     if at_origin or layout:
         for ref in references:
             done.append(asyncio.run(_untag(ref, at_origin, origin, layout)))
@@ -56,12 +57,22 @@ def command(
         from p2pdist.cli.references.search import here
 
         client = LocalClient(socket)
-        for ref in here(references, client):
-            done.append(client.remove(ref))
+        named = here(references, client)
+        for ref in named:
+            try:
+                done.append(client.remove(ref))
+            except (Conflict, NotFound) as error:  # the others can go
+                failed.append(error)
+                continue
             if not as_json:
                 output.say(f"{done[-1].reference} removed, {output.amount(done[-1].bytes_freed)} freed")
-    if as_json:
-        output.print_json(done if max(len(references), len(done)) > 1 else done[0])
+    several = max(len(references), len(done) + len(failed)) > 1
+    if as_json and (done or several):
+        output.print_json([*done, *(failure.problem() for failure in failed)] if several else done[0])
+    for failure in failed[1:]:
+        output.line(f"p2pdist: {failure}")
+    if failed:
+        raise output.Listed(failed[0]) if as_json and several else failed[0]
 
 
 async def _untag(ref: str, at_origin: bool, origin: str | None, layout: Path | None) -> dict[str, Any]:

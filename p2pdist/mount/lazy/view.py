@@ -5,8 +5,8 @@ EROFS images say all but the contents of files, which are in the device, a file 
 read of it waits until an agent has filled it; ways.py says what keeps readers waiting. Where
 nothing keeps them any more, the kernel reads what there is: holes are no cells (model/device.py),
 and give EIO. With FUSE SquashFS images are read so as well. Files of a view lie in the directory of
-its record: the device, the images, the supervisor's socket and log, and a mark once nothing is
-missing.
+its record: the device, the number of its arrangement, the images, the supervisor's socket and log,
+and a mark once nothing is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pdist.model.device import BLOCK_BYTES, Cells, DeviceLayout
+from p2pdist.model.device import ARRANGEMENT, BLOCK_BYTES, Cells, DeviceLayout
 from p2pdist.model.errors import Corrupt, Unavailable
 from p2pdist.model.tree import Entry
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
@@ -29,6 +29,11 @@ from p2pdist.mount.records import LAZY, Process, Record, new_id, records, take_d
 from p2pdist.mount.squashfs import mount_device
 from p2pdist.mount.supervisor.protocol import DEVICE, MARK, dismiss
 from p2pdist.mount.views import MountedView, begin, check_target, failed
+
+_REMOUNT = "Unmount it and mount the package again, or run the newer version"
+
+ARRANGED = "arrangement"
+"""File with the number of the rule by which contents lie in the device."""
 
 _EMPTY = 0
 """The bottom layer of every view: an overlay that is not written to needs two."""
@@ -98,6 +103,18 @@ def cells_of(directory: Path) -> Cells:
     return way_of(directory).cells
 
 
+def arrangement_of(directory: Path) -> int:
+    """The number of the rule by which contents lie in the device of the view with this directory.
+    Raises Unavailable for one that this version does not know: what it would write is wrong."""
+    try:
+        text = (directory / ARRANGED).read_text()
+    except FileNotFoundError:
+        return 1  # it was mounted before there were two
+    if text not in map(str, range(1, ARRANGEMENT + 1)):
+        raise Unavailable(f"its device is arranged by the rule {text[:20]!r} of another version", remedy=_REMOUNT)
+    return int(text)
+
+
 def is_filled(directory: Path) -> bool:
     """Whether the device of the view with this directory lacks nothing."""
     return (directory / MARK).exists()
@@ -110,6 +127,7 @@ def mark_filled(directory: Path) -> None:
 
 def _supervise(package: LazyPackage, directory: Path, way: Way) -> None:
     """Make the files that are read and have them supervised. Raises Unavailable, OSError."""
+    (directory / ARRANGED).write_text(str(package.layout.arrangement))
     with (directory / DEVICE).open("xb") as device:
         device.truncate(device_bytes(package.layout, way.cells))
     images = [layer for layer in package.layers if isinstance(layer, Path)]

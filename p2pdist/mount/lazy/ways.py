@@ -74,12 +74,16 @@ WAY = "way"
 
 
 def way_of(directory: Path) -> Way:
-    """The way in which the view with this directory is filled."""
+    """The way in which the view with this directory is filled. Raises Unavailable for one that this
+    version does not know: its device may have other cells."""
     try:
         name = (directory / WAY).read_text()
     except FileNotFoundError:
         return FANOTIFY
-    return next((way for way in WAYS if way.name == name), FANOTIFY)
+    for way in WAYS:
+        if way.name == name:
+            return way
+    raise Unavailable(f"it is filled in the way {name[:20]!r} of another version", remedy="Mount the package again")
 
 
 def supervise(directory: Path, limit_s: float, held: Sequence[int] = (), way: Way | None = None) -> None:
