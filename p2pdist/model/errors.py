@@ -95,6 +95,15 @@ class Unavailable(P2PDistError):
     slug, title, exit_code, http_status = "unavailable", "A service is unavailable", 5, 503
 
 
+class Damaged(Unavailable):
+    """Content of a store that changed on the disk after it had verified. What is wrong was dropped,
+    so another pull brings it again. `blob` is the digest of the blob, "" for what is none."""
+
+    def __init__(self, what: str, *, remedy: str = "", blob: str = "") -> None:
+        super().__init__(what, remedy=remedy)
+        self.blob = blob
+
+
 class Corrupt(P2PDistError):
     """Content that does not match its digest, or a document that breaks its format."""
 

@@ -20,7 +20,7 @@ from p2pdist.core.eviction import choose
 from p2pdist.model.candidate import Share
 from p2pdist.model.catalog import Catalog, Pack, decode_catalog, encode_catalog
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Conflict, Corrupt, DiskFull, NotFound
+from p2pdist.model.errors import Conflict, Corrupt, Damaged, DiskFull, NotFound
 from p2pdist.model.manifest import PACK_TYPE, PIECES_DIGEST, PIECES_SIZE, Descriptor
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
@@ -529,7 +529,7 @@ def test_a_damaged_older_object_does_not_get_into_a_new_one(store: BlobStore) ->
     bring(store, second, [*second.small, *second.packs])
     with (
         store.trees.missing(second.root, second.catalogs) as missing,
-        pytest.raises(Corrupt, match="damaged and was removed"),
+        pytest.raises(Damaged, match="damaged and was removed"),
     ):
         store.trees.fill(missing)
     assert not store.trees.complete(first.root)

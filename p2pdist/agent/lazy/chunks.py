@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from p2pdist.agent.pull.trees import Sources
 from p2pdist.model.catalog import Stored
 from p2pdist.model.device import DeviceChunk
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from p2pdist.model.manifest import Descriptor
 from p2pdist.model.messages import Priority
 from p2pdist.model.selection import Selection
@@ -27,6 +27,7 @@ from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder, wrong_chunk
+from p2pdist.store.trees.damage import damaged, drop_wrong
 from p2pdist.store.trees.missing import Missing
 
 WRONG_MAX = 3
@@ -72,6 +73,8 @@ class Chunks:
     def __init__(self, store: BlobStore, fetcher: Fetcher, priority: Priority = "preseed") -> None:
         self.whereabouts = Whereabouts()
         """Written by the owner whenever a pull of the package begins."""
+        self.lost: Callable[[], None] = lambda: None
+        """Called for a chunk that neither object nor pack has any more; the owner sets it."""
         self._store, self._fetcher, self._priority = store, fetcher, priority
 
     async def read(self, chunk: DeviceChunk) -> bytes:
@@ -125,6 +128,8 @@ class Chunks:
                     data = os.pread(file.fileno(), chunk.length, offset)
             except FileNotFoundError:
                 continue  # it was evicted
+            except OSError:  # such as EIO
+                data = b""
             if content_hash(data) == chunk.chunk:
                 return data
             self._store.trees.drop_object(content)
@@ -136,6 +141,7 @@ class Chunks:
         located = self.whereabouts.packs.get(chunk.chunk)
         source = self.whereabouts.sources.get(located[0]) if located is not None else None
         if located is None or source is None:
+            self.lost()
             raise NotFound(f"the content {chunk.content.hex()} is gone from the store", remedy="Pull the package again")
         (pack, stored), (descriptor, selection) = located, source
         for _ in range(WRONG_MAX):
@@ -148,7 +154,7 @@ class Chunks:
             if data is not None:
                 return data
             if pull is not None:  # it does not know that pieces are gone: the next one will
-                pull.reject(Unavailable(f"pieces of {descriptor.digest} were wrong on the disk"))
+                pull.reject(damaged(blob))
         raise Corrupt(f"the pack {pack} is wrong on the disk again and again", remedy="See dmesg for the disk")
 
 
@@ -162,21 +168,15 @@ def _read(blob: Blob, start: int, pack: Digest, stored: Stored) -> bytes | None:
     wrong: these are dropped. Raises Corrupt for a pack that does not hold the chunk."""
     if not blob.holds(start, stored.stored):
         return None
+    failure: P2PDistError = wrong_chunk(pack, stored.chunk)
     try:
         data = bytes(
             Decoder().decode(pack, stored.chunk, memoryview(blob.read_range(start, stored.stored)), stored.length)
         )
         if content_hash(data) == stored.chunk:
             return data
-    except Corrupt:
-        pass
-    pieces, layout = blob.pieces, blob.layout
-    wrong = [
-        piece
-        for piece in layout.covering(start, start + stored.stored)
-        if not pieces.verify(piece, blob.read_range(layout.offset(piece), layout.length(piece)))
-    ]
-    if not wrong:
-        raise wrong_chunk(pack, stored.chunk)
-    blob.drop(wrong)
+    except P2PDistError as error:
+        failure = error
+    if not drop_wrong(blob, start, stored.stored):
+        raise failure
     return None

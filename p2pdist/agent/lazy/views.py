@@ -167,6 +167,7 @@ class LazyView:
         self.sight = _Sight()
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._filler = Filler(store, fetcher)
+        self._filler.chunks.lost = self._pull_again
         self._start = start
         """None for a view that an earlier agent mounted."""
         total = start.traces.prefetched if start is not None else Counter[str]()
@@ -197,7 +198,7 @@ class LazyView:
         self._spawn(self._pull())
         if self._start is not None:
             self._spawn(self._start.find())
-            self._spawn(self._fill_ahead(self._start))
+            self._spawn(_fill_ahead(self, self._start))
 
     async def _pull(self) -> None:
         pause_s = PULL_AGAIN_S
@@ -221,6 +222,13 @@ class LazyView:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PULL_AGAIN_S_MAX)
 
+    def _pull_again(self) -> None:
+        """A content that was here when the package had been pulled is gone: it was damaged, or
+        evicted."""
+        if self._pulled.is_set() and not self.whole:
+            self._pulled.clear()
+            self._spawn(self._pull())
+
     def _plan(self, package: Package, incomplete: Sequence[Missing], sources: Sources) -> None:
         """What is missing is known: readers can be served from now on."""
         blobs = [self._store.get(layer.digest) for layer in images_of(package.manifest)]
@@ -237,6 +245,7 @@ class LazyView:
     async def _here(self, package: Package) -> None:
         """Everything is here: hold it until it is in the device. Raises NotFound, Conflict when it
         was evicted meanwhile."""
+        self._pinned = f"{package.reference.name}@{package.digest}"
         with ExitStack() as holds:
             for layer in package.manifest.layers:
                 if layer.media_type == TREE_TYPE:
@@ -363,16 +372,6 @@ class LazyView:
         self._misses += bool(missing)
         return missing
 
-    async def _fill_ahead(self, start: Start) -> None:
-        """Fill what the trace of the start names, in its order."""
-        trace = await start.trace
-        await self._planned.wait()
-        if trace is not None and self.layout is not None:
-            trees = [entries for entries in self.layers if entries is not None]
-            mine = await asyncio.to_thread(inherit, trace, trees)
-            cells = cells_of_trace(mine, self.layout, self._filler.device.cells)
-            await self._prefetch.run(cells, self._opened)
-
     def follow(self) -> None:
         """Note when everything is here, of images that are mounted elsewhere."""
         self._spawn(self._follow())
@@ -440,6 +439,17 @@ class LazyView:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _fill_ahead(view: LazyView, start: Start) -> None:
+    """Fill what the trace of the start names, in its order."""
+    trace = await start.trace
+    await view._planned.wait()
+    if trace is not None and view.layout is not None:
+        trees = [entries for entries in view.layers if entries is not None]
+        mine = await asyncio.to_thread(inherit, trace, trees)
+        cells = cells_of_trace(mine, view.layout, view._filler.device.cells)
+        await view._prefetch.run(cells, view._opened)
 
 
 async def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from p2pdist.agent.pull.image import BLOBS_AT_ONCE, SMALL_BLOBS_AT_ONCE, FetchBl
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.trees import Sources, TreePull, together
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
+from p2pdist.model.errors import Corrupt, Damaged, DiskFull, NotFound, P2PDistError, Unavailable, UsageError, foreseen
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import canonical_reference, is_image, parse_image
 from p2pdist.model.image_manifest import Image
@@ -39,6 +39,7 @@ from p2pdist.model.selection import Selection
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.blobs.placement import Copy
 from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.damage import damaged
 from p2pdist.store.trees.missing import Missing
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,9 @@ REMEMBERED_MAX = 1000
 
 ATTEMPTS = 3
 """Attempts to hold a blob of the store, which may be evicted at the same moment."""
+
+DAMAGES_MAX = 100
+"""So often one pull meets what changed on the disk, the same blob or object ATTEMPTS times."""
 
 STEP_BYTES = 4 << 20
 BUFFER_BYTES = 256 << 10
@@ -61,7 +65,8 @@ INLINE_BYTES = 64 << 10
 
 async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]], copy: Copy | None = None) -> None:
     """Hash `blob` as its pieces come (`piece(i)` waits for piece i), and write what is hashed into
-    `copy`. Raises Corrupt when the sum is not the blob's digest."""
+    `copy`. Raises Corrupt when the sum is not the blob's digest, and Damaged where that is because
+    pieces changed on the disk since they verified."""
     layout = blob.layout
     running = hashlib.sha256()
     buffer = memoryview(bytearray(min(BUFFER_BYTES, layout.size)))
@@ -87,6 +92,8 @@ async def check_whole(blob: Blob, piece: Callable[[int], Awaitable[None]], copy:
         else:
             await asyncio.to_thread(take, start, length)
     if f"sha256:{running.hexdigest()}" != blob.digest:
+        if await asyncio.to_thread(partial(blob.verify, drop=True)):
+            raise damaged(blob)
         raise Corrupt(
             f"the content stored as {blob.digest} hashes to {running.hexdigest()}", remedy="Push the blob again"
         )
@@ -333,7 +340,7 @@ class Pulls:
             elif pull.request.package is not None:
                 await self._run_package(pull)
             else:
-                await self._run_blob(pull, parse_digest(pull.request.blob or ""))
+                await _bring_blob(self, pull, parse_digest(pull.request.blob or ""))
             pull.state = "done"
         except P2PDistError as error:
             pull.state, pull.error = "failed", error
@@ -357,7 +364,8 @@ class Pulls:
                 logger.info("pull=%s reference=%s done seconds=%.3f", pull.id, pull.reference, pull.seconds)
 
     async def _run_package(self, pull: Pull) -> None:
-        for attempt in range(ATTEMPTS):
+        losses, damages = 0, Counter[str]()
+        while True:
             package = await self._packages.find(
                 parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
             )
@@ -367,8 +375,11 @@ class Pulls:
             try:
                 await self._bring(pull, package)
                 break
+            except Damaged as damage:
+                await _drop_damage(self, pull, damage, damages)
             except Corrupt:
-                if attempt + 1 == ATTEMPTS or not await asyncio.to_thread(self._packages.lost, package.manifest):
+                losses += 1
+                if losses == ATTEMPTS or not await asyncio.to_thread(self._packages.lost, package.manifest):
                     raise
         pull.package = package
 
@@ -415,7 +426,7 @@ class Pulls:
         if needed > capacity:
             raise DiskFull(str(self._store.root), needed=needed, free=capacity, capacity=capacity)
 
-    async def _run_blob(self, pull: Pull, digest: Digest) -> None:
+    async def _bring_single(self, pull: Pull, digest: Digest) -> None:
         pull.digest = digest
         with ExitStack() as holds:
             holds.callback(pull.let_go)
@@ -506,6 +517,38 @@ class Pulls:
         except (Corrupt, NotFound) as error:
             return error
         return None
+
+
+async def _bring_blob(pulls: Pulls, pull: Pull, digest: Digest) -> None:
+    damages = Counter[str]()
+    while True:
+        try:
+            return await pulls._bring_single(pull, digest)
+        except Damaged as damage:
+            await _drop_damage(pulls, pull, damage, damages)
+            pull.copy = None
+
+
+async def _drop_damage(pulls: Pulls, pull: Pull, damage: Damaged, damages: Counter[str]) -> None:
+    """Drop what else changed on the disk of a blob that is damaged, so that all of it comes again.
+    `damages` counts what this pull met. Raises Corrupt where that is too often: then the disk is to
+    be replaced, and no other attempt helps."""
+    store, key = pulls._store, damage.blob or damage.what
+    logger.warning("pull=%s reference=%s goes on again: %s", pull.id, pull.reference, damage.what)
+    store.integrity.damaged["blob" if damage.blob else "object"] += 1
+    damages[key] += 1
+    if damages[key] == ATTEMPTS or damages.total() == DAMAGES_MAX:
+        raise Corrupt(
+            f"the disk of {store.root} changes what was written to it, again and again: {damage.what}",
+            remedy="See dmesg for errors of the disk, test the memory, and replace what fails",
+        ) from damage
+    for fetching in pull.blobs:  # one under way does not know that pieces are gone
+        if fetching.blob.digest == damage.blob and not fetching.done.done():
+            fetching.reject(damage)
+    blob = store.get(parse_digest(damage.blob)) if damage.blob else None
+    if blob is not None:
+        with suppress(NotFound):  # evicted meanwhile
+            await asyncio.to_thread(partial(blob.verify, drop=True))
 
 
 def _no_model(reference: str) -> UsageError:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from p2pdist.agent.tasks import in_thread
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError
+from p2pdist.model.errors import Conflict, Damaged, NotFound, P2PDistError
 from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE, Descriptor, Manifest
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection, pieces_covering
@@ -69,7 +69,8 @@ class TreePull:
 
     async def run(self) -> None:
         """Bring everything that is lacking, and hold the trees. Raises what fetching raises,
-        Corrupt for a package that contradicts itself, DiskFull."""
+        Corrupt for a package that contradicts itself, Damaged for what changed on the disk after it
+        had come, DiskFull."""
         roots = {layer.digest: layer for layer in self._manifest.layers if layer.media_type == TREE_TYPE}
         absent = [root for root in roots if not self._hold(root)]
         self._skipped(sum(layer.size for root, layer in roots.items() if root not in absent))
@@ -83,13 +84,19 @@ class TreePull:
         with ExitStack() as claims:
             incomplete = []
             for root in absent:
-                missing = await self._opened(root, [catalog.digest for catalog in catalogs])
+                try:
+                    missing = await self._opened(root, [catalog.digest for catalog in catalogs])
+                except NotFound as error:  # a scrub has dropped pieces since
+                    raise Damaged(error.what, remedy=error.remedy) from error
                 incomplete.append(claims.enter_context(missing))
                 self.bytes_content += missing.bytes_content
             await self._bring_packs(incomplete)
             await self._fill(incomplete)  # also what needs no pack
             for missing in incomplete:
-                await asyncio.to_thread(self._store.trees.finish, missing)
+                try:
+                    await asyncio.to_thread(self._store.trees.finish, missing)
+                except Conflict as error:  # what had come was dropped again: it had changed on the disk
+                    raise Damaged(error.what, remedy=error.remedy) from error
                 self._hold(missing.root)
                 await asyncio.to_thread(self._draw, missing.root)  # its room is kept as long as the set is open
 

@@ -18,12 +18,13 @@ from blake3 import blake3
 
 from p2pdist.model.catalog import BLOCK_SIZE, chunk_blocks, one_frame
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound
+from p2pdist.model.errors import Corrupt, Damaged, NotFound, P2PDistError
 from p2pdist.model.selection import Selection
-from p2pdist.model.tree import CHUNK_MAX, HOLE_BYTES, content_hash, data_ranges, has_hole
+from p2pdist.model.tree import CHUNK_MAX, HOLE_BYTES, ChunkList, content_hash, data_ranges, has_hole
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import pwrite_all
 from p2pdist.store.objects.files import Draft, Objects
+from p2pdist.store.trees.damage import blame
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Part:
     stored: int = 0
 
 
-class Damaged(Exception):
+class DamagedObject(Exception):
     """The object `content` is not what its name says."""
 
     def __init__(self, content: bytes) -> None:
@@ -144,12 +145,20 @@ class Decoder:
 
 
 def wrong_chunk(pack: Digest, chunk: bytes) -> Corrupt:
-    """The failure of a chunk that is not what the catalog says, in a pack whose pieces have
-    verified: the package was packed wrongly."""
+    """The failure of a chunk that is not what the catalog says, in a pack whose pieces verify: the
+    package was packed wrongly."""
     return Corrupt(
         f"the pack {pack} does not hold the chunk {chunk.hex()} that its catalog states",
         remedy="Pack and push the package again",
     )
+
+
+def blame_pack(pack: PackHere, start: int, length: int, failure: P2PDistError) -> P2PDistError:
+    """What a use of a range of a pack is to raise that ended with `failure`: Damaged where pieces
+    changed on the disk, and were dropped."""
+    if isinstance(pack, SelectedPack):
+        return blame(pack.blob, pack.selection.position(start, length), length, failure)
+    return blame(pack, start, length, failure)
 
 
 class Assembly:
@@ -179,7 +188,7 @@ class Assembly:
 
     def advance(self, objects: Objects, packs: Callable[[Digest], PackHere], available: Callable[[Part], bool]) -> bool:
         """Write what is available; True when the content has become an object. Raises Corrupt,
-        Damaged, OSError, P2PDistError."""
+        DamagedObject, OSError, P2PDistError: Damaged where the disk is at fault."""
         if self.content in objects:
             self.close()
             return True
@@ -197,7 +206,10 @@ class Assembly:
         draft.flush()
         self._hash_rest(draft)
         if self._hasher.digest() != self.content:
+            damaged = self._is_damaged(draft)
             self.close()
+            if damaged:
+                raise Damaged(f"the content {self.content.hex()} changed on the disk", remedy="Pull again")
             raise Corrupt(
                 f"the chunks of the content {self.content.hex()} do not make it up",
                 remedy="Pack and push the package again",
@@ -225,13 +237,17 @@ class Assembly:
         if part.pack is None:
             data = old = sources.read(part)
             if content_hash(old) != part.chunk:
-                raise Damaged(part.source)
+                raise DamagedObject(part.source)
             self._write_old(draft, part, sources.fd(part.source), old)
         else:
-            stored = memoryview(packs(part.pack).read_range(part.at, part.stored))
-            data = decoder.decode(part.pack, part.chunk, stored, part.length)
-            if content_hash(data) != part.chunk:
-                raise wrong_chunk(part.pack, part.chunk)
+            pack = packs(part.pack)
+            try:
+                stored = memoryview(pack.read_range(part.at, part.stored))
+                data = decoder.decode(part.pack, part.chunk, stored, part.length)
+                if content_hash(data) != part.chunk:
+                    raise wrong_chunk(part.pack, part.chunk)
+            except P2PDistError as error:
+                raise blame_pack(pack, part.at, part.stored, error) from error
             if has_hole(part.offset, data):
                 _write_around_holes(draft.fd, part.offset, data)
             else:
@@ -253,9 +269,18 @@ class Assembly:
         while first < last:
             moved = os.copy_file_range(source, draft.fd, last - first, part.at + first, part.offset + first)
             if moved == 0:
-                raise Damaged(part.source)
+                raise DamagedObject(part.source)
             first += moved
         pwrite_all(draft.fd, data[last:], part.offset + last)
+
+    def _is_damaged(self, draft: Draft) -> bool:
+        """Whether the draft holds another chunk than was written into it."""
+        offset = 0
+        for chunk, length in ChunkList.decode(self.chunks).chunks:
+            if content_hash(os.pread(draft.fd, length, offset)) != chunk:
+                return True
+            offset += length
+        return False
 
     def _hash_rest(self, draft: Draft) -> None:
         buffer = memoryview(bytearray(min(_STEP, self.size)))
@@ -281,14 +306,20 @@ class _Sources:
     def fd(self, content: bytes) -> int:
         if content not in self._open:
             if content not in self._objects:
-                raise Damaged(content)
+                raise DamagedObject(content)
             if len(self._open) >= SOURCES_MAX:
                 os.close(self._open.pop(next(iter(self._open))))
-            self._open[content] = os.open(self._objects.path(content), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._open[content] = os.open(self._objects.path(content), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise DamagedObject(content) from error
         return self._open[content]
 
     def read(self, part: Part) -> bytes:
-        return os.pread(self.fd(part.source), part.length, part.at)
+        try:
+            return os.pread(self.fd(part.source), part.length, part.at)
+        except OSError as error:  # such as EIO
+            raise DamagedObject(part.source) from error
 
 
 SOURCES_MAX = 64

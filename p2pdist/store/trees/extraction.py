@@ -20,14 +20,14 @@ from operator import attrgetter
 
 from p2pdist.model.catalog import BLOCK_SIZE, Stored
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt
+from p2pdist.model.errors import Corrupt, P2PDistError
 from p2pdist.model.pieces import PIECE_SIZE_MIN
 from p2pdist.model.tree import content_hash
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.disk import failures
 from p2pdist.store.objects.btrfs import Verified
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.trees.assembly import Assembly, Decoder, PackHere, Part, wrong_chunk
+from p2pdist.store.trees.assembly import Assembly, Decoder, PackHere, Part, blame_pack, wrong_chunk
 from p2pdist.store.trees.missing import Missing
 
 HELD_BYTES = 4 << 20
@@ -131,7 +131,8 @@ class Extraction:
         self._desks = [_Desk() for _ in range(_THREADS)]
 
     def run(self) -> Extracted:
-        """Make what can be made now. Raises Corrupt, Damaged, DiskFull; what was made stays."""
+        """Make what can be made now. Raises Corrupt, Damaged, DamagedObject, DiskFull; what was
+        made stays."""
         missing, objects = self._missing, self._objects
         before = len(missing.contents)
         size = sum(missing.contents.values())
@@ -214,13 +215,21 @@ class Extraction:
         desk = self._desks.pop()  # there is one for each thread
         try:
             view = desk.memory(length)
-            pack.read_into(start, view)
+            try:
+                pack.read_into(start, view)
+            except P2PDistError as error:
+                raise blame_pack(pack, start, length, error) from error
             with Bundle(self._objects) as bundle:
                 for stored in run:
                     found = view[stored.offset - start : stored.offset - start + stored.stored]
-                    data = desk.decoder.decode(digest, stored.chunk, found, stored.length)
-                    if not bundle.add(stored.chunk, data, found):
-                        raise wrong_chunk(digest, stored.chunk)
+                    try:
+                        data = desk.decoder.decode(digest, stored.chunk, found, stored.length)
+                        right = bundle.add(stored.chunk, data, found)
+                    except Corrupt:
+                        right = False
+                    if not right:
+                        failure = wrong_chunk(digest, stored.chunk)
+                        raise blame_pack(pack, stored.offset, stored.stored, failure)
         finally:
             self._desks.append(desk)
 

@@ -25,13 +25,13 @@ from pathlib import Path
 
 from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Conflict, Corrupt
+from p2pdist.model.errors import Conflict, Corrupt, Damaged
 from p2pdist.model.tree import Entry
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.index import Index, TreeRecord
 from p2pdist.store.layout import Paths
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.trees.assembly import Damaged
+from p2pdist.store.trees.assembly import DamagedObject
 from p2pdist.store.trees.extraction import Extracted, Extraction
 from p2pdist.store.trees.images import Images
 from p2pdist.store.trees.missing import Backed, Missing, OpenPulls, back, plan
@@ -189,14 +189,15 @@ class Trees:
     def fill(self, missing: Missing) -> Extracted:
         """Make objects from the packs that are here. May be called as often as packs or pieces
         arrive; blocks, so call it in a thread. Raises Corrupt, naming pack and chunk, when a pack
-        does not hold what a catalog says; DiskFull; Conflict after it was closed."""
+        whose pieces verify does not hold what a catalog says; Damaged where the disk is at fault,
+        once what is wrong was dropped; DiskFull; Conflict after it was closed."""
         with missing.extraction:
             self.pulls.require(missing)
             try:
                 return Extraction(missing, self._objects, self._context.get).run()
-            except Damaged as error:
+            except DamagedObject as error:
                 self.drop_object(error.content)
-                raise Corrupt(
+                raise Damaged(
                     f"the object {error.content.hex()} in the store is damaged and was removed", remedy="Pull again"
                 ) from error
 

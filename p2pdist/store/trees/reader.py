@@ -44,7 +44,8 @@ from p2pdist.model.tree import (
     decode_page,
     decode_root,
 )
-from p2pdist.store.blobs.blob import READ_BYTES_MAX, Blob
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.trees.damage import read_again
 from p2pdist.store.trees.images import image_bytes_max
 from p2pdist.store.trees.missing import Contents, Tree, contents_of, tree_of
 
@@ -148,7 +149,7 @@ class _Reading:
 
 class TreeReader:
     """Reads trees and keeps those that were read last. Thread-safe. Methods raise NotFound for a
-    blob that is not here, Corrupt."""
+    blob that is not here, Damaged for one that changed on the disk, and Corrupt."""
 
     def __init__(self, get: Callable[[Digest], Blob | None]) -> None:
         self._get = get
@@ -222,7 +223,7 @@ class TreeReader:
     def _head(self, digest: Digest) -> tuple[int, bytes]:
         """Length and first bytes of a catalog."""
         blob = self.blob(digest)
-        return blob.size, blob.read_range(0, min(HEAD_BYTES, blob.size))
+        return blob.size, read_again(blob, 0, min(HEAD_BYTES, blob.size))
 
     def _keep(self, root: Digest, tree: KnownTree) -> None:
         with self._lock:
@@ -249,9 +250,7 @@ class TreeReader:
         blob = self.blob(digest)
         if blob.size > limit:
             raise Corrupt(f"{digest} of {blob.size} bytes is over the limit of {limit}")
-        with blob.held():
-            steps = range(0, blob.size, READ_BYTES_MAX)
-            return b"".join(blob.read_range(at, min(READ_BYTES_MAX, blob.size - at)) for at in steps)
+        return read_again(blob, 0, blob.size)
 
 
 def _joined(
