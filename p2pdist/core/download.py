@@ -68,6 +68,12 @@ from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 
 STALL_FIRST_S, STALL_MAX_S = 0.6, 30.0
 STALL_PACES = 4.0
+STALL_TURNS, FILL_TURNS = 3.0, 12.0
+"""Where pieces are large a stripe stands still between two of them, while the other stripes have
+their turns at the downlink (PieceLayout.turn_s). It may do so for STALL_TURNS turns as long as they
+took of late, and before its first piece, which comes through a tree of some depth, for FILL_TURNS,
+but not longer than for STALL_TURNS turns on a slow link."""
+
 COMES_MIN_S = 0.2
 COMES_PACES = 3.0
 """A stream that is replaced may finish the piece under way, unless it has been quiet for
@@ -426,12 +432,12 @@ class _Stripe:
         # gave nothing, does not keep its word.
         return "failed" if self.doubted else "gave"
 
-    def stalled(self, receiving: Receiving, *, alone_since: float | None, now: float) -> bool:
-        """Whether it has stood still for so long that its source is complained of. `alone_since`:
-        since when no tracker answers, None while one does."""
+    def stalled(self, receiving: Receiving, least_s: float, *, alone_since: float | None, now: float) -> bool:
+        """Whether it has stood still for so long, at least `least_s`, that its source is complained
+        of. `alone_since`: since when no tracker answers, None while one does."""
         if receiving.awaiting:
             return False
-        stall_s = max(STALL_FIRST_S, STALL_PACES * self.pace_s)
+        stall_s = max(least_s, STALL_PACES * self.pace_s)
         if alone_since is None:
             limit_s = min(STALL_MAX_S, stall_s * 2.0 ** min(self.complaints, 10))
             return now - receiving.quiet_since >= limit_s
@@ -584,6 +590,36 @@ class _Window:
 
 
 @dataclass(slots=True)
+class _Turns:
+    """How long turns at the downlink take, in which each stripe has a piece."""
+
+    layout: PieceLayout
+    stripes: int
+    _first_at: float = 0.0
+    """When the first piece came."""
+    _last_at: float = 0.0
+    """When the last one came."""
+    _pieces: int = 0
+    """Pieces that came."""
+
+    def stored(self, *, now: float) -> None:
+        """A piece was stored."""
+        if not self._pieces:
+            self._first_at = now
+        self._pieces, self._last_at = self._pieces + 1, now
+
+    def stall_s(self, *, begun: bool) -> float:
+        """For how long a stripe may stand still at least. `begun`: a piece of it has come."""
+        if not self.layout.large:
+            return STALL_FIRST_S
+        limit_s = STALL_TURNS * self.layout.turn_s()
+        if self._pieces > 1:
+            turn_s = self.stripes * (self._last_at - self._first_at) / (self._pieces - 1)
+            limit_s = STALL_TURNS * turn_s if begun else min(limit_s, FILL_TURNS * turn_s)
+        return max(STALL_FIRST_S, limit_s)
+
+
+@dataclass(slots=True)
 class Download:
     """Receives one blob by streams, and counts its pieces whichever transport brings them."""
 
@@ -620,6 +656,8 @@ class Download:
     _origin_corrupt: int = 0
     """Wrong pieces that the origin sent."""
     _window: _Window = field(default_factory=_Window)
+    _turns: _Turns = field(init=False)
+    """How long the stripes take turns; made by `__post_init__`."""
     _failure: tuple[str, float] = ("", -1.0)
     """Why a source failed last, in words for the user; and when."""
 
@@ -627,6 +665,7 @@ class Download:
         self.have = PieceSet(self.have.count, self.have.bits)
         self.counts = self.have.stripe_counts(self.stripes)
         self._progressed_at = self.started_at
+        self._turns = _Turns(self.layout, self.stripes)
         for number, count in enumerate(self.counts):
             missing = len(range(number, self.layout.count, self.stripes)) - count
             self._stripes.append(_stripe(number, missing, Candidates(self.host, self.blob, number), self.started_at))
@@ -706,6 +745,7 @@ class Download:
         if not self.have.add(piece):
             return
         self._progressed_at = now
+        self._turns.stored(now=now)
         index = piece % self.stripes
         self.counts[index] += 1
         stripe = self._stripes[index]
@@ -842,7 +882,9 @@ class Download:
 
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
-        if not stripe.stalled(receiving, alone_since=None if self._tracker else self._alone_since, now=now):
+        alone_since = None if self._tracker else self._alone_since
+        least_s = self._turns.stall_s(begun=self.counts[stripe.number] > 0)
+        if not stripe.stalled(receiving, least_s, alone_since=alone_since, now=now):
             return
         source = receiving.source
         stripe.complaints += 1

@@ -38,6 +38,11 @@ FINE_SIZE = 1 << 20
 """A blob of at least so many pieces, of so many bytes each, has more stripes."""
 
 
+TURN_BYTES_S = 8e6
+LARGE_TURN_S = 0.6
+"""Pieces are large when a turn on a link of TURN_BYTES_S, which is slow, takes longer than this."""
+
+
 def piece_size_for(size: int) -> int:
     """Piece size in bytes for a blob of `size` bytes: the smallest power of two that keeps the
     pieces at 4,096 or fewer.
@@ -76,6 +81,15 @@ class PieceLayout:
         if self.count < STRIPED_MIN:
             return 1
         return 4 if self.count >= FINE_PIECES and self.piece_size >= FINE_SIZE else 2
+
+    def turn_s(self, rate_bytes_s: float = 0.0) -> float:
+        """How long a link of this rate (0: a slow one) takes for a turn: a piece of each stripe."""
+        return self.stripes * self.piece_size / (rate_bytes_s or TURN_BYTES_S)
+
+    @property
+    def large(self) -> bool:
+        """Whether a piece takes long enough on a slow link to look as if nothing came."""
+        return self.turn_s() > LARGE_TURN_S
 
     def length(self, piece: int) -> int:
         """Length in bytes of piece `piece`."""

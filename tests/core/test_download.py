@@ -56,9 +56,15 @@ class Pull:
     """A download of `count` pieces in `stripes` stripes, and the time kept."""
 
     def __init__(
-        self, count: int = 8, stripes: int = 1, have: tuple[int, ...] = (), patience_s: float = 120.0, host: str = "h"
+        self,
+        count: int = 8,
+        stripes: int = 1,
+        have: tuple[int, ...] = (),
+        patience_s: float = 120.0,
+        host: str = "h",
+        piece_size: int = 65536,
     ) -> None:
-        layout = PieceLayout(count * 65536, 65536)
+        layout = PieceLayout(count * piece_size, piece_size)
         held = PieceSet(count)
         for piece in have:
             held.add(piece)
@@ -219,6 +225,35 @@ def test_where_pieces_take_long_so_does_a_stall() -> None:
         pull(PieceStored(1, piece), 2.0)
     assert pull(Tick(), 5.0) == []
     assert pull(Tick(), 4.0) == [Complain(0, A, "stalled")]
+
+
+def test_where_pieces_are_large_a_stripe_may_wait_for_its_turn() -> None:
+    """Two stripes share a link of 25 MB/s, where a piece of 16 MiB takes 0.67 s: each has one after
+    1.34 s."""
+    pull = Pull(count=16, stripes=2, piece_size=16 << 20)
+    pull.plan(0, A)
+    pull.plan(1, B)
+    for piece in range(8):
+        assert pull(Tick(), 0.33) == []
+        assert pull(Tick(), 0.33) == []
+        assert pull(PieceStored(1 + piece % 2, piece), 0.01) == []
+    assert pull(Tick(), 0.33 + 2 * 1.34) == []
+    assert Complain(0, A, "stalled") in pull(Tick(), 3.0)
+
+
+def test_the_first_large_piece_comes_through_a_tree() -> None:
+    """It waits for a turn at each host above. The other stripe shows how long turns take here, so a
+    stripe that never comes is found out sooner on a quick link."""
+    quick, slow = (Pull(count=16, stripes=2, piece_size=16 << 20) for _ in range(2))
+    for pull, piece_s in ((quick, 0.06), (slow, 0.67)):
+        pull.plan(0, A)
+        pull.plan(1, B)
+        assert pull(Tick(), 5.0) == []
+        for piece in (0, 2, 4):
+            assert pull(PieceStored(1, piece), piece_s) == []
+    assert Complain(1, B, "stalled") in quick(Tick(), 1.0)
+    assert slow(Tick(), 1.0) == []
+    assert Complain(1, B, "stalled") in slow(Tick(), 6.0)
 
 
 def test_an_alternate_that_stands_still_is_left() -> None:

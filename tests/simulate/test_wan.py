@@ -62,6 +62,22 @@ def test_the_owner_dies_while_sites_import() -> None:
     assert max(site.bytes_in / report.size for site in simulation.sites) <= 1.5
 
 
+@pytest.mark.slow
+def test_few_large_pieces_on_slow_links_cost_the_filling_alone() -> None:
+    """A piece takes 0.67 s, and the last host is some fifteen turns of two pieces below the origin.
+    No host is taken for stalled that waits for its turn, or what it had of a piece would come
+    again."""
+    piece, rate_bytes_s = 16 << 20, 25e6
+    few = Scenario(
+        100, 16 * piece, rate_bytes_s, 200e6, racks=4, zones=4, sites=4, wan_bytes_s=25e6, wan_s=0.04, piece_size=piece
+    )
+    simulation, report = run(base=few)
+    assert report.complete == 100
+    assert max(site.bytes_in / report.size for site in simulation.sites) == 1.0
+    assert report.duplicate_ratio == 0.0
+    assert report.makespan_s < report.bound_s + 15 * 2 * piece / rate_bytes_s
+
+
 def test_paths_between_sites_are_longer() -> None:
     _, report = run()
     assert report.ratio > 0

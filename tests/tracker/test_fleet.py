@@ -436,6 +436,28 @@ def test_a_parent_that_has_more_and_gives_nothing_is_left() -> None:
     assert control.parents["h3"] == "h1"
 
 
+def test_a_large_piece_may_be_under_way_when_its_receiver_complains() -> None:
+    """Its parent had nothing itself until now, and has one piece for its child. The same child
+    complains with right once the piece has had its time."""
+    control = Control()
+    control.open("h1", "h2", "h3")
+    large = 16 << 20
+    for above, host in (("", "h1"), ("h1", "h2"), ("h2", "h3")):
+        control.say(host, Holding(BLOB, 8 * large, large, (0,), (above,)))
+    control.tick(JOIN_BATCH_S)
+    control.report("h1", 1)
+    control.tick(0.5)
+    control.report("h2", 1)
+    control.complain("h3", "h2", "stalled")
+    assert control.parent("h3") == "h2"
+    for _ in range(40):
+        control.tick(0.25)
+        for host, count in (("h1", 1), ("h2", 1), ("h3", 0)):
+            control.report(host, count)
+    control.complain("h3", "h2", "stalled")
+    assert control.parent("h3") == "h1"
+
+
 def test_a_lease_holder_that_gives_nothing_loses_the_lease() -> None:
     control = chain("h1", "h2", "h3")
     control.report("h1", 5)

@@ -37,6 +37,7 @@ from tracker.core.repair.remedies import (
     free_blocked,
     move_lease,
     origin_failed,
+    under_way,
 )
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
@@ -107,6 +108,10 @@ class Complaints:
             if child.parents[stripe] == source:
                 edges.detach(stripe, child.host)
             return
+        if reason == "stalled" and swarm.layout.large and child.parents[stripe] == source:
+            rate_bytes_s = self.reputation.capacities.typical()
+            if under_way(swarm, child, stripe, rate_bytes_s, now=now):
+                return
         child.complain(stripe)
         if was_told(child, source):
             if reason in {"stalled", "short"}:

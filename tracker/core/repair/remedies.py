@@ -48,6 +48,10 @@ SLOW_RECEIVER_COMPLAINTS = 3
 change: only once the host has complained so often since it last got a piece is its parent at
 fault."""
 
+UNDER_WAY_TURNS = 3.0
+"""A parent that gets a large piece has passed it on after one turn (PieceLayout.turn_s), as a
+rule."""
+
 
 def reattach(swarm: Swarm, member: Member, stripe: int, parent: str | None, add_absent: Callable[[str], bool]) -> None:
     """Take over a stream that runs already. A host without one is told its parent again, or waits
@@ -98,6 +102,17 @@ def at_fault(swarm: Swarm, child: Member, stripe: int) -> bool:
     ):
         return False
     return swarm.edges.blocked(stripe, child.host) == child.host
+
+
+def under_way(swarm: Swarm, child: Member, stripe: int, rate_bytes_s: float, *, now: float) -> bool:
+    """Whether the piece that a host waits for may still be on its way, as its parent has had it for
+    a few turns only. Where pieces are large and the parent stood still itself, its children
+    complain when that is just over. `rate_bytes_s`: of a typical uplink, 0 while not known."""
+    parent = swarm.members.get(child.parents[stripe] or "")
+    if parent is None or parent.counts[stripe] != child.counts[stripe] + 1:
+        return False
+    since = max(parent.moved_at[stripe], child.attached_at[stripe])
+    return now - since < UNDER_WAY_TURNS * swarm.layout.turn_s(rate_bytes_s)
 
 
 def free_blocked(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
