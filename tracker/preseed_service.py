@@ -20,26 +20,29 @@ import msgspec
 
 from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError
+from p2pdist.model.fleet import Assignment, Ranked, RoleHosts
 from p2pdist.model.hub import HubReference, is_hub, parse_hub
 from p2pdist.model.image import ImageReference, is_image, package_reference, parse_image
 from p2pdist.model.manifest import Reference, decode_manifest, parse_reference
 from p2pdist.model.messages import Keep, Kept, Release, Spares
 from p2pdist.model.platform import Platform, parse_platform
 from p2pdist.model.preseed import (
+    PreseedBrief,
     PreseedRecord,
     PreseedRequest,
-    PreseedState,
+    PreseedSummary,
+    Progress,
     RankRequest,
     canonical,
     fingerprint,
     own_id,
 )
 from tracker.content import Content
-from tracker.core.affinity import Affinity, Assignment, Parts, Ranked, RedundantPacks, RoleHosts, RoleNeed
+from tracker.core.affinity import Affinity, Parts, RedundantPacks, RoleNeed
 from tracker.core.fleet import Fleet
 from tracker.core.host import Host
-from tracker.core.preseeds.orders import GRACE_S, Preseeds, Progress
+from tracker.core.preseeds.orders import GRACE_S, Preseeds
 from tracker.core.preseeds.preseed import (
     Event,
     Gone,
@@ -49,7 +52,6 @@ from tracker.core.preseeds.preseed import (
     Reported,
     SaveFailed,
     Send,
-    ShownState,
     Survey,
     Surveyed,
     Synced,
@@ -83,34 +85,6 @@ class _Clock:
 
     def now(self) -> float:
         return time.time() if self._offset_s is None else time.monotonic() + self._offset_s
-
-
-class PreseedBrief(msgspec.Struct, frozen=True):
-    """A preseed without what depends on its hosts. `fingerprint` is the hash of its order."""
-
-    id: str
-    state: PreseedState
-    package: str
-    fingerprint: str
-
-
-class PreseedSummary(msgspec.Struct, frozen=True):
-    """A preseed in short. `created_at` is in seconds since the epoch; `owner` is the identity that
-    ordered it, empty where access was off."""
-
-    id: str
-    state: ShownState
-    package: str
-    hosts_total: int
-    hosts_done: int
-    created_at: float
-    owner: str = ""
-
-    @classmethod
-    def of(cls, record: PreseedRecord, tally: Tally) -> PreseedSummary:
-        return cls(
-            record.id, tally.state, record.package, tally.hosts_total, tally.hosts_done, record.created_at, record.owner
-        )
 
 
 def sees(record: PreseedRecord, identity: Identity, *rights: Right) -> bool:
@@ -148,6 +122,9 @@ class PreseedService:
         self._sessions, self._database = sessions, database
         self._saving: set[asyncio.Task[None]] = set()
         """Changes that are being written, and questions to the other trackers."""
+        self.check_callback: Callable[[str], None] = _no_callbacks
+        """Raises Refused or UsageError for a URL to which a callback may not lead."""
+
         self.survey: Callable[[Parts], Awaitable[Affinity]] = self._own_view
         """Says what all trackers know of the hosts that need some blobs, where `core.surveys`."""
         self._parts: OrderedDict[Digest, dict[Digest, int]] = OrderedDict()
@@ -252,6 +229,8 @@ class PreseedService:
         body = canonical(request)
         if request.selector is not None:
             parse_selector(request.selector)
+        if request.callback is not None:
+            self.check_callback(request.callback)
         given = identifier = request.id or secrets.token_hex(8)
         stored, created = await self._stored(request, identifier, owner)
         if not (stored.owner in ("", owner) and stored.body == body) and not sees(stored):
@@ -328,7 +307,7 @@ class PreseedService:
     def summaries(self) -> list[PreseedSummary]:
         """All preseeds, the newest last."""
         preseeds = sorted(self.core.by_id.values(), key=lambda preseed: (preseed.record.created_at, preseed.record.id))
-        return [PreseedSummary.of(preseed.record, preseed.tally) for preseed in preseeds]
+        return [_summary(preseed.record, preseed.tally) for preseed in preseeds]
 
     async def rank(
         self, request: RankRequest, survey: Callable[[Parts], Awaitable[Affinity]] | None = None
@@ -410,6 +389,12 @@ class PreseedService:
         return package, dict(found.parts)
 
 
+def _summary(record: PreseedRecord, tally: Tally) -> PreseedSummary:
+    return PreseedSummary(
+        record.id, tally.state, record.package, tally.hosts_total, tally.hosts_done, record.created_at, record.owner
+    )
+
+
 async def _commit(sessions: Sessions, reference: HubReference, platform: str) -> tuple[str, dict[Digest, int]]:
     """A commit of the fleet's hub, and the files of LFS in it, with their sizes."""
     if platform:
@@ -417,6 +402,10 @@ async def _commit(sessions: Sessions, reference: HubReference, platform: str) ->
     commit, parts = await sessions.hubs.blobs(reference)
     sessions.fleet.policies.note(reference.package, digest_of(commit.encode()), parts)
     return str(HubReference(reference.name, commit)), parts
+
+
+def _no_callbacks(url: str) -> None:
+    raise Refused("this tracker sends no callbacks", remedy="Start it with --callbacks FILE, which says where to")
 
 
 async def _surveyed(service: PreseedService, command: Survey) -> None:

@@ -7,41 +7,29 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import msgspec
 
 from p2pdist.cli import output
-from p2pdist.cli.tracker_access import TrackerAccess, token_option, with_hint
+from p2pdist.cli.tracker_access import TrackerAccess, token_option
+from p2pdist.client.tracker import Tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import (
-    UNDECODABLE,
     Conflict,
     NotFound,
     P2PDistError,
     Refused,
-    Unavailable,
     UsageError,
-    from_problem,
-    unreached,
 )
 from p2pdist.model.image import ImageReference, canonical_reference, is_image, parse_image
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import MountRequest, MountStatus, Priority, PullRequest, PullStatus
-from p2pdist.model.request_id import HEADER
 
 if TYPE_CHECKING:
-    import aiohttp
-
     from p2pdist.agent.api.client import LocalClient
     from p2pdist.origin.contract import Origin
     from p2pdist.origin.layout import LocalLayout
-
-ANSWER_BYTES_MAX = 256 << 20
-REQUEST_S_MAX = 60.0
-CONNECT_S_MAX = 5.0
 
 BLOB_PREFIX = "blob:sha256-"
 """How the references of single files begin."""
@@ -207,80 +195,13 @@ def hosts_options(function: Function) -> Function:
     )
 
 
-class TrackerClient:
-    """Asks the first of the trackers that answers; an asynchronous context manager. Every call
-    raises the failure that the tracker reports, or Unavailable when none answers."""
+class TrackerClient(Tracker):
+    """The trackers of --tracker, with the token of the verb that runs."""
 
     def __init__(self, urls: str) -> None:
-        self._urls = [url.strip().rstrip("/") for url in urls.split(",") if url.strip()]
-        if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
+        if not any(url.strip() for url in urls.split(",")):
             raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
-        self._session: aiohttp.ClientSession | None = None
-        self._access = TrackerAccess.current()
-        self.answered = ""
-        """The URL of the tracker that was asked last, without secrets."""
-
-    async def __aenter__(self) -> TrackerClient:
-        import aiohttp
-
-        timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX)
-        self._session = aiohttp.ClientSession(timeout=timeout, headers={HEADER: os.urandom(8).hex()})
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The JSON that the tracker answers to a request with the JSON `body`."""
-        return await self._first(method, path, body, msgspec.json.decode)
-
-    async def read(self, path: str) -> bytes:
-        """What the tracker answers to a GET, whatever it is."""
-        return bytes(await self._first("GET", path, None, bytes))
-
-    async def _first(
-        self, method: str, path: str, body: dict[str, Any] | None, decode: Callable[[bytearray], Any]
-    ) -> Any:
-        failure: Unavailable | None = None
-        for url in self._urls:
-            try:
-                return await self._ask(method, url, path, body, decode)
-            except Unavailable as error:
-                failure = error
-        assert failure is not None
-        raise failure
-
-    async def _ask(
-        self, method: str, url: str, path: str, body: dict[str, Any] | None, decode: Callable[[bytearray], Any]
-    ) -> Any:
-        import aiohttp
-
-        from p2pdist.model.url import redacted
-
-        assert self._session is not None, "a TrackerClient is used inside `async with`"
-        self.answered = redacted(url)
-        try:
-            secured = await self._access.request(url)
-            async with self._session.request(method, url + path, json=body, **secured) as answer:
-                data = bytearray()
-                async for chunk in answer.content.iter_chunked(1 << 18):
-                    data += chunk
-                    if len(data) > ANSWER_BYTES_MAX:
-                        raise P2PDistError(f"the tracker {redacted(url)} answered more than {ANSWER_BYTES_MAX} bytes")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = unreached(error).replace(url, redacted(url))
-            raise Unavailable(
-                f"the tracker {redacted(url)} does not answer: {reason}", remedy=self._access.remedy(url, error)
-            ) from error
-        try:
-            if answer.status >= 400:
-                raise with_hint(from_problem(msgspec.json.decode(data, type=dict[str, Any])), url)
-            return decode(data) if answer.status != 204 else None
-        except UNDECODABLE as error:
-            raise Unavailable(f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})") from error
+        super().__init__(urls, access=TrackerAccess.current())
 
 
 def default_layout() -> Path:

@@ -11,7 +11,10 @@ image, `docker://...`: each host holds that of its own platform, or all that of 
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
@@ -28,12 +31,19 @@ HOSTS_MAX = 20_000
 PACKAGES_MAX = 64
 ROLES_MAX = 16
 COUNT_MAX = 200_000
+WAIT_S_MAX = 60.0
+"""How long a tracker keeps a question for the progress waiting."""
+
 REPLICAS_MAX = 100
 SECONDS_MAX = 10 * 365 * 86400.0
 BODY_BYTES_MAX = 1 << 20
 ID_CHARACTERS_MAX = 128
 OWN_DIGITS = 16
 _OWN = "--"
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+"""Of a place in a request as msgspec writes it, such as `$.roles[0].count`."""
+
 
 PackageName = Annotated[str, Meta(min_length=1, max_length=512)]
 Names = Annotated[tuple[Annotated[HostName, Meta(min_length=1)], ...], Meta(min_length=1, max_length=HOSTS_MAX)]
@@ -45,6 +55,10 @@ Packages = Annotated[tuple[PackageName, ...], Meta(min_length=1, max_length=PACK
 PreseedState = Literal["running", "done", "failed", "cancelled", "expired"]
 """The state in a preseed's record. `done` means that it once was; `failed`, that its deadline
 passed before it was."""
+
+ShownState = Literal["pending", "running", "done", "failed", "cancelled", "expired"]
+"""The state that a tracker shows: `pending` while no host is there, `failed` also where all hosts
+are done or given up."""
 
 ENDED: frozenset[PreseedState] = frozenset(["failed", "cancelled", "expired"])
 
@@ -62,6 +76,8 @@ class PreseedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     deadline: Seconds | None = None
     ttl: Seconds | None = None
     platform: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    callback: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
+    """A URL that the tracker tells of the end (p2pdist/model/callback.py)."""
 
 
 class Role(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +114,20 @@ class Failure:
     detail: str = ""
 
 
+CallState = Literal["done", "failed", "cancelled", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the callback of a preseed was told last, or is being told: `tries` attempts were begun,
+    the next one is due at `at` (seconds since the epoch), unless it is `told`."""
+
+    state: CallState
+    tries: int
+    at: float
+    told: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class PreseedRecord:
     """A preseed as it outlives a tracker. `version` counts its changes; `body` is the request in
@@ -118,10 +148,68 @@ class PreseedRecord:
     done_at: float | None = None
     ended_at: float | None = None
     owner: str = ""
+    call: Call | None = None
 
     @property
     def request(self) -> PreseedRequest:
         return msgspec.json.decode(self.body, type=PreseedRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a preseed is. While it is not `settled` hosts may be on their way back to a tracker
+    that was started again, and are not in `hosts_total`. `hosts_absent` counts members, and lost
+    hosts that the selector matches, that are connected nowhere. Bytes count layers, over all hosts.
+    `failures` are in the order of their reasons, at most 1000. `notes` tell people
+    what the preseed waits for that may never come. `owner` is the identity that ordered it, empty
+    where access was off. `waiting` are connected hosts that do not hold the package yet, those with
+    the fewest bytes first, at most 20. `asked` is the package as the order named it,
+    `package` what that meant then."""
+
+    id: str
+    state: ShownState
+    settled: bool
+    package: str
+    priority: str
+    hosts_total: int
+    hosts_done: int
+    hosts_absent: int
+    bytes_total: int
+    bytes_done: int
+    eta_s: float | None
+    failures: list[Failure]
+    failures_by_reason: dict[str, int]
+    replicas: dict[str, int]
+    picked: tuple[str, ...]
+    created_at: float
+    deadline_at: float | None
+    expires_at: float | None
+    notes: tuple[str, ...] = ()
+    owner: str = ""
+    waiting: tuple[str, ...] = ()
+    asked: str = ""
+
+
+class PreseedBrief(msgspec.Struct, frozen=True):
+    """A preseed without what depends on its hosts. `fingerprint` is the hash of its order."""
+
+    id: str
+    state: PreseedState
+    package: str
+    fingerprint: str
+
+
+class PreseedSummary(msgspec.Struct, frozen=True):
+    """A preseed in short. `created_at` is in seconds since the epoch; `owner` is the identity that
+    ordered it, empty where access was off."""
+
+    id: str
+    state: ShownState
+    package: str
+    hosts_total: int
+    hosts_done: int
+    created_at: float
+    owner: str = ""
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -134,9 +222,24 @@ def decode_request(data: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
-        raise UsageError(
-            f"malformed request: {' '.join(str(error).split())[:300]}", remedy="See docs/protocol.md"
-        ) from error
+        raise _mistake(" ".join(str(error).split())[:300], kind) from error
+
+
+def _mistake(text: str, kind: type[msgspec.Struct]) -> UsageError:
+    """What is wrong with a request, by the text of msgspec, and where (RFC 9457: `errors`, each
+    with a JSON pointer as fragment). A field that is unknown is answered with those that are
+    known."""
+    what, _, place = text.partition(" - at `$")
+    steps = [first or second for first, second in _STEP.findall(place)]
+    remedy = "See docs/protocol.md"
+    if unknown := _UNKNOWN.search(what):
+        names = msgspec.structs.fields(Role if steps[:1] == ["roles"] else kind)
+        known = [each.encode_name for each in names]
+        steps.append(unknown[1])
+        guess = get_close_matches(unknown[1][:64], known, n=1)
+        remedy = f"Known fields are {', '.join(known)}" + (f". Did you mean {guess[0]}?" if guess else "")
+    pointer = "#" + "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in steps)
+    return UsageError(f"malformed request: {text}", remedy=remedy, errors=[{"detail": what, "pointer": pointer}])
 
 
 def canonical(request: PreseedRequest) -> str:
@@ -149,6 +252,12 @@ def canonical(request: PreseedRequest) -> str:
     hosts = tuple(sorted(set(request.hosts))) if request.hosts is not None else None
     plain = msgspec.structs.replace(request, id=None, hosts=hosts)
     return msgspec.json.encode(plain, order="deterministic").decode()
+
+
+def quorum_hosts(share: float, hosts: int) -> int:
+    """How many of some hosts a share of them is: 0.999 of 1000 is 999, whatever floating point
+    says."""
+    return math.ceil(share * hosts - 1e-9)
 
 
 def own_id(identifier: str, owner: str) -> str:

@@ -214,6 +214,31 @@ async def _describe(request: web.Request) -> web.Response:
     return web.Response(body=request.app[INTERFACE].encoded, content_type=JSON_TYPE)
 
 
+class RouteLine(msgspec.Struct, frozen=True):
+    """A route in short. `right` is what it asks of an identity where access control is on."""
+
+    method: str
+    path: str
+    summary: str
+    right: str
+
+
+class Index(msgspec.Struct, frozen=True):
+    """The routes of an interface, and where their full description is."""
+
+    routes: list[RouteLine]
+    openapi: str = DOCUMENT_PATH
+
+
+async def index(request: web.Request) -> web.Response:
+    """List the routes of this interface, each in a line."""
+    lines = [
+        RouteLine(route.method, route.described_path, _texts(route.handler)[0], route.right or "")
+        for route in request.app[INTERFACE].routes
+    ]
+    return web.Response(body=msgspec.json.encode(Index(lines)), content_type=JSON_TYPE)
+
+
 def serve(app: web.Application, routes: Iterable[Route], *, title: str) -> None:
     """Add routes to an application, and the one that describes them all."""
     table = (*routes, Route("GET", DOCUMENT_PATH, _describe, (Answer(dict[str, Any]),), right="open"))

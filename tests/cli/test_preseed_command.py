@@ -3,12 +3,32 @@ is tested with a real tracker in tests/system/test_preseed_orders.py and test_ra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import programs
 import pytest
 
-from p2pdist.cli.verbs.preseed import _package, _reached, _waits_for
+from p2pdist.cli.verbs.preseed import _package, _waits_for
+from p2pdist.client.tracker import is_reached
 from p2pdist.model.errors import UsageError
+from p2pdist.model.preseed import Failure, PreseedSummary, Progress
 from p2pdist.model.units import parse_duration
+
+
+def progress(
+    done: int,
+    total: int,
+    *,
+    settled: bool = True,
+    failures: Sequence[Failure] = (),
+    waiting: Sequence[str] = (),
+    package: str = "a/b@sha256:" + "1" * 64,
+    asked: str = "",
+) -> Progress:
+    return Progress(
+        "p1", "running", settled, package, "preseed", total, done, 0, 0, 0, None, list(failures), {}, {}, (), 0.0, None, None,
+        waiting=tuple(waiting), asked=asked,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -37,8 +57,7 @@ def test_what_is_no_duration(text: str) -> None:
     ],
 )
 def test_when_a_quorum_is_reached(done: int, total: int, share: float, settled: bool, reached: bool) -> None:
-    found = {"hosts_done": done, "hosts_total": total, "settled": settled}
-    assert _reached(found, share) is reached
+    assert is_reached(progress(done, total, settled=settled), share) is reached
 
 
 @pytest.mark.parametrize(
@@ -67,10 +86,9 @@ def test_exit_codes(words: tuple[str, ...], code: int) -> None:
 
 def test_waiting_names_the_hosts_and_their_reasons() -> None:
     """Hosts that failed first, then those that still receive; the rest as a number."""
-    failures = [{"host": "h9", "reason": "disk-full", "detail": ""}]
-    found = {"hosts_total": 12, "hosts_done": 2, "failures": failures, "waiting": [f"h{n}" for n in range(9)]}
+    found = progress(2, 12, failures=[Failure("h9", "disk-full")], waiting=[f"h{n}" for n in range(9)])
     assert _waits_for(found) == "2 of 12 hosts done; waits for h9 (disk-full), h0, h1, h2, h3 and 5 more"
-    assert _waits_for(found | {"failures": [], "waiting": []}) == "2 of 12 hosts done"
+    assert _waits_for(progress(2, 12)) == "2 of 12 hosts done"
 
 
 @pytest.mark.parametrize(
@@ -82,4 +100,7 @@ def test_waiting_names_the_hosts_and_their_reasons() -> None:
     ],
 )
 def test_a_package_is_named_by_its_tag_and_some_digits(package: str, asked: str | None, shown: str) -> None:
-    assert _package({"package": package, "asked": asked}) == shown
+    if asked is None:
+        assert _package(PreseedSummary("p1", "running", package, 1, 0, 0.0)) == shown
+    else:
+        assert _package(progress(0, 1, package=package, asked=asked)) == shown

@@ -15,8 +15,8 @@ import msgspec
 from p2pdist.agent.access.identity import _Record
 from p2pdist.agent.access.peers import Peers
 from p2pdist.agent.tracker.policies import _read as read_remembered
-from p2pdist.cli.tracker_access import _check_expiry
 from p2pdist.cli.verbs.slurm.job import is_job
+from p2pdist.client.access import _check_expiry
 from p2pdist.core.trackerless import read_text
 from p2pdist.credentials.authority import (
     Authority,

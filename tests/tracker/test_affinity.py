@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Conflict
+from p2pdist.model.fleet import Ranked
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Hello, Holding, Left, Report, Spares
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.affinity import RATE_ASSUMED_BYTES_S, Affinity, Ranked, RedundantPacks, RoleNeed
+from tracker.core.affinity import RATE_ASSUMED_BYTES_S, Affinity, RedundantPacks, RoleNeed
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 

@@ -37,6 +37,7 @@ from tracker import preseed_service as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app
+from tracker.http.scheduler import WAITS
 from tracker.preseed_service import PreseedService
 from tracker.service import Service
 from tracker.state.preseeds import PreseedDatabase
@@ -69,8 +70,8 @@ def package(blob: Digest) -> str:
 class Tracker:
     """One tracker and a client of it."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
-        self.url, self.http = url, http
+    def __init__(self, url: str, http: aiohttp.ClientSession, app: web.Application) -> None:
+        self.url, self.http, self.app = url, http, app
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         async with self.http.request(method, self.url + path, json=body) as answer:
@@ -99,7 +100,7 @@ async def tracker(layout: Path, state: str = "") -> AsyncIterator[Tracker]:
     clocks = [asyncio.create_task(service.run()), asyncio.create_task(preseeds.run())]
     try:
         async with aiohttp.ClientSession() as http:
-            yield Tracker(f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+            yield Tracker(f"http://127.0.0.1:{runner.addresses[0][1]}", http, runner.app)
     finally:
         for clock in clocks:
             clock.cancel()
@@ -351,3 +352,86 @@ def test_a_clock_that_is_set_meanwhile_ends_no_preseed_early(monkeypatch: pytest
     began = time.time()
     monkeypatch.setattr(module.time, "time", lambda: began + 7200)
     assert abs(alone.now() - began) < 60 and abs(shared.now() - began - 7200) < 60
+
+
+async def test_a_question_waits_until_the_preseed_is_done(layout: Path, blobs: list[Digest]) -> None:
+    """One answer, which comes when the last host is done."""
+    body = {"package": package(blobs[0]), "hosts": ["h1"], "id": "p1"}
+    async with tracker(layout) as at:
+        await at.ask("POST", "/v1/preseeds", body)
+        asked = asyncio.create_task(at.ask("GET", "/v1/preseeds/p1?wait_s=50"))
+        async with connected(at, "a/r/h1"):
+            status, found = await asyncio.wait_for(asked, 40)
+            assert (status, found["state"], found["hosts_done"]) == (200, "done", 1)
+
+
+async def test_a_question_waits_for_a_quorum_or_the_end(layout: Path, blobs: list[Digest]) -> None:
+    body = {"package": package(blobs[0]), "hosts": ["h1", "h2"], "id": "p1"}
+    async with tracker(layout) as at:
+        await at.ask("POST", "/v1/preseeds", body)
+        asked = asyncio.create_task(at.ask("GET", "/v1/preseeds/p1?wait_s=50&quorum=0.5"))
+        async with connected(at, "a/r/h1"):
+            found = (await asyncio.wait_for(asked, 40))[1]
+            assert (found["state"], found["hosts_done"]) == ("running", 1)
+            found = (await at.ask("GET", "/v1/preseeds/p1?wait_s=0.1"))[1]
+            assert (found["state"], found["hosts_done"]) == ("running", 1), "the time is over"
+            asked = asyncio.create_task(at.ask("GET", "/v1/preseeds/p1?wait_s=50&brief=1"))
+            await at.ask("DELETE", "/v1/preseeds/p1")
+            assert (await asyncio.wait_for(asked, 40))[1]["state"] == "cancelled"
+
+
+async def test_a_tracker_that_stops_answers_what_waits(layout: Path, blobs: list[Digest]) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with tracker(layout) as at:
+            await at.ask("POST", "/v1/preseeds", {"package": package(blobs[0]), "hosts": ["h1"], "id": "p1"})
+            asked = asyncio.create_task(Tracker(at.url, http, at.app).ask("GET", "/v1/preseeds/p1?wait_s=60"))
+            await at.until("/v1/preseeds", lambda found: at.app[WAITS].count == 1)
+        status, found = await asyncio.wait_for(asked, 20)
+        assert (status, found["state"]) == (200, "pending")
+
+
+@pytest.mark.parametrize("query", ["wait_s=61", "wait_s=soon", "wait_s=nan", "wait_s=1&quorum=1.5", "wait_s=-1"])
+async def test_a_time_to_wait_has_limits(layout: Path, blobs: list[Digest], query: str) -> None:
+    async with tracker(layout) as at:
+        await at.ask("POST", "/v1/preseeds", {"package": package(blobs[0]), "hosts": ["h1"], "id": "p1"})
+        status, found = await at.ask("GET", f"/v1/preseeds/p1?{query}")
+        assert (status, found["title"]) == (400, "The request is malformed")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer", "named"),
+    [
+        ("/v1/preseeds", {"package": "a:v1", "hots": ["h1"]}, "#/hots", "Did you mean hosts?"),
+        ("/v1/preseeds", {"package": "a:v1", "a/b": 1}, "#/a~1b", "Known fields are package, id, hosts"),
+        ("/v1/preseeds", {"package": "a:v1", "count": "2"}, "#/count", ""),
+        ("/v1/rank", {"roles": [{"name": "r", "packages": ["a:v1"], "cuont": 1}]}, "#/roles/0/cuont", "mean count?"),
+        ("/v1/rank", {"roles": [{"name": "r", "packages": ["a:v1"], "count": 0}]}, "#/roles/0/count", ""),
+        ("/v1/rank", [], "#", ""),
+    ],
+)
+async def test_a_mistake_says_where_it_is(layout: Path, path: str, body: Any, pointer: str, named: str) -> None:
+    async with tracker(layout) as at:
+        status, found = await at.ask("POST", path, body)
+        assert (status, [each["pointer"] for each in found["errors"]]) == (400, [pointer])
+        assert named in found["remedy"]
+
+
+async def test_a_ranking_of_nobody_says_why(layout: Path, blobs: list[Digest]) -> None:
+    body = {"packages": [package(blobs[0])], "selector": "zone=é"}
+    async with tracker(layout) as at, connected(at, "a/r/h1"), at.http.post(at.url + "/v1/rank", json=body) as answer:
+        assert (answer.status, await answer.json()) == (200, [])
+        assert answer.headers["P2pdist-Note"] == "no host has zone=\\xe9; zones here: a"
+
+
+async def test_the_index_names_every_route(layout: Path) -> None:
+    async with tracker(layout) as at:
+        found = (await at.ask("GET", "/v1"))[1]
+        lines = {(line["method"], line["path"]): line["summary"] for line in found["routes"]}
+        assert lines["GET", "/v1/preseeds/{id}"] == "Say how far a preseed is"
+        document = (await at.ask("GET", found["openapi"]))[1]
+        described = {
+            (method.upper(), path): operation["summary"]
+            for path, operations in document["paths"].items()
+            for method, operation in operations.items()
+        }
+        assert lines == described

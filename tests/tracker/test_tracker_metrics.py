@@ -11,11 +11,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2pdist.model.messages import Leaving
+from p2pdist.model.preseed import ShownState
 from tracker.content import Content
 from tracker.core.events import Received
 from tracker.core.fleet import Fleet
 from tracker.core.monitor.presence import LOST_S
-from tracker.core.preseeds.preseed import ShownState
 from tracker.core.views.fleet_view import View
 from tracker.core.views.rates import STALLED_S
 from tracker.http.metrics import ZONES_MAX, registry

@@ -26,10 +26,9 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from operator import sub
 
-import msgspec
-
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict
+from p2pdist.model.fleet import Ranked
 from p2pdist.model.messages import Spares
 from tracker.core.capacity import Capacities
 from tracker.core.host import Host
@@ -72,31 +71,6 @@ RATE_ASSUMED_BYTES_S = 125e6
 
 Parts = Mapping[Digest, int]
 """The blobs that are needed, with their sizes in bytes."""
-
-
-class Ranked(msgspec.Struct, frozen=True, gc=False):
-    """A host and what it lacks. `present`: its agent is connected and not about to end. A struct,
-    because ten thousand dataclasses take a quarter of the time of an answer to make."""
-
-    host: str
-    bytes_missing: int
-    bytes_total: int
-    seconds_estimated: float
-    present: bool = True
-
-
-class RoleHosts(msgspec.Struct, frozen=True):
-    """The hosts that a role of a job gets."""
-
-    role: str
-    hosts: list[Ranked]
-
-
-class Assignment(msgspec.Struct, frozen=True):
-    """The hosts of all roles of a job, and the bytes that all of these together lack."""
-
-    assignment: list[RoleHosts]
-    bytes_missing: int
 
 
 @dataclass(frozen=True, slots=True)

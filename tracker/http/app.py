@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from p2pdist.transfer.guard import OwnNames, identity_of
-from p2pdist.transfer.openapi import Answer, Route, serve
+from p2pdist.transfer.openapi import Answer, Index, Route, index, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.cluster.siblings import Siblings
 from tracker.http import access, bittorrent, content, pages, scheduler, sessions, traces, trackers
@@ -84,6 +84,7 @@ PROBE_ROUTES = (
 )
 ROUTES = (
     *PROBE_ROUTES,
+    Route("GET", "/v1", index, (Answer(Index),), right="open"),
     *access.ROUTES,
     *sessions.ROUTES,
     *content.ROUTES,
@@ -119,7 +120,8 @@ def make_app(
     app.on_shutdown.append(history.end_following)
     app[REGISTRY] = registry(service, watch.view, preseeds, siblings.cluster if siblings is not None else None)
     if preseeds is not None:
-        app[PRESEEDS] = preseeds
+        app[PRESEEDS], app[scheduler.WAITS] = preseeds, (waits := scheduler.Waits())
+        app.on_shutdown.append(waits.stop)
         if siblings is not None:
             preseeds.core.surveys, preseeds.survey = True, trackers.pool_of(siblings, preseeds.affinity)
         if service.access is not None:

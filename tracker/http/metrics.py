@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from p2pdist.model.history import KINDS
+from p2pdist.model.preseed import ShownState
 from tracker.cluster.cluster import Cluster
-from tracker.core.preseeds.preseed import ShownState
 from tracker.core.views.fleet_view import View
 from tracker.core.views.rates import SwarmState
 from tracker.history.keeper import SHARES

@@ -6,6 +6,8 @@ it 1.5 ms, the standard library 10 ms.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -16,86 +18,58 @@ from aiohttp import web
 
 from p2pdist.model.access import Identity, Right
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import UNDECODABLE, Conflict, Corrupt, NotFound, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import (
+    UNDECODABLE,
+    Conflict,
+    Corrupt,
+    NotFound,
+    Refused,
+    TooLarge,
+    Unavailable,
+    UsageError,
+    printable,
+)
+from p2pdist.model.fleet import (
+    Assignment,
+    HostDetail,
+    HostStatus,
+    MemberStatus,
+    Ranked,
+    StoryEvent,
+    SwarmDetail,
+    SwarmStatus,
+)
 from p2pdist.model.hub import is_hub, parse_hub
 from p2pdist.model.image import is_image, parse_image
 from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.model.messages import Reachability
-from p2pdist.model.preseed import PreseedRequest, RankRequest, decode_request, given_id, own_id
+from p2pdist.model.preseed import (
+    WAIT_S_MAX,
+    PreseedBrief,
+    PreseedRequest,
+    PreseedSummary,
+    Progress,
+    RankRequest,
+    decode_request,
+    given_id,
+    own_id,
+    quorum_hosts,
+)
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.access.sessions import SessionAccess
-from tracker.core.affinity import Assignment, Ranked
 from tracker.core.host import Host
-from tracker.core.preseeds.orders import Progress
-from tracker.core.preseeds.selectors import near
+from tracker.core.preseeds.selectors import near, no_match, parse_selector
 from tracker.core.swarm import Swarm
 from tracker.http.keys import PRESEEDS, SERVICE
 from tracker.http.trackers import LOCAL_QUERY, from_others, from_owner, survey
-from tracker.preseed_service import PreseedBrief, PreseedSummary, sees
+from tracker.preseed_service import TICK_S, PreseedService, sees
 
+NOTE = "P2pdist-Note"
+"""Header field of a ranking without hosts: why there are none."""
 
-class HostStatus(msgspec.Struct, frozen=True, gc=False):
-    """A host. `absent_s` is how long ago its session ended, null while it is connected; `leaving`:
-    its agent is about to end; `blobs` is the number of its swarms; `blamed` names the hosts that
-    complained of it, and why. `site` is empty where the zone is a site by itself. `partial`: it has
-    its home with another tracker."""
-
-    host: str
-    address: str
-    zone: str
-    rack: str
-    present: bool
-    absent_s: float | None
-    leaving: bool
-    blobs: int
-    blamed: dict[str, str]
-    site: str
-    partial: bool = False
-
-
-class HostDetail(HostStatus, frozen=True, gc=False, kw_only=True):
-    """A host, and the blobs of its swarms."""
-
-    swarms: list[Digest]
-
-
-class SwarmStatus(msgspec.Struct, frozen=True):
-    """A swarm. `complete` of its `hosts` have the whole blob; `progress` is the part of all their
-    pieces that has arrived."""
-
-    digest: Digest
-    size: int
-    pieces: int
-    stripes: int
-    hosts: int
-    complete: int
-    origin_leases: int
-    progress: float
-
-
-class MemberStatus(msgspec.Struct, frozen=True):
-    """A host in a swarm: its pieces and its parent in each stripe ("" for the origin, null for
-    none), whether it has the whole blob, and the number of its children."""
-
-    host: str
-    counts: list[int]
-    parents: list[str | None]
-    seed: bool
-    children: int
-
-
-class SwarmDetail(SwarmStatus, frozen=True):
-    """A swarm and its members."""
-
-    members: list[MemberStatus]
-
-
-class StoryEvent(msgspec.Struct, frozen=True):
-    """What happened in a swarm `age_s` seconds ago."""
-
-    age_s: float
-    event: str
+WAITING_MAX = 1000
+"""Questions for a preseed's progress that wait at one time; further ones are answered at once."""
 
 
 _Row = TypeVar("_Row")
@@ -353,8 +327,66 @@ async def preseeds(request: web.Request) -> web.Response:
 
 
 async def preseed_progress(request: web.Request) -> web.Response:
-    """Say how far a preseed is."""
-    return _progress(request, _own(request, *_SEE))
+    """Say how far a preseed is. With `wait_s` the answer comes when a quorum of hosts is done or
+    the preseed has ended, at the latest after this time."""
+    wait_s = _number(request, "wait_s", 0.0, WAIT_S_MAX)
+    quorum = _number(request, "quorum", 1.0, 1.0)
+    kept = _own(request, *_SEE)
+    await request.app[WAITS].wait(request.app[PRESEEDS], kept, quorum, wait_s)
+    return _progress(request, kept)
+
+
+def _number(request: web.Request, name: str, default: float, most: float) -> float:
+    """A number of the query, from 0 to `most`. Raises UsageError."""
+    text = request.query.get(name)
+    try:
+        number = float(text) if text is not None else default
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= most:
+        raise UsageError(f"{name}={(text or '')[:40]!r} is no number from 0 to {most:g}")
+    return number
+
+
+class Waits:
+    """The questions for progress that wait, until the tracker stops."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._stopping = asyncio.Event()
+
+    async def stop(self, app: web.Application) -> None:
+        """Have all that wait answered (signal on_shutdown)."""
+        self._stopping.set()
+
+    async def wait(self, service: PreseedService, kept: str, quorum: float, wait_s: float) -> None:
+        """Wait until a quorum is done, the preseed has ended or is gone, or the time is over."""
+        until = time.monotonic() + wait_s
+        if self.count >= WAITING_MAX:
+            return
+        self.count += 1
+        try:
+            while not self._stopping.is_set() and not _over(service, kept, quorum):
+                if (left_s := until - time.monotonic()) <= 0:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), min(TICK_S, left_s))
+        finally:
+            self.count -= 1
+
+
+WAITS: web.AppKey[Waits] = web.AppKey("waits", Waits)
+
+
+def _over(service: PreseedService, kept: str, quorum: float) -> bool:
+    """Whether a quorum of a preseed's hosts is done, or it has ended or is gone."""
+    preseed = service.core.by_id.get(kept)
+    if preseed is None or preseed.tally.state not in ("pending", "running"):
+        return True
+    tally = preseed.tally
+    if not tally.hosts_total or tally.hosts_done < quorum_hosts(quorum, tally.hosts_total):
+        return False
+    return service.progress(kept).settled
 
 
 def _progress(request: web.Request, kept: str) -> web.Response:
@@ -381,7 +413,16 @@ async def rank(request: web.Request) -> web.Response:
         for package in wanted.named:
             await _require_package(access, identity, package)
     preseeds = request.app[PRESEEDS]
-    return _answer(await preseeds.rank(wanted, lambda parts: survey(request, preseeds.affinity, parts)))
+    ranked = await preseeds.rank(wanted, lambda parts: survey(request, preseeds.affinity, parts))
+    return _answer(ranked, headers={NOTE: _nobody(request, wanted)} if ranked == [] else None)
+
+
+def _nobody(request: web.Request, wanted: RankRequest) -> str:
+    """Why no host was ranked. It names no zone or host that the identity may not see."""
+    if wanted.selector is None or not identity_of(request).may("watch"):
+        return "no host is connected here" if wanted.selector is None else "no host that is connected here matches"
+    hosts = request.app[SERVICE].fleet.hosts.values()
+    return printable(no_match(parse_selector(wanted.selector), hosts)).encode("ascii", "backslashreplace").decode()
 
 
 ROUTES = (
@@ -420,7 +461,14 @@ ROUTES = (
 _ORDERED = (Answer(Progress), Answer(Progress, 201))
 _PROGRESS = (Answer(Progress), Answer(PreseedBrief))
 _BRIEF = (Query("brief", "1: only what does not depend on the number of hosts"),)
-_ORDER_ERRORS = (UsageError, TooLarge, NotFound, Conflict, Corrupt, Unavailable)
+_WAIT = (
+    Query(
+        "wait_s",
+        f"answer when the quorum is done or the preseed has ended, at most after so many seconds, up to {WAIT_S_MAX:g}",
+    ),
+    Query("quorum", "with wait_s: the share of hosts that is waited for, such as 0.99 (1 without it)"),
+)
+_ORDER_ERRORS = (UsageError, TooLarge, Refused, NotFound, Conflict, Corrupt, Unavailable)
 
 PRESEED_ROUTES = (
     Route("POST", "/v1/preseeds", preseed, _ORDERED, request=PreseedRequest, errors=_ORDER_ERRORS, right="preseed"),
@@ -446,8 +494,8 @@ PRESEED_ROUTES = (
         "/v1/preseeds/{id}",
         preseed_progress,
         _PROGRESS,
-        _BRIEF,
-        errors=(NotFound,),
+        (*_BRIEF, *_WAIT),
+        errors=(UsageError, NotFound),
         right="preseed",
         also=("watch", "cancel-any"),
     ),

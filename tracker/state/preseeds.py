@@ -27,7 +27,7 @@ from sqlalchemy.exc import IntegrityError
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Unavailable
-from p2pdist.model.preseed import PreseedRecord
+from p2pdist.model.preseed import Call, PreseedRecord
 from tracker.state.database import Database
 
 FILE_NAME = "preseeds.sqlite"
@@ -57,6 +57,7 @@ _preseeds = sql.Table(
     sql.Column("done_at", sql.Double),
     sql.Column("ended_at", sql.Double),
     sql.Column("owner", sql.String(320)),
+    sql.Column("call", sql.Text),
 )
 _trackers = sql.Table(
     "trackers",
@@ -256,8 +257,10 @@ def _create_tables(connection: sql.Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(sql.text("SELECT pg_advisory_xact_lock(7070)"))
     _metadata.create_all(connection)
-    if "owner" not in {column["name"] for column in sql.inspect(connection).get_columns(_preseeds.name)}:
-        connection.execute(sql.text("ALTER TABLE preseeds ADD COLUMN owner VARCHAR(320)"))  # made by an earlier version
+    present = {column["name"] for column in sql.inspect(connection).get_columns(_preseeds.name)}
+    for name, kind in (("owner", "VARCHAR(320)"), ("call", "TEXT")):
+        if name not in present:  # made by an earlier version
+            connection.execute(sql.text(f'ALTER TABLE preseeds ADD COLUMN "{name}" {kind}'))
 
 
 def _row(record: PreseedRecord) -> dict[str, Any]:
@@ -275,6 +278,7 @@ def _row(record: PreseedRecord) -> dict[str, Any]:
         "done_at": record.done_at,
         "ended_at": record.ended_at,
         "owner": record.owner,
+        "call": msgspec.json.encode(record.call).decode() if record.call is not None else None,
     }
 
 
@@ -293,6 +297,7 @@ def _record(row: Any) -> PreseedRecord:
         row.done_at,
         row.ended_at,
         row.owner or "",
+        msgspec.json.decode(row.call, type=Call) if row.call else None,
     )
 
 

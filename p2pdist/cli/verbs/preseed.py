@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import hosts_options, tracker_option
 from p2pdist.cli.options import parse_share
-from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
+from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.image import canonical_reference
+from p2pdist.model.preseed import PreseedRequest, PreseedSummary, Progress
 from p2pdist.model.units import parse_duration
-
-if TYPE_CHECKING:
-    from p2pdist.cli.connect import TrackerClient
 
 __all__ = ["command", "parse_duration"]
 
-POLL_S = 0.5
-AWAY_S_MAX = 120.0
-"""How long --wait goes on while no tracker answers, as during a restart."""
+WAIT_S = 2.0
+"""With --wait the bar and the notes are drawn anew this often."""
 
 SAID_S = 5.0
 """With --wait, what hosts are waited for is printed at most this often, and when it changes."""
 
 WAITING_NAMED_MAX = 5
 FAILURES_SHOWN_MAX = 20
-ENDED = ("failed", "cancelled", "expired")
 
 
 @click.command("preseed")
@@ -53,6 +47,7 @@ ENDED = ("failed", "cancelled", "expired")
     metavar="OS/ARCH[/VARIANT]",
     help="Of an image, for all hosts alike  [default: each host's own].",
 )
+@click.option("--callback", metavar="URL", help="Have the tracker tell this URL of the end; it must allow the host.")
 @click.option("--id", "identifier", metavar="ID", help="A name of your own: asking again with it changes nothing.")
 @click.option("--wait", is_flag=True, help="Wait until the quorum of hosts holds the package.")
 @click.option("--quorum", default="100%", show_default=True, metavar="SHARE", help="With --wait, such as 99.9%.")
@@ -71,6 +66,7 @@ def command(
     deadline: str | None,
     ttl: str | None,
     platform: str | None,
+    callback: str | None,
     identifier: str | None,
     wait: bool,
     quorum: str,
@@ -95,133 +91,112 @@ def command(
     if sum((reference is not None, cancel is not None, listing)) != 1:
         raise UsageError("name a package, or --cancel a preseed, or --list them")
     if reference is None:
-        answer = asyncio.run(_ask(tracker, "GET" if listing else "DELETE", cancel))
-        _show(answer, as_json=as_json)
+        _show(asyncio.run(_ask(tracker, cancel)), as_json=as_json)
         return 0
     share = parse_share(quorum)
-    options = {
-        "id": identifier,
-        "hosts": list(hosts),
-        "selector": selector,
-        "count": count,
-        "replicas": replicas,
-        "deadline": parse_duration(deadline) if deadline else None,
-        "ttl": parse_duration(ttl) if ttl else None,
-        "platform": platform,
-    }
-    order: dict[str, Any] = {"package": canonical_reference(reference), "priority": priority}
-    order |= {key: value for key, value in options.items() if value}
+    order = PreseedRequest(
+        canonical_reference(reference),
+        identifier or None,
+        hosts or None,
+        selector or None,
+        count,
+        replicas,
+        "start" if priority == "start" else "preseed",
+        parse_duration(deadline) if deadline else None,
+        parse_duration(ttl) if ttl else None,
+        platform or None,
+        callback or None,
+    )
     preseed = asyncio.run(_order(tracker, order, share if wait else None, quiet=as_json))
     if not as_json and wait:
         _show_failures(preseed)
     _show(preseed, as_json=as_json)
-    return 0 if not wait or _reached(preseed, share) else P2PDistError.exit_code
+    from p2pdist.client.tracker import is_reached
+
+    return 0 if not wait or is_reached(preseed, share) else P2PDistError.exit_code
 
 
-def _reached(preseed: dict[str, Any], share: float) -> bool:
-    total, done = int(preseed["hosts_total"]), int(preseed["hosts_done"])
-    if not preseed["settled"]:
-        return False  # the tracker has just started and does not know yet how many hosts there are
-    # Not by a hair too many: 0.999 of 1000 is 999, whatever floating point says.
-    return total > 0 and done >= math.ceil(share * total - 1e-9)
-
-
-async def _ask(tracker: str, method: str, identifier: str | None) -> Any:
-    from urllib.parse import quote
-
+async def _ask(tracker: str, cancel: str | None) -> list[PreseedSummary] | Progress:
+    """Cancel a preseed, or list them all."""
     from p2pdist.cli.connect import TrackerClient
 
     async with TrackerClient(tracker) as client:
-        return await client.ask(method, f"/v1/preseeds/{quote(identifier, safe='')}" if identifier else "/v1/preseeds")
+        return await client.cancel(cancel) if cancel is not None else await client.preseeds()
 
 
-async def _order(tracker: str, order: dict[str, Any], share: float | None, *, quiet: bool) -> dict[str, Any]:
+async def _order(tracker: str, order: PreseedRequest, share: float | None, *, quiet: bool) -> Progress:
     """Order the preseed. With a share, wait until this share of hosts is done, or the preseed has
     ended."""
     from p2pdist.cli.connect import TrackerClient
+    from p2pdist.client.tracker import is_over
 
     async with TrackerClient(tracker) as client:
-        preseed: dict[str, Any] = await client.ask("POST", "/v1/preseeds", order)
+        preseed = await client.preseed(order)
         shown: set[str] = set()
         _show_notes(preseed, shown)
-        if share is None:
+        if share is None or is_over(preseed, share):
             return preseed
         said_at, said = asyncio.get_running_loop().time(), ""
-        with output.Progress(quiet=quiet) as progress:
-            while not _reached(preseed, share) and preseed["state"] not in ENDED:
-                progress(preseed["package"].partition("@")[0], preseed["bytes_done"], preseed["bytes_total"])
-                await asyncio.sleep(POLL_S)
-                preseed = await _again(client, preseed["id"])
-                _show_notes(preseed, shown)
-                now, waits = asyncio.get_running_loop().time(), _waits_for(preseed)
+        with output.Progress(quiet=quiet) as bar:
+
+            def told(found: Progress) -> None:
+                nonlocal said_at, said
+                bar(found.package.partition("@")[0], found.bytes_done, found.bytes_total)
+                _show_notes(found, shown)
+                now, waits = asyncio.get_running_loop().time(), _waits_for(found)
                 if waits != said and now - said_at >= SAID_S:
                     said_at, said = now, waits
                     if not quiet:
-                        output.note(f"preseed {preseed['id']}: {waits}")
-    return preseed
+                        output.note(f"preseed {found.id}: {waits}")
+
+            bar(preseed.package.partition("@")[0], preseed.bytes_done, preseed.bytes_total)
+            return await client.wait(preseed.id, quorum=share, pause_s=WAIT_S, told=told)
 
 
-def _waits_for(preseed: dict[str, Any]) -> str:
+def _waits_for(preseed: Progress) -> str:
     """How many hosts are done, and which ones are not, with the reason where one is known."""
-    reasons = {failure["host"]: failure["reason"] for failure in preseed["failures"]}
-    left = int(preseed["hosts_total"]) - int(preseed["hosts_done"])
-    names = list(dict.fromkeys((*reasons, *preseed.get("waiting", ()))))  # an older tracker has none
+    reasons = {failure.host: failure.reason for failure in preseed.failures}
+    left = preseed.hosts_total - preseed.hosts_done
+    names = list(dict.fromkeys((*reasons, *preseed.waiting)))
     named = [f"{name} ({reasons[name]})" if name in reasons else name for name in names[:WAITING_NAMED_MAX]]
     more = f" and {left - len(named)} more" if named and left > len(named) else ""
     words = f"; waits for {', '.join(named)}{more}" if named else ""
-    return f"{preseed['hosts_done']} of {preseed['hosts_total']} hosts done{words}"
+    return f"{preseed.hosts_done} of {preseed.hosts_total} hosts done{words}"
 
 
-async def _again(client: TrackerClient, identifier: str) -> dict[str, Any]:
-    """How far the preseed is; waits for a tracker that is away for a while."""
-    loop = asyncio.get_running_loop()
-    since = loop.time()
-    while True:
-        try:
-            return dict(await client.ask("GET", f"/v1/preseeds/{identifier}"))
-        except Unavailable:
-            if loop.time() - since > AWAY_S_MAX:
-                raise
-        except NotFound:
-            # Another of several trackers, which has not read of it yet.
-            if loop.time() - since > 10 * POLL_S:
-                raise
-        await asyncio.sleep(POLL_S)
-
-
-def _show_notes(preseed: dict[str, Any], shown: set[str]) -> None:
+def _show_notes(preseed: Progress, shown: set[str]) -> None:
     """Print each note of the preseed once, also with --json, whose document comes at the end: it
     may wait for hosts that never come."""
-    for note in preseed.get("notes", ()):  # an older tracker has none
+    for note in preseed.notes:
         if note not in shown:
             shown.add(note)
-            output.line(f"preseed {preseed['id']}: {note}")
+            output.line(f"preseed {preseed.id}: {note}")
 
 
-def _show_failures(preseed: dict[str, Any]) -> None:
-    for failure in preseed["failures"][:FAILURES_SHOWN_MAX]:
-        detail = f": {failure['detail']}" if failure["detail"] else ""
-        output.line(f"{failure['host']}: {failure['reason']}{detail}")
-    if len(preseed["failures"]) > FAILURES_SHOWN_MAX:
-        counts = ", ".join(f"{count} {reason}" for reason, count in preseed["failures_by_reason"].items())
+def _show_failures(preseed: Progress) -> None:
+    for failure in preseed.failures[:FAILURES_SHOWN_MAX]:
+        detail = f": {failure.detail}" if failure.detail else ""
+        output.line(f"{failure.host}: {failure.reason}{detail}")
+    if len(preseed.failures) > FAILURES_SHOWN_MAX:
+        counts = ", ".join(f"{count} {reason}" for reason, count in preseed.failures_by_reason.items())
         output.line(f"in all: {counts}")
 
 
-def _show(answer: Any, *, as_json: bool) -> None:
+def _show(answer: list[PreseedSummary] | Progress, *, as_json: bool) -> None:
     if as_json:
         output.print_json(answer)
         return
     for preseed in answer if isinstance(answer, list) else [answer]:
         output.say(
-            f"{preseed['id']}  {preseed['state']:9}  {preseed['hosts_done']} of {preseed['hosts_total']} hosts  {_package(preseed)}"
+            f"{preseed.id}  {preseed.state:9}  {preseed.hosts_done} of {preseed.hosts_total} hosts  {_package(preseed)}"
         )
 
 
-def _package(preseed: dict[str, Any]) -> str:
+def _package(preseed: PreseedSummary | Progress) -> str:
     """The tag that was asked for and the first digits of what it meant; a preseed that is listed,
     or of an older tracker, has only the latter."""
-    name, at, digest = str(preseed["package"]).partition("@")
-    asked = str(preseed.get("asked") or name)
+    name, at, digest = preseed.package.partition("@")
+    asked = (preseed.asked if isinstance(preseed, Progress) else "") or name
     return (
         f"{asked} {output.hexes(digest)}"
         if at and "@" not in asked

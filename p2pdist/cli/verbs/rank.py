@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import hosts_options, tracker_option
 from p2pdist.model.errors import NotFound, UsageError
+from p2pdist.model.fleet import Assignment, Ranked
 from p2pdist.model.image import canonical_reference
+from p2pdist.model.preseed import RankRequest, Role
 
 
 @click.command("rank")
@@ -53,40 +54,39 @@ def command(
     """
     if bool(references) == bool(roles):
         raise UsageError("name packages, or roles with --role", remedy="See p2pdist rank --help")
-    body: dict[str, Any] = {}
-    if references:
-        body["packages"] = _names(references)
-    else:
-        body["roles"] = [
-            {"name": name, "count": number, "packages": _names(packages.split(","))} for name, number, packages in roles
-        ]
-    given = {"hosts": list(hosts), "selector": selector, "count": count, "coherent": coherent}
-    body |= {key: value for key, value in given.items() if value}
-    answer = asyncio.run(_ask(tracker, body))
+    request = RankRequest(
+        _names(references) or None,
+        tuple(Role(name, _names(packages.split(",")), number) for name, number, packages in roles) or None,
+        hosts or None,
+        selector or None,
+        count,
+        "rack" if coherent else None,
+    )
+    answer = asyncio.run(_ask(tracker, request))
     if references and not answer:
         what = asyncio.run(_nobody(tracker, selector))
         asks = what.endswith("?")  # which says already what to do
         raise NotFound(what, remedy="" if asks else "p2pdist status --tracker URL says which hosts there are")
     if as_json:
         output.print_json(answer)
-    elif references:
+    elif isinstance(answer, list):
         _show(answer)
     else:
-        for role in answer["assignment"]:
-            output.say(f"{role['role']}:")
-            _show(role["hosts"])
+        for role in answer.assignment:
+            output.say(f"{role.role}:")
+            _show(role.hosts)
 
 
-def _names(references: Iterable[str]) -> list[str]:
-    return [canonical_reference(each) for each in references]
+def _names(references: Iterable[str]) -> tuple[str, ...]:
+    return tuple(canonical_reference(each) for each in references)
 
 
-def _show(ranked: Iterable[Mapping[str, Any]]) -> None:
+def _show(ranked: Iterable[Ranked]) -> None:
     for row in ranked:
-        away = "" if row["present"] else "  not connected"
+        away = "" if row.present else "  not connected"
         output.say(
-            f"{row['host']:24} lacks {output.amount(row['bytes_missing']):>10} of {output.amount(row['bytes_total'])}, "
-            f"about {row['seconds_estimated']:.1f} s{away}"
+            f"{row.host:24} lacks {output.amount(row.bytes_missing):>10} of {output.amount(row.bytes_total)}, "
+            f"about {row.seconds_estimated:.1f} s{away}"
         )
 
 
@@ -97,17 +97,16 @@ async def _nobody(tracker: str, selector: str | None) -> str:
     from tracker.core.preseeds.selectors import no_match, parse_selector
 
     async with TrackerClient(tracker) as client:
-        rows = [row for row in await client.ask("GET", "/v1/hosts") if row["present"]]
+        rows = [row for row in await client.hosts() if row.present]
     if selector is None or not rows:
         return "no host is connected to this tracker"
     return no_match(
-        parse_selector(selector),
-        [Host(row["host"], zone=row["zone"], rack=row["rack"], site=row.get("site", "")) for row in rows],
+        parse_selector(selector), [Host(row.host, zone=row.zone, rack=row.rack, site=row.site) for row in rows]
     )
 
 
-async def _ask(tracker: str, body: dict[str, Any]) -> Any:
+async def _ask(tracker: str, request: RankRequest) -> list[Ranked] | Assignment:
     from p2pdist.cli.connect import TrackerClient
 
     async with TrackerClient(tracker) as client:
-        return await client.ask("POST", "/v1/rank", body)
+        return await (client.rank(request) if request.roles is None else client.assign(request))

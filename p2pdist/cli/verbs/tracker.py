@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from p2pdist.agent.discovery.mdns import Discovery
     from p2pdist.model.upstream import UpstreamSettings
     from tracker.access.control import AccessControl
+    from tracker.callbacks import CallbackSettings
     from tracker.cluster.siblings import Siblings
     from tracker.core.fleet import Fleet
     from tracker.history.keeper import HistoryKeeper
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
     from tracker.state.documents import Documents
+    from tracker.state.preseeds import PreseedDatabase
     from tracker.traces import Traces
     from tracker.upstreams.hubs import Hubs
     from tracker.upstreams.settings import UpstreamsFile
@@ -40,6 +42,13 @@ OWN_ADDRESSES_MAX = 50
 """Addresses of this machine in the tracker's certificate."""
 
 logger = logging.getLogger(__name__)
+
+
+def _read_callbacks(ctx: click.Context, param: click.Parameter, path: Path | None) -> CallbackSettings | None:
+    """The settings in the file of --callbacks. Raises UsageError."""
+    from tracker.callbacks import read_callbacks
+
+    return read_callbacks(path.absolute()) if path is not None else None
 
 
 @click.command("tracker")
@@ -129,6 +138,13 @@ logger = logging.getLogger(__name__)
     metavar="FILE",
     help="Such registries with their settings and credentials, TOML.",
 )
+@click.option(
+    "--callbacks",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    callback=_read_callbacks,
+    help="Where callbacks of preseeds may lead, and the key that signs them, TOML  [default: nowhere].",
+)
 @discovery_options
 @click.option("--no-discovery", is_flag=True, help="Do not announce this tracker on the local network.")
 @click.option("--zone", default="", help="The zone of this tracker: agents that find it prefer one of their own.")
@@ -162,6 +178,7 @@ def command(
     named_upstreams: tuple[str, ...],
     hub: str,
     upstreams_file: Path | None,
+    callbacks: CallbackSettings | None,
     network_id: str,
     discovery_interface: tuple[str, ...],
     no_discovery: bool,
@@ -199,13 +216,9 @@ def command(
     if control is None:
         _warn_of_strangers(address[0])
     limits = origin_streams, origin_bytes_s, report_interval, frozenset(origin_sites)
-    sources = (
-        origin,
-        all_upstreams(named_upstreams, upstreams_file),
-        (named_upstreams, upstreams_file),
-        hub and hub_url(hub),
-    )
-    run(_serve((address, probes), hostnames, sources, state, part, limits, policies, control, believed, discovery))
+    kept, named = (state, callbacks), (named_upstreams, upstreams_file)
+    sources = origin, all_upstreams(*named), named, hub and hub_url(hub)
+    run(_serve((address, probes), hostnames, sources, kept, part, limits, policies, control, believed, discovery))
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +451,18 @@ def _remember(service: Service, preseeds: PreseedService, where: str) -> list[as
     return [asyncio.create_task(service.history.run()), asyncio.create_task(failed.run())]
 
 
+def _tell(
+    preseeds: PreseedService, database: PreseedDatabase, settings: CallbackSettings | None
+) -> list[asyncio.Task[None]]:
+    """Tell of the ends of preseeds, where callbacks are allowed."""
+    from tracker.callbacks import Callbacks
+
+    if settings is None:
+        return []
+    preseeds.check_callback = settings.check
+    return [asyncio.create_task(Callbacks(preseeds, database, settings).run())]
+
+
 def _traces(state: str) -> Traces:
     from tracker.state.traces import TraceRecords
     from tracker.traces import Traces
@@ -487,7 +512,7 @@ async def _serve(
     addresses: tuple[tuple[str, int], tuple[str, int] | None],
     hostnames: tuple[str, ...],
     sources: tuple[str, tuple[UpstreamSettings, ...], tuple[tuple[str, ...], Path | None], str],
-    state: str,
+    kept: tuple[str, CallbackSettings | None],
     part: _ClusterPart | None,
     limits: tuple[int, float, float, frozenset[str]],
     policies: Path | None,
@@ -506,20 +531,22 @@ async def _serve(
     from tracker.upstreams.upstreams import Upstreams
 
     origin_url, settings, (named, upstreams_path), hub = sources
+    state, callbacks = kept
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = _fleet(origin_url, *limits)
     policy_file = _policy_file(policies, fleet) if policies is not None else None
     documents = _documents(state)
     upstreams, hubs = Upstreams(settings, documents), _hubs(hub, documents)
     service = Service(fleet, Content(origin, documents), access=access, upstreams=upstreams, hubs=hubs)
-    service.networks, service.listener = networks, (preseeds := PreseedService(service, PreseedDatabase(state)))
+    database = PreseedDatabase(state)
+    service.networks, service.listener = networks, (preseeds := PreseedService(service, database))
     service.traces, service.history = _traces(state), _history(state, part, fleet)
     await preseeds.load()
     siblings = await _join_cluster(part, state, service, access)
     app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings)
     runners = await _listen(addresses, app, access)
     clocks = [asyncio.create_task(part) for part in (service.run(), preseeds.run(), service.content.watch.run())]
-    clocks += _remember(service, preseeds, address_text(*addresses[0]))
+    clocks += _remember(service, preseeds, address_text(*addresses[0])) + _tell(preseeds, database, callbacks)
     clocks += [asyncio.create_task(siblings.cluster.run())] if siblings is not None else []
     clocks += _follow(
         policy_file, access, _upstreams_file(named, upstreams_path, upstreams, fleet.history.changed), service, preseeds

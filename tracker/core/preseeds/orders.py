@@ -25,7 +25,7 @@ from math import inf
 
 from p2pdist.model.errors import Conflict, NotFound
 from p2pdist.model.messages import Keep, Kept, KeptState, Release
-from p2pdist.model.preseed import ENDED, Failure, PreseedRecord
+from p2pdist.model.preseed import ENDED, PreseedRecord, Progress
 from tracker.core.affinity import Affinity
 from tracker.core.host import AtHome, Host
 from tracker.core.preseeds.picks import Picker
@@ -42,7 +42,6 @@ from tracker.core.preseeds.preseed import (
     Save,
     SaveFailed,
     Send,
-    ShownState,
     Surveyed,
     Synced,
     Tick,
@@ -51,41 +50,6 @@ from tracker.core.preseeds.selectors import NAMES_SHOWN_MAX, near, no_match
 
 FAILURES_SHOWN_MAX = 1000
 WAITING_SHOWN_MAX = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a preseed is. While it is not `settled` hosts may be on their way back to a tracker
-    that was started again, and are not in `hosts_total`. `hosts_absent` counts members, and lost
-    hosts that the selector matches, that are connected nowhere. Bytes count layers, over all hosts.
-    `failures` are in the order of their reasons, at most FAILURES_SHOWN_MAX. `notes` tell people
-    what the preseed waits for that may never come. `owner` is the identity that ordered it, empty
-    where access was off. `waiting` are connected hosts that do not hold the package yet, those with
-    the fewest bytes first, at most WAITING_SHOWN_MAX. `asked` is the package as the order named it,
-    `package` what that meant then."""
-
-    id: str
-    state: ShownState
-    settled: bool
-    package: str
-    priority: str
-    hosts_total: int
-    hosts_done: int
-    hosts_absent: int
-    bytes_total: int
-    bytes_done: int
-    eta_s: float | None
-    failures: list[Failure]
-    failures_by_reason: dict[str, int]
-    replicas: dict[str, int]
-    picked: tuple[str, ...]
-    created_at: float
-    deadline_at: float | None
-    expires_at: float | None
-    notes: tuple[str, ...] = ()
-    owner: str = ""
-    waiting: tuple[str, ...] = ()
-    asked: str = ""
 
 
 def progress(

@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal
 
 import msgspec
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Keep, Kept, KeptState, Release
-from p2pdist.model.preseed import ENDED, Failure, PreseedRecord, PreseedRequest
+from p2pdist.model.preseed import ENDED, Failure, PreseedRecord, PreseedRequest, ShownState
 from tracker.core.affinity import Affinity
 from tracker.core.host import Host
 from tracker.core.preseeds.selectors import Selector, parse_selector
@@ -132,9 +131,6 @@ SURVEY_AGAIN_S = 5.0
 
 RATE_WINDOW_S = 20.0
 """Over so long, and twice as long at most, bytes are counted for the estimate of what is left."""
-
-
-ShownState = Literal["pending", "running", "done", "failed", "cancelled", "expired"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,69 @@
+"""A typed client of trackers, for job schedulers and other programs: `Tracker` for asyncio,
+`SyncTracker` for the rest.
+
+    from p2pdist.client import PreseedRequest, SyncTracker
+
+    with SyncTracker("https://tracker:7070", token=token) as tracker:
+        order = PreseedRequest("team/trainer:v4", selector="zone=a", deadline=600.0)
+        progress = tracker.wait(tracker.preseed(order).id, quorum=0.99)
+        print(progress.state, progress.hosts_done, progress.failures_by_reason)
+
+All that it takes and answers are the values of p2pdist.model; failures are those of
+p2pdist.model.errors, as the tracker reports them."""
+
+from __future__ import annotations
+
+from p2pdist.client.access import Access
+from p2pdist.client.sync import SyncTracker
+from p2pdist.client.tracker import Tracker
+from p2pdist.model.callback import check_callback
+from p2pdist.model.errors import (
+    Conflict,
+    NotFound,
+    P2PDistError,
+    Refused,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    UsageError,
+)
+from p2pdist.model.fleet import (
+    Assignment,
+    HostDetail,
+    HostStatus,
+    Ranked,
+    RoleHosts,
+    StoryEvent,
+    SwarmDetail,
+    SwarmStatus,
+)
+from p2pdist.model.preseed import Failure, PreseedRequest, PreseedSummary, Progress, RankRequest, Role
+
+__all__ = [
+    "Access",
+    "Assignment",
+    "Conflict",
+    "Failure",
+    "HostDetail",
+    "HostStatus",
+    "NotFound",
+    "P2PDistError",
+    "PreseedRequest",
+    "PreseedSummary",
+    "Progress",
+    "RankRequest",
+    "Ranked",
+    "Refused",
+    "Role",
+    "RoleHosts",
+    "StoryEvent",
+    "SwarmDetail",
+    "SwarmStatus",
+    "SyncTracker",
+    "TooLarge",
+    "Tracker",
+    "Unauthenticated",
+    "Unavailable",
+    "UsageError",
+    "check_callback",
+]

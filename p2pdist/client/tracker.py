@@ -1,0 +1,235 @@
+"""A client of trackers for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from p2pdist.client.access import Access
+from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unavailable, UsageError, from_problem, unreached
+from p2pdist.model.fleet import Assignment, HostDetail, HostStatus, Ranked, StoryEvent, SwarmDetail, SwarmStatus
+from p2pdist.model.preseed import (
+    ENDED,
+    PreseedBrief,
+    PreseedRequest,
+    PreseedSummary,
+    Progress,
+    RankRequest,
+    quorum_hosts,
+)
+from p2pdist.model.request_id import HEADER
+
+if TYPE_CHECKING:
+    import aiohttp
+
+ANSWER_BYTES_MAX = 256 << 20
+REQUEST_S_MAX = 60.0
+CONNECT_S_MAX = 5.0
+
+WAIT_S = 20.0
+"""How long `wait` has a tracker keep a question waiting."""
+
+POLL_S = 0.5
+"""A tracker is asked at most this often, also one of an earlier release, which keeps no question
+waiting."""
+
+AWAY_S_MAX = 120.0
+"""How long `wait` goes on while no tracker answers, as during a restart."""
+
+UNREAD_S_MAX = 5.0
+"""How long another of several trackers may take to read of a new preseed."""
+
+Value = TypeVar("Value")
+
+
+class Tracker:
+    """Asks the first of the trackers that answers; an asynchronous context manager. `urls` are one
+    or several, also with commas between; `token` is what `p2pdist token create` prints. Every call
+    raises the failure that the tracker reports, or Unavailable when none answers. Raises
+    UsageError, Unauthenticated for a token that has expired."""
+
+    def __init__(self, urls: str | Sequence[str], *, token: str = "", access: Access | None = None) -> None:
+        texts = urls.split(",") if isinstance(urls, str) else urls
+        self._urls = [url.strip().rstrip("/") for url in texts if url.strip()]
+        if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
+            raise UsageError("no tracker is named", remedy="Write http://host:7070")
+        self._session: aiohttp.ClientSession | None = None
+        self._access = access if access is not None else Access(token)
+        self.answered = ""
+        """The URL of the tracker that was asked last, without secrets."""
+
+    async def __aenter__(self) -> Self:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX, sock_connect=CONNECT_S_MAX)
+        self._session = aiohttp.ClientSession(timeout=timeout, headers={HEADER: os.urandom(8).hex()})
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    # -- preseeds and rankings
+
+    async def preseed(self, order: PreseedRequest) -> Progress:
+        """Order a preseed; the same order under the same id again changes nothing."""
+        return await self.send("POST", "/v1/preseeds", Progress, order)
+
+    async def progress(self, identifier: str, *, wait_s: float = 0.0, quorum: float = 1.0) -> Progress:
+        """How far a preseed is. With `wait_s`, up to 60, the answer comes when this share of the
+        hosts is done or the preseed has ended, at the latest after this time."""
+        query = f"?wait_s={wait_s:.9g}&quorum={quorum:.9g}" if wait_s else ""
+        return await self.send("GET", _preseed(identifier) + query, Progress)
+
+    async def wait(
+        self,
+        identifier: str,
+        *,
+        quorum: float = 1.0,
+        pause_s: float = WAIT_S,
+        told: Callable[[Progress], None] | None = None,
+    ) -> Progress:
+        """Wait until a share of a preseed's hosts is done or it has ended; `told` hears of each
+        answer, every `pause_s` at most. Trackers may be away for AWAY_S_MAX. A preseed without a
+        deadline may never end: then bound this with asyncio.timeout."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while True:
+            asked_at = loop.time()
+            try:
+                progress = await self.progress(identifier, wait_s=pause_s, quorum=quorum)
+                since = loop.time()
+                if told is not None:
+                    told(progress)
+                if is_over(progress, quorum):
+                    return progress
+            except Unavailable:
+                if loop.time() - since > AWAY_S_MAX:
+                    raise
+            except NotFound:
+                if loop.time() - since > UNREAD_S_MAX:
+                    raise
+            await asyncio.sleep(max(0.0, asked_at + POLL_S - loop.time()))
+
+    async def brief(self, identifier: str) -> PreseedBrief:
+        """A preseed without what depends on its hosts."""
+        return await self.send("GET", _preseed(identifier) + "?brief=1", PreseedBrief)
+
+    async def preseeds(self) -> list[PreseedSummary]:
+        """All preseeds that this identity sees, the newest last."""
+        return await self.send("GET", "/v1/preseeds", list[PreseedSummary])
+
+    async def cancel(self, identifier: str) -> Progress:
+        """Have the hosts of a preseed released."""
+        return await self.send("DELETE", _preseed(identifier), Progress)
+
+    async def rank(self, request: RankRequest) -> list[Ranked]:
+        """Hosts, those first that lack the fewest bytes of the request's packages."""
+        return await self.send("POST", "/v1/rank", list[Ranked], request)
+
+    async def assign(self, request: RankRequest) -> Assignment:
+        """Which hosts the roles of a job get."""
+        return await self.send("POST", "/v1/rank", Assignment, request)
+
+    # -- hosts and swarms
+
+    async def hosts(self) -> list[HostStatus]:
+        """The hosts that are connected, and those that were lost in the last hour."""
+        return await self.send("GET", "/v1/hosts", list[HostStatus])
+
+    async def host(self, name: str) -> HostDetail:
+        """One host."""
+        return await self.send("GET", f"/v1/hosts/{quote(name, safe='')}", HostDetail)
+
+    async def swarms(self) -> list[SwarmStatus]:
+        """The swarms of blobs that this identity may read."""
+        return await self.send("GET", "/v1/swarms", list[SwarmStatus])
+
+    async def swarm(self, digest: str) -> SwarmDetail:
+        """One swarm with its members."""
+        return await self.send("GET", f"/v1/swarms/{quote(digest, safe=':')}", SwarmDetail)
+
+    async def story(self, digest: str) -> list[StoryEvent]:
+        """What happened in a swarm, the newest last."""
+        return await self.send("GET", f"/v1/swarms/{quote(digest, safe=':')}/story", list[StoryEvent])
+
+    # -- any route
+
+    async def send(self, method: str, path: str, kind: type[Value], body: Any = None) -> Value:
+        """The answer to a request with the JSON `body`, which is of this type."""
+        answer: Value = await self._first(method, path, body, msgspec.json.Decoder(kind).decode)
+        return answer
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON that the tracker answers to a request with the JSON `body`; None for no
+        content."""
+        return await self._first(method, path, body, msgspec.json.decode)
+
+    async def read(self, path: str) -> bytes:
+        """What the tracker answers to a GET, whatever it is."""
+        return bytes(await self._first("GET", path, None, bytes))
+
+    async def _first(self, method: str, path: str, body: Any, decode: Callable[[bytearray], Any]) -> Any:
+        failure: Unavailable | None = None
+        for url in self._urls:
+            try:
+                return await self._ask(method, url, path, body, decode)
+            except Unavailable as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    async def _ask(self, method: str, url: str, path: str, body: Any, decode: Callable[[bytearray], Any]) -> Any:
+        import aiohttp
+
+        from p2pdist.model.url import redacted
+
+        assert self._session is not None, "a client of trackers is used inside `async with`"
+        self.answered = redacted(url)
+        try:
+            secured = dict(await self._access.request(url))
+            if body is not None:
+                secured["headers"] = {**secured.get("headers", {}), "Content-Type": "application/json"}
+                secured["data"] = msgspec.json.encode(body)
+            async with self._session.request(method, url + path, **secured) as answer:
+                data = bytearray()
+                async for chunk in answer.content.iter_chunked(1 << 18):
+                    data += chunk
+                    if len(data) > ANSWER_BYTES_MAX:
+                        raise P2PDistError(f"the tracker {redacted(url)} answered more than {ANSWER_BYTES_MAX} bytes")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = unreached(error).replace(url, redacted(url))
+            raise Unavailable(
+                f"the tracker {redacted(url)} does not answer: {reason}", remedy=self._access.remedy(url, error)
+            ) from error
+        try:
+            if answer.status >= 400:
+                problem = from_problem(msgspec.json.decode(data, type=dict[str, Any]))
+                raise self._access.hinted(problem, url)
+            return decode(data) if answer.status != 204 else None
+        except UNDECODABLE as error:
+            raise Unavailable(f"{redacted(url)} answers, but not as a tracker does (HTTP {answer.status})") from error
+
+
+def is_over(progress: Progress, quorum: float) -> bool:
+    """Whether a preseed has ended or reached its quorum."""
+    return progress.state in ENDED or is_reached(progress, quorum)
+
+
+def is_reached(progress: Progress, quorum: float) -> bool:
+    """Whether this share of a preseed's hosts is done. Not while a tracker that has just started
+    does not know yet how many hosts there are."""
+    total = progress.hosts_total
+    return progress.settled and total > 0 and progress.hosts_done >= quorum_hosts(quorum, total)
+
+
+def _preseed(identifier: str) -> str:
+    return f"/v1/preseeds/{quote(identifier, safe='')}"

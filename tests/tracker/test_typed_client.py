@@ -1,0 +1,113 @@
+"""The typed client (p2pdist.client) and real trackers: its documentation's example as a program,
+every call, waiting, tokens over TLS, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from access_rig import access_site
+from ports import free_port
+from test_preseeds_http import SIZE, blobs, connected, layout, package, tracker
+
+from p2pdist.client import (
+    Conflict,
+    NotFound,
+    PreseedRequest,
+    Progress,
+    RankRequest,
+    Refused,
+    Role,
+    SyncTracker,
+    Tracker,
+    Unauthenticated,
+    Unavailable,
+    UsageError,
+)
+from p2pdist.model.digest import Digest
+
+OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+
+__all__ = ["blobs", "layout"]  # fixtures
+
+
+async def test_the_example_of_the_documentation_runs(layout: Path, blobs: list[Digest]) -> None:
+    (example,) = re.findall(r"```python\n(from p2pdist\.client.*?)```", OPERATIONS.read_text(), re.DOTALL)
+    async with tracker(layout) as at, connected(at, "a/r/h1", "b/r/h2"):
+        program = example.replace("http://tracker:7070", at.url).replace("team/trainer:v4", package(blobs[0]))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await process.communicate()
+    assert (process.returncode, err.decode(), out.decode()) == (0, "", "done 2 {}\n")
+
+
+async def test_answers_are_typed_values(layout: Path, blobs: list[Digest]) -> None:
+    name = package(blobs[0])
+    async with tracker(layout) as at, connected(at, "a/r/h1", "b/r/h2"), Tracker(at.url) as client:
+        hosts = {host.host: host for host in await client.hosts()}
+        assert (hosts["h1"].zone, hosts["h1"].present) == ("a", True)
+        assert (await client.host("h2")).swarms == [] and await client.swarms() == []
+        ranked = await client.rank(RankRequest(packages=(name,)))
+        assert {row.host: row.bytes_missing for row in ranked} == {"h1": SIZE, "h2": SIZE}
+        roles = await client.assign(RankRequest(roles=(Role("read", (name,), 1),)))
+        assert [len(role.hosts) for role in roles.assignment] == [1]
+
+        heard: list[Progress] = []
+        order = PreseedRequest(name, id="p.1", selector={"zone": "a"})
+        made = await client.preseed(order)
+        assert (await client.preseed(order)).id == made.id
+        done = await client.wait(made.id, told=heard.append)
+        assert (done.state, done.hosts_done, done.replicas) == ("done", 1, {"a": 1}) and heard[-1] == done
+        assert [(each.id, each.state) for each in await client.preseeds()] == [("p.1", "done")]
+        assert (await client.brief(made.id)).package == done.package
+        assert (await client.cancel(made.id)).state == "cancelled"
+
+
+async def test_failures_are_those_of_the_product(layout: Path, blobs: list[Digest]) -> None:
+    async with tracker(layout) as at, Tracker([f"http://127.0.0.1:{free_port()}", at.url]) as client:
+        with pytest.raises(NotFound, match="no preseed 'none'"):
+            await client.progress("none")
+        with pytest.raises(UsageError, match="names no hosts"):
+            await client.preseed(PreseedRequest(package(blobs[0])))
+        await client.preseed(PreseedRequest(package(blobs[0]), id="p1", count=1))
+        with pytest.raises(Conflict):
+            await client.preseed(PreseedRequest(package(blobs[0]), id="p1", count=2))
+        assert client.answered == at.url
+    with pytest.raises(UsageError, match="no tracker is named"):
+        SyncTracker("tracker:7070")
+    async with Tracker(f"http://127.0.0.1:{free_port()}") as client:
+        with pytest.raises(Unavailable, match="connection refused"):
+            await client.hosts()
+
+
+async def test_waiting_without_asyncio_is_bounded(layout: Path, blobs: list[Digest]) -> None:
+    """Its own loop; the time is over while no host comes."""
+    async with tracker(layout) as at:
+
+        def order() -> Progress:
+            with SyncTracker(at.url) as client:
+                made = client.preseed(PreseedRequest(package(blobs[0]), hosts=("h1",)))
+                with pytest.raises(TimeoutError):
+                    client.wait(made.id, timeout_s=0.3)
+                assert client.hosts() == [] and client.swarms() == []
+                assert [each.id for each in client.preseeds()] == [made.id]
+                return client.cancel(made.id)
+
+        assert (await asyncio.to_thread(order)).state == "cancelled"
+
+
+async def test_a_token_is_shown_over_tls_to_its_own_fleet(tmp_path: Path) -> None:
+    async with access_site(tmp_path) as site:
+        async with Tracker(site.url, token=site.token("slurm")) as client:
+            made = await client.preseed(PreseedRequest("team-a/x:v1", hosts=("h1",)))
+            assert made.package == f"team-a/x@{site.manifests['team-a/x:v1']}"
+            with pytest.raises(NotFound):
+                await client.preseed(PreseedRequest("team-b/y:v1", hosts=("h1",)))
+            with pytest.raises(Refused):
+                await client.hosts()
+        with pytest.raises(Unauthenticated, match="expired"):
+            Tracker(site.url, token=site.token("slurm", now=1.0))
