@@ -293,7 +293,7 @@ class BlobStore:
                 self._documents,
                 room=self._room.make,
                 discard=self._discard,
-                begun=self._save_use_now_and_then,
+                begun=partial(self._save_use, USE_SAVED_S),
             )
             self.integrity = Integrity(self._paths, self._index, self._blobs, self.objects, self.trees)
         except BaseException:
@@ -456,12 +456,11 @@ class BlobStore:
         """Read everything and drop what is wrong (see verify.verify); iterate in a thread."""
         return verify(self.blobs(), self.objects, self.trees, bytes_s=bytes_s)
 
-    def _save_use_now_and_then(self) -> None:
-        if time.time() - self._use_saved_at >= USE_SAVED_S:
-            self._save_use()
-
-    def _save_use(self) -> None:
-        """Write to the index when blobs were used since the last call."""
+    def _save_use(self, after_s: float = 0.0) -> None:
+        """Write to the index when blobs were used since the last call, unless that was less than
+        `after_s` ago."""
+        if time.time() - self._use_saved_at < after_s:
+            return
         since, self._use_saved_at = self._use_saved_at, time.time()
         self._index.touch([(blob.last_used, blob.digest) for blob in self._blobs.values() if blob.last_used >= since])
         self.trees.records.save_use(since)

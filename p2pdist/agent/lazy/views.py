@@ -223,8 +223,7 @@ class LazyView:
                 pause_s = min(2 * pause_s, PULL_AGAIN_S_MAX)
 
     def _pull_again(self) -> None:
-        """A content that was here when the package had been pulled is gone: it was damaged, or
-        evicted."""
+        """A content that was here when the package had been pulled was damaged, or evicted."""
         if self._pulled.is_set() and not self.whole:
             self._pulled.clear()
             self._spawn(self._pull())
