@@ -77,9 +77,7 @@ async def test_a_page_is_given_whatever_stands_in_the_query(site: HubSite, versi
     assert answer.split(b"\r\n", 1)[0].endswith(b"200 OK") and b'rel="next"' in answer
 
 
-async def test_clients_that_read_nothing_take_a_share_of_memory_for_a_while(
-    site: HubSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_clients_that_read_nothing_take_a_share_of_memory(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
     site.hub.repository("org/many").commit({f"{LONG}/{number}.json": b"{}" for number in range(MANY)})
     path = "/api/models/org/many?blobs=true"
     monkeypatch.setattr(door, "BEGIN_S", 600.0)
@@ -107,14 +105,6 @@ async def test_clients_that_read_nothing_take_a_share_of_memory_for_a_while(
     async with asyncio.timeout(300):
         while not await given():
             await asyncio.sleep(0.05)
-    monkeypatch.setattr(documents, "SECONDS_MAX", 0.1)
-    left = [await raw(site, f"GET /hf{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()) for _ in range(8)]
-    for reader, writer in left:
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            while True:  # slower than it may
-                await reader.readexactly(1)
-                await asyncio.sleep(1.0)
-        writer.close()
 
 
 async def test_what_the_hub_says_of_many_revisions_takes_a_share_of_memory_and_disk(

@@ -113,18 +113,18 @@ async def test_a_branch_is_asked_for_again_after_a_while(hub: Hub) -> None:
 
 async def test_clients_are_asked_about_once_and_again_after_a_while(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = hub.repository("org/name")
-    repository.private, hub.tokens = True, {"good": {"org/name"}, "bad": set()}
+    repository.private, hub.tokens = True, {"good": {"org/name"}, "wrong": set()}
     repository.commit(FILES)
     async with opened(hub) as hubs:
         for _ in range(3):
             assert await hubs.admit(NAME, "good") is False
-            for token in ("", "bad"):
+            for token in ("", "wrong"):
                 with pytest.raises(NotFound):
                     await hubs.admit(NAME, token)
         assert hub.count("GET", "auth-check") == 3
         await read(hubs, "good")
         commit = repository.refs["main"]
-        for token in ("", "bad"):
+        for token in ("", "wrong"):
             for call in (hubs.listing(NAME, commit, token), hubs.content(NAME, commit, "a.json", token)):
                 with pytest.raises(NotFound):
                     await call
@@ -134,7 +134,7 @@ async def test_clients_are_asked_about_once_and_again_after_a_while(hub: Hub, mo
         with pytest.raises(NotFound):
             await hubs.listing(NAME, commit, "good")
         kept = repr(vars(hubs))
-        assert "good" not in kept and "bad" not in kept
+        assert "good" not in kept and "wrong" not in kept
 
 
 async def test_a_hub_without_the_route_for_that_tells_by_its_info(hub: Hub) -> None:
