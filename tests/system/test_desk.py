@@ -193,6 +193,8 @@ def test_a_trial_is_started_used_from_a_second_agent_and_ended(place: Path) -> N
             wait_until(lambda: (place / "second.sock").exists(), "the second agent listens")
             done = programs.run("run", "--socket", place / "second.sock", "app:v1", env=environment(place))
             assert (done.returncode, done.stdout) == (7, "data of the package\n"), done.stderr
+        again = run(place, "up", "--directory", place / "trial", "--local-only", "--port", str(free_ports(4)), code=1)
+        assert f"another trial runs in {place / 'trial'}" in again.stderr
         up.send_signal(signal.SIGINT)
         assert up.wait(60) == 0, log.read_text()
     assert not (place / "trial/agent.sock").exists()

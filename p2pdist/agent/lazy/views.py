@@ -155,8 +155,7 @@ class LazyView:
         self.layers: list[Sequence[Entry] | None] = []
         """Trees, None for an image among them."""
         self.images = LazyImages(fetcher)
-        self.arrangement = ARRANGEMENT
-        """The rule by which contents lie in the device. `resume`."""
+        self.arrangement = ARRANGEMENT  # by which contents lie in the device; `resume`
         self.layout: DeviceLayout | None = None
         """None until roots and catalogs are here, and once nothing serves the view any more."""
         self._bytes_content, self._pinned = 0, ""
@@ -175,8 +174,7 @@ class LazyView:
         self._opened = asyncio.Event()
         """Set once the device can be written to."""
         self._filler.device.cells = cells
-        self._planned = asyncio.Event()
-        self._pulled = asyncio.Event()
+        self._planned, self._pulled = asyncio.Event(), asyncio.Event()
         self._awaited: dict[int, int] = {}
         """Bytes that each waiting reader waits for, by its number."""
         self._stalls, self._told_refused, self._misses = Stalls(stalls), 0, 0

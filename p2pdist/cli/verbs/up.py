@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import signal
 import socket as sockets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -109,18 +110,25 @@ class _Trial:
         return self.directory / "agent.sock"
 
     async def run(self) -> None:
-        """Run until Ctrl-C. Raises P2PDistError where a part does not start, or ends."""
+        """Run until Ctrl-C. Raises P2PDistError where a part does not start, or ends, and Conflict
+        where another trial runs in the directory: its processes would be taken for strays."""
+        try:
+            self.origin.mkdir(parents=True, exist_ok=True)
+            lock = (self.directory / ".trial").open("ab")
+        except OSError as error:
+            raise P2PDistError(
+                f"cannot write in {self.directory}: {error.strerror}", remedy="Name another --directory"
+            ) from error
+        with lock:
+            _require_alone(lock, self.directory)
+            await self._run()
+
+    async def _run(self) -> None:
         from aiohttp import web
 
         from p2pdist.cli.verbs.demo.origin import StaticOrigin
         from p2pdist.cli.verbs.demo.processes import Processes
 
-        try:
-            self.origin.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise P2PDistError(
-                f"cannot make {self.origin}: {error.strerror}", remedy="Name another --directory"
-            ) from error
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -183,6 +191,16 @@ class _Trial:
         for row in rows:
             output.say(row)
         sys.stdout.flush()
+
+
+def _require_alone(lock: BinaryIO, directory: Path) -> None:
+    """Lock a directory for this trial, until it ends in whatever way. Raises Conflict."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Conflict(
+            f"another trial runs in {directory}", remedy="Use it, end it with Ctrl-C, or name another --directory"
+        ) from None
 
 
 async def _until_stopped(services: list[Service], stopped: asyncio.Event) -> None:
