@@ -269,3 +269,37 @@ async def test_views_that_are_opened_count_from_the_beginning(tmp_path: Path) ->
     never.set_exception(Unavailable("storage does not answer"))
     await asyncio.gather(*opened, return_exceptions=True)
     assert not lazy._opening
+
+
+class _Repair:
+    """Pulls that bring one content back."""
+
+    def __init__(self, store: BlobStore, data: bytes) -> None:
+        self.store, self.data, self.asked = store, data, list[str]()
+
+    def start(self, request: PullRequest, *, planned: Any) -> Any:
+        self.asked.append(request.package or "")
+        assert self.store.objects.add(content_hash(self.data), self.data)
+        package = Package(parse_reference("app:v1"), digest_of(b""), Manifest(Absent, (), ()), Config())
+        status = PullStatus("1", "done", "app:v1")
+        task = asyncio.create_task(asyncio.sleep(0))
+        return SimpleNamespace(task=task, error=None, package=package, status=lambda: status)
+
+
+async def test_an_object_that_is_damaged_after_the_pull_is_pulled_again(tmp_path: Path) -> None:
+    """An earlier agent mounted the view, so no pack is known that holds the content."""
+    view = whole_view(tmp_path)
+    pulls = _Repair(view._store, CONTENTS[3])
+    view._pulls = pulls  # type: ignore[assignment]
+    path = view._store.objects.path(content_hash(CONTENTS[3]))
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.write(bytes([CONTENTS[3][0] ^ 1]))
+    assert view.layout is not None
+    cells = view._filler.device.cells.holding(0, view.layout.size)
+    async with asyncio.timeout(60):
+        await filler.keep_filling(view._filler, cells, lambda: None, "app:v1")
+        await view._pulled.wait()
+    assert pulls.asked == ["app:v1"]
+    assert all(map(view._filler.has_cell, cells))
+    await view.close()
