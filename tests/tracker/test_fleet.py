@@ -445,15 +445,18 @@ def test_a_large_piece_may_be_under_way_when_its_receiver_complains() -> None:
     for above, host in (("", "h1"), ("h1", "h2"), ("h2", "h3")):
         control.say(host, Holding(BLOB, 8 * large, large, (0,), (above,)))
     control.tick(JOIN_BATCH_S)
-    control.report("h1", 1)
-    control.tick(0.5)
-    control.report("h2", 1)
+
+    def go_on(seconds: int, *counts: int) -> None:
+        for _ in range(4 * seconds):
+            control.tick(0.25)
+            for host, count in zip(("h1", "h2", "h3"), counts, strict=True):
+                control.report(host, count)
+
+    go_on(5, 1, 0, 0)
+    go_on(1, 1, 1, 0)
     control.complain("h3", "h2", "stalled")
     assert control.parent("h3") == "h2"
-    for _ in range(40):
-        control.tick(0.25)
-        for host, count in (("h1", 1), ("h2", 1), ("h3", 0)):
-            control.report(host, count)
+    go_on(10, 1, 1, 0)
     control.complain("h3", "h2", "stalled")
     assert control.parent("h3") == "h1"
 
