@@ -20,7 +20,6 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
-import socket
 import statistics
 import struct
 import subprocess
@@ -29,7 +28,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
