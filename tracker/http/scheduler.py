@@ -55,9 +55,13 @@ class HostStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostDetail(HostStatus, frozen=True, gc=False, kw_only=True):
-    """A host, and the blobs of its swarms."""
+    """A host, and the blobs of its swarms. `uplink_bytes_s` is what it can send, by its own limit
+    or as the tracker has learned it, and `download_bytes_s` its own limit of what it receives, null
+    where these are not known."""
 
     swarms: list[Digest]
+    uplink_bytes_s: float | None = None
+    download_bytes_s: float | None = None
 
 
 class SwarmStatus(msgspec.Struct, frozen=True):
@@ -196,7 +200,14 @@ async def host(request: web.Request) -> web.Response:
     details: list[HostDetail] = []
     if host is not None:
         swarms = [fleet.swarms[key].blob for key in host.swarms if key in fleet.swarms]
-        details.append(HostDetail(**msgspec.structs.asdict(_host(host)), swarms=_readable(request, swarms)))
+        details.append(
+            HostDetail(
+                **msgspec.structs.asdict(_host(host)),
+                swarms=_readable(request, swarms),
+                uplink_bytes_s=fleet.capacities.uplink(name),
+                download_bytes_s=host.download_bytes_s or None,
+            )
+        )
     bodies, unanswered = await from_others(request)
     details += [detail for body in bodies if (detail := _decoded_one(body)) is not None and detail.host == name]
     if not details:
