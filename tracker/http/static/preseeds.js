@@ -64,6 +64,7 @@ function action(text, act) {
 
 // Ask for the preseeds that go on, and once for those that failed.
 async function lookAgain() {
+  timer = -1; // it is under way
   const asked = rows.filter((row) => !ENDED.includes(row.state) || (row.state === "failed" && (details.get(row.id) || {}).state !== "failed"));
   let changed = false;
   for (const row of document.hidden ? [] : asked.slice(0, DETAILS_MAX)) {
