@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ import aiohttp
 CHROMIUM = shutil.which("chromium")
 START_S = 40.0
 ANSWER_S = 30.0
-WIDTH = 1400
+WIDTH, PHONE_WIDTH = 1400, 390
 STILL = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(swarmHealth.idle()))))"
 """Everything that the page of swarm health was told is shown."""
 
+AXE = files("axe_core_python") / "axe.min.js"
 SCREENSHOTS = Path(__file__).resolve().parents[1] / "test-output"
 FLAGS = (
     "--headless=new",
@@ -101,10 +103,13 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    async def screenshot(self, name: str) -> Path:
-        """The whole page, also what one has to scroll to, as a PNG under test-output/."""
-        height = await self.evaluate("document.documentElement.scrollHeight")
-        window = {"width": WIDTH, "height": max(height, 600), "deviceScaleFactor": 1, "mobile": False}
+    async def screenshot(self, name: str, width: int = WIDTH) -> Path:
+        """The whole page, also what one has to scroll to, as a PNG under test-output/, in a window
+        of this width."""
+        window = {"width": width, "height": 600, "deviceScaleFactor": 1, "mobile": width < WIDTH}
+        await self.call("Emulation.setDeviceMetricsOverride", **window)
+        await self.until(STILL)
+        window["height"] = max(await self.evaluate("document.documentElement.scrollHeight"), 600)
         await self.call("Emulation.setDeviceMetricsOverride", **window)
         await self.until(STILL)
         answer = await self.call("Page.captureScreenshot", format="png")
@@ -113,6 +118,13 @@ class Page:
         file = SCREENSHOTS / f"{name}.png"
         file.write_bytes(base64.b64decode(answer["data"]))
         return file
+
+    async def violations(self) -> list[str]:
+        """What axe (https://github.com/dequelabs/axe-core) finds that keeps people with
+        disabilities from using the page."""
+        await self.evaluate(AXE.read_text() + "; 0")
+        found = await self.evaluate("axe.run(document).then((found) => found.violations)")
+        return [f"{each['id']}: {each['help']}: {[node['html'][:200] for node in each['nodes']][:3]}" for each in found]
 
     async def close(self) -> None:
         await self._socket.close()

@@ -28,9 +28,13 @@ class HostStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostDetail(HostStatus, frozen=True, gc=False, kw_only=True):
-    """A host, and the blobs of its swarms."""
+    """A host, and the blobs of its swarms. `uplink_bytes_s` is what it can send, by its own limit
+    or as the tracker has learned it, and `download_bytes_s` its own limit of what it receives, null
+    where these are not known."""
 
     swarms: list[Digest]
+    uplink_bytes_s: float | None = None
+    download_bytes_s: float | None = None
 
 
 class SwarmStatus(msgspec.Struct, frozen=True):

@@ -70,13 +70,23 @@ _FILES = {"/": "health.html"} | {
     f"/static/{name}": name
     for name in (
         "health.css",
+        "vendor/uPlot.min.css",
+        "vendor/uPlot.iife.min.js",
         "main.js",
-        "feed.js",
-        "credential.js",
-        "tables.js",
-        "host_map.js",
-        "tree.js",
+        "api.js",
         "canvas.js",
+        "credential.js",
+        "day.js",
+        "feed.js",
+        "host_map.js",
+        "host_view.js",
+        "packages.js",
+        "plot.js",
+        "preseeds.js",
+        "tables.js",
+        "tree.js",
+        "verdict.js",
+        "words.js",
     )
 }
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}

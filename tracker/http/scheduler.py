@@ -170,7 +170,14 @@ async def host(request: web.Request) -> web.Response:
     details: list[HostDetail] = []
     if host is not None:
         swarms = [fleet.swarms[key].blob for key in host.swarms if key in fleet.swarms]
-        details.append(HostDetail(**msgspec.structs.asdict(_host(host)), swarms=_readable(request, swarms)))
+        details.append(
+            HostDetail(
+                **msgspec.structs.asdict(_host(host)),
+                swarms=_readable(request, swarms),
+                uplink_bytes_s=fleet.capacities.uplink(name),
+                download_bytes_s=host.download_bytes_s or None,
+            )
+        )
     bodies, unanswered = await from_others(request)
     details += [detail for body in bodies if (detail := _decoded_one(body)) is not None and detail.host == name]
     if not details:

@@ -87,6 +87,8 @@ class Running:
     outstanding: int = 0
     origin_bytes: int = 0
     """What hosts with a lease reported of their stripes."""
+    origin_by_blob: dict[Digest, int] = field(default_factory=dict)
+    """The parts of `origin_bytes` by blob. `advance`."""
     shared: bool = False
     """Superpeers read shares by BitTorrent, of which no tracker hears."""
     resumed: int = 0
@@ -144,7 +146,9 @@ class Broadcasts:
         if FROM_ORIGIN in member.parents:
             for stripe, parent in enumerate(member.parents):
                 if parent == FROM_ORIGIN:
-                    running.origin_bytes += (counts[stripe] - member.counts[stripe]) * swarm.layout.piece_size
+                    count = (counts[stripe] - member.counts[stripe]) * swarm.layout.piece_size
+                    running.origin_bytes += count
+                    running.origin_by_blob[swarm.blob] = running.origin_by_blob.get(swarm.blob, 0) + count
         running.shared = running.shared or bool(swarm.origin.shares)
         if counts == swarm.totals:
             self._complete(running, swarm, member, now)
@@ -160,6 +164,14 @@ class Broadcasts:
         receiver.wanted_bytes -= swarm.layout.size - swarm.bytes_held[host]
         receiver.reason, running.changed_at = why, now
         running.outstanding -= not receiver.waiting
+
+    def origin_bytes(self, blob: Digest) -> int | None:
+        """What hosts have read of a blob from the origin in the broadcasts that run; None without
+        one, and where no tracker hears how much it is."""
+        running = [self.running[key] for key in self._of_blob.get(blob, ())]
+        if not running or any(broadcast.shared for broadcast in running):
+            return None
+        return sum(broadcast.origin_by_blob.get(blob, 0) for broadcast in running)
 
     def end(self, *, now: float) -> Iterator[tuple[Running, history.Broadcast]]:
         """The broadcasts that have ended, which are forgotten."""

@@ -22,6 +22,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from p2pdist.model.digest import Digest
+from p2pdist.model.history import short_name
 from tracker.core.fleet import Fleet
 from tracker.core.host import Host
 from tracker.core.monitor.presence import LOST_S
@@ -30,7 +31,7 @@ from tracker.core.views.rates import SwarmRates, SwarmState
 from tracker.core.views.tree_view import Row, TreeRows, TreeView
 
 HOSTS_SHOWN_MAX = 20_000
-SWARMS_SHOWN_MAX = 50
+SWARMS_SHOWN_MAX = 200
 TROUBLED_SHOWN_MAX = 200
 STORY_MAX = 500
 STORY_PER_UPDATE_MAX = 100
@@ -65,7 +66,10 @@ class HostRow:
 @dataclass(frozen=True, slots=True)
 class SwarmRow:
     """One swarm. Bytes and `rate_bytes_s` are of all hosts together. `title` is what the blob is
-    of, such as `docker.io/library/debian:12`, as far as that is known."""
+    of, such as `docker.io/library/debian:12`, as far as that is known; `package` the same for
+    people, with 12 digits of the digest where there is no tag, and `manifest` the digest of that
+    package. `origin_bytes` is what hosts have read of the origin in the broadcast that runs, None
+    without one."""
 
     digest: Digest
     size: int
@@ -80,6 +84,9 @@ class SwarmRow:
     eta_s: float | None
     origin_leases: int
     title: str = ""
+    package: str = ""
+    manifest: str = ""
+    origin_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +300,10 @@ class View:
 
     def _swarm(self, swarm: Swarm) -> SwarmRow:
         hosts, size = len(swarm.members), swarm.layout.size
+        policies = self.fleet.policies
+        package = next(iter(policies.packages_of(swarm.blob)), None)
+        title = policies.name_of(package) if package is not None else ""
+        manifest = package.digest or "" if package is not None else ""
         return SwarmRow(
             swarm.key,
             size,
@@ -306,7 +317,10 @@ class View:
             self.rates.bytes_s(swarm),
             self.rates.eta_s(swarm),
             swarm.leases(),
-            self.fleet.policies.title(swarm.key),
+            title,
+            short_name(title, manifest) if package is not None else "",
+            manifest,
+            self.fleet.history.broadcasts.origin_bytes(swarm.blob),
         )
 
     def _count(self, running: list[Swarm]) -> Totals:

@@ -2,8 +2,8 @@
 
 export const ROWS_PER_STEP = 250; // of drawing: as much as one step of a frame does
 const RAMPS = {
-  light: ramp(["#00224e", "#35456c", "#666970", "#8d8460", "#b08f00"], 101),
-  dark: ramp(["#4a5f94", "#6f7896", "#93918a", "#c7b96f", "#fee838"], 101),
+  light: ramp(["#c4dcf3", "#8dbbe3", "#5596cd", "#2b70b0", "#0d4a86"], 101),
+  dark: ramp(["#1d3b5c", "#2a5c8d", "#4183bd", "#69abdf", "#a8d6ff"], 101),
 };
 const sizes = new Map(); // canvas -> [width, height], so that painting need not wait for a layout
 export let ink = {}; // colours by what they mean, in the scheme that the browser prefers
@@ -15,11 +15,19 @@ export function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
+// A new element with a text and a class.
+export function make(tag, text, name) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (name) made.className = name;
+  return made;
+}
+
 // Read the colours of the style sheet again.
 export function readInk() {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   ink = { text: style("--ink"), faint: style("--faint"), edge: style("--edge"), sheet: style("--sheet"),
-    away: style("--away"), slow: style("--slow"), blamed: style("--blamed"), accent: style("--accent"),
+    line: style("--line"), idle: style("--idle"), veil: style("--veil"), away: style("--away"), slow: style("--slow"), blamed: style("--blamed"), accent: style("--accent"),
     ramp: matchMedia("(prefers-color-scheme: dark)").matches ? RAMPS.dark : RAMPS.light };
 }
 
@@ -42,7 +50,7 @@ export function sizeOf(canvas) {
 
 // Whether some canvas has another width than it was drawn for; its size is then measured anew.
 export function resized() {
-  const canvases = [...document.querySelectorAll("canvas")];
+  const canvases = [element("#hosts canvas"), element("#tree canvas")]; // not those of plots
   if (canvases.every((canvas) => sizes.has(canvas) && sizes.get(canvas)[0] === canvas.clientWidth)) return false;
   sizes.clear();
   return true;

@@ -107,7 +107,7 @@ function drawHost(pen, host, size) {
   const mark = host.flags & AWAY ? ink.away : host.flags & BLAMED ? ink.blamed : host.flags & SLOW ? ink.slow : null;
   if (host.flags & AWAY) pen.clearRect(host.x, host.y, size, size);
   else {
-    pen.fillStyle = shade(host.done);
+    pen.fillStyle = host.flags & RECEIVING ? shade(host.done) : ink.idle;
     pen.fillRect(host.x, host.y, size, size);
   }
   if (!mark) return;
@@ -117,9 +117,14 @@ function drawHost(pen, host, size) {
   pen.strokeRect(host.x + line / 2, host.y + line / 2, size - line, size - line);
 }
 
-export function describeHost(event) {
+// The host at the pointer, null for none.
+export function hostAt(event) {
   const half = placed ? placed.size / 2 : 0;
-  const host = nearest(hosts.values(), event.offsetX - half, event.offsetY - half, 12);
+  return nearest(hosts.values(), event.offsetX - half, event.offsetY - half, 12);
+}
+
+export function describeHost(event) {
+  const host = hostAt(event);
   const words = host && [host.name, host.zone && `zone ${host.zone}`, host.rack && `rack ${host.rack}`,
     host.flags & AWAY ? "away" : host.flags & RECEIVING ? `${host.done / 10} %` : "receives nothing",
     host.flags & SLOW ? "slow" : "", host.flags & BLAMED ? "blamed" : ""];

@@ -1,33 +1,13 @@
-// What the page shows as text: totals, swarms, hosts in trouble, preseeds, the story. Names come from the network, so they are only ever
+// What the page shows as text: totals, hosts in trouble, the story. Names come from the network, so they are only ever
 // set as text.
 
-import { element, ROWS_PER_STEP, setText } from "./canvas.js";
-import { hosts, select, selection, STORY_LINES_MAX } from "./feed.js";
+import { element, make, ROWS_PER_STEP, setText } from "./canvas.js";
+import { hosts, STORY_LINES_MAX } from "./feed.js";
+import { judge } from "./verdict.js";
+import { bytes, short } from "./words.js";
 
 const STORY_LINES_PER_STEP = ROWS_PER_STEP / 5;
 let scrolled = false; // the reader has moved down in the story
-
-export function bytes(count) {
-  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
-    if (Math.abs(count) < 1024 || unit === "TiB") return `${unit === "B" ? Math.round(count) : count.toFixed(1)} ${unit}`;
-    count /= 1024;
-  }
-}
-
-export function seconds(count) {
-  if (count === null) return "";
-  if (count < 90) return `${count < 9.95 ? count.toFixed(1) : Math.round(count)} s`;
-  return count < 5400 ? `${Math.round(count / 60)} min` : `${(count / 3600).toFixed(1)} h`;
-}
-
-const short = (digest) => digest.replace("sha256:", "").slice(0, 12);
-
-function make(tag, text, name) {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (name) made.className = name;
-  return made;
-}
 
 // Let a table's body have `count` lines, the last of them made or removed.
 function resize(body, count, line) {
@@ -38,6 +18,7 @@ function resize(body, count, line) {
 export function showConnection(text, lost) {
   element("#connection").textContent = text;
   element("#connection").classList.toggle("lost", lost);
+  judge("connection", lost ? [[`${text}; what stands below is what was reported last`, ""]] : []);
 }
 
 export function showTotals(totals) {
@@ -64,72 +45,21 @@ export function showSilent(rows) {
   rows.forEach(([tracker, why], i) => setText(list.children[i], `without the tracker ${tracker}: ${why}`));
 }
 
-export function showSwarms(rows) {
-  const body = element("#swarms tbody");
-  resize(body, rows.length, swarmLine);
-  rows.forEach((row, i) => fillSwarm(body.children[i], row));
-  if (!selection.swarm && rows.length) select(rows[0].digest, 0);
-  const selected = rows.find((row) => row.digest === selection.swarm);
-  if (selected) showStripes(selected);
-}
-
-function swarmLine() {
-  const line = make("tr");
-  for (let i = 0; i < 7; i += 1) line.append(make("td"));
-  const button = make("button");
-  button.append(make("code"));
-  line.children[0].append(button, " ", make("span"));
-  line.children[3].append(make("progress"), " ", make("span"));
-  line.addEventListener("click", () => select(line.dataset.digest, 0));
-  return line;
-}
-
-function fillSwarm(line, row) {
-  const cells = line.children, share = row.bytes_wanted ? row.bytes_held / row.bytes_wanted : 1;
-  line.dataset.digest = row.digest;
-  line.title = row.title ? `${row.title} ${row.digest}` : row.digest;
-  line.classList.toggle("chosen", row.digest === selection.swarm);
-  setText(cells[0].firstChild.firstChild, short(row.digest));
-  setText(cells[0].lastChild, `${row.title ? `${row.title}, ` : ""}${bytes(row.size)}${row.priority === "preseed" && row.state !== "seeded" ? ", preseed" : ""}`);
-  setText(cells[1], row.state);
-  cells[1].className = `state-${row.state}`;
-  setText(cells[2], `${row.complete} of ${row.hosts}`);
-  cells[3].firstChild.value = share;
-  setText(cells[3].lastChild, `${(Math.floor(share * 1000) / 10).toFixed(1)} %`);
-  setText(cells[4], row.state === "seeded" ? "" : `${bytes(row.rate_bytes_s)}/s`);
-  setText(cells[5], row.state === "seeded" ? "" : row.eta_s === null ? "unknown" : seconds(row.eta_s));
-  setText(cells[6], String(row.origin_leases));
-}
-
-function showStripes(row) {
-  const menu = element("#tree select");
-  while (menu.options.length > row.stripes) menu.lastChild.remove();
-  while (menu.options.length < row.stripes) menu.append(make("option", String(menu.options.length)));
-  if (menu.value !== String(selection.stripe)) menu.value = String(selection.stripe);
-  setText(element("#tree .of"), `of ${short(row.digest)}`);
-}
-
 export function showTroubled(rows) {
   const body = element("#troubled tbody");
   resize(body, rows.length, () => {
     const line = make("tr");
     line.append(make("td"), make("td", undefined, "why"));
+    line.firstChild.append(make("a"));
     return line;
   });
   rows.forEach(([number, why], i) => {
     const host = hosts.get(number);
-    setText(body.children[i].firstChild, host ? host.name : "");
+    const link = body.children[i].firstChild.firstChild, name = host ? host.name : "";
+    setText(link, name);
+    link.href = `#host=${encodeURIComponent(name)}`;
     setText(body.children[i].lastChild, why);
   });
-}
-
-export function showPreseeds(rows) {
-  element("#preseeds tbody").replaceChildren(...rows.reverse().map((row) => {
-    const line = make("tr");
-    line.append(make("td", row.package), make("td", row.state, `state-${row.state}`));
-    line.append(make("td", `${row.hosts_done} of ${row.hosts_total} hosts`), make("td", row.id));
-    return line;
-  }));
 }
 
 // Add lines to the story, the newest on top, in steps. `clear`: the lines of before are of another connection.

@@ -5,7 +5,9 @@ import { behind, element, ink, nearest, penOf, ROWS_PER_STEP, setText, shade, si
 import { AWAY, changedNodes, hosts, layouts, nodes, NO_PARENT, ORIGIN, WHOLE } from "./feed.js";
 
 const NAMED_MAX = 40; // nodes that have their names beside them
-const TOP_PX = 16;
+const TOP_PX = 16, RISE_PX_MAX = 60; // above the origin, and at most from a host to the one above it
+const NAME_PX = 84; // room for a name; names of hosts that are closer stand upright
+const HEIGHT_PX_MAX = 420;
 let shape = null; // {root, order, loose, width, height, rows, layout}: the tree as it was laid out last; null when all is to be drawn anew
 
 export function forgetShape() {
@@ -67,7 +69,7 @@ function* shapeTree() {
   return { root, order, loose };
 }
 
-function* layTree(width, height) {
+function* layTree(width) {
   const { root, order, loose } = yield* shapeTree();
   yield;
   let deepest = 1, ends = 0;
@@ -81,8 +83,11 @@ function* layTree(width, height) {
     if (node.low === Infinity) ends += 1;
     if (node.above) node.above.low = 0;
   }
-  const across = Math.max(1, Math.floor((width - 130) / 7)), rows = Math.ceil(loose.length / across);
-  const rise = (height - TOP_PX - 14 - (rows ? rows * 7 + 12 : 0)) / deepest, pitch = (width - 16) / Math.max(1, ends);
+  const named = nodes.size <= NAMED_MAX, cell = named ? NAME_PX + 8 : 7, line = named ? 16 : 7;
+  const across = Math.max(1, Math.floor((width - 120) / cell)), rows = Math.ceil(loose.length / across);
+  const pitch = (width - 16) / Math.max(1, ends), upright = named && pitch < NAME_PX + 12;
+  const rest = TOP_PX + (upright ? NAME_PX : 14) + (rows ? rows * line + 12 : 0);
+  const rise = order.length > 1 ? Math.min(RISE_PX_MAX, (HEIGHT_PX_MAX - rest) / deepest) : 0, height = Math.ceil(rest + rise * deepest);
   for (const node of order) {
     if (node.low === 0) node.low = Infinity;
     else node.low = node.high = NaN;
@@ -99,15 +104,15 @@ function* layTree(width, height) {
     above.high = Math.max(above.high, node.x);
   }
   loose.forEach((node, i) => {
-    node.x = 130 + (i % across) * 7;
-    node.y = height - 7 * rows + Math.floor(i / across) * 7;
+    node.x = 120 + (i % across) * cell;
+    node.y = height - line * rows + Math.floor(i / across) * line;
   });
-  return { root, order, loose, width, height, rows };
+  return { root, order, loose, width, height, rows, line, upright };
 }
 
 // Draw what changed, in steps.
 export function* drawTree() {
-  const canvas = element("#tree canvas"), [width, height] = sizeOf(canvas), layout = layouts.tree;
+  const canvas = element("#tree canvas"), [width] = sizeOf(canvas), layout = layouts.tree;
   const current = shape && shape.layout === layout && shape.width === width;
   if (current && nodes.size > NAMED_MAX) {
     const pen = penOf(canvas);
@@ -120,7 +125,7 @@ export function* drawTree() {
     return;
   }
   if (current && !changedNodes.size) return;
-  const tree = yield* layTree(width, height), [draft, reveal] = behind(canvas, width, height);
+  const tree = yield* layTree(width), [draft, reveal] = behind(canvas, width, tree.height);
   changedNodes.clear();
   yield;
   draft.lineWidth = nodes.size > 1000 ? 0.5 : 1;
@@ -144,6 +149,7 @@ export function* drawTree() {
   let drawn = 0;
   for (const node of nodes.values()) {
     drawNode(draft, node);
+    if (nodes.size <= NAMED_MAX) drawName(draft, node, tree);
     if ((drawn += 1) % ROWS_PER_STEP === 0) yield;
   }
   draft.fillStyle = ink.text;
@@ -154,7 +160,7 @@ export function* drawTree() {
   }
   if (tree.rows) {
     draft.textAlign = "left";
-    draft.fillText("outside the tree", 0, height - 7 * tree.rows + 4);
+    draft.fillText("outside the tree", 0, tree.height - tree.line * tree.rows + 4);
   }
   reveal();
   shape = { ...tree, layout };
@@ -165,15 +171,28 @@ function drawNode(pen, node) {
   const host = hosts.get(node.number), size = nodes.size <= 100 ? 9 : nodes.size <= 1000 ? 5 : 3;
   pen.fillStyle = host && host.flags & AWAY ? ink.away : shade(node.done);
   pen.fillRect(node.x - size / 2, node.y - size / 2, size, size);
-  if (nodes.size > NAMED_MAX || !host) return;
-  const name = host.name.slice(0, 16), left = node.x > treeWidth() - 90;
+}
+
+// A name is beside its node, or upright below one that has no children where these are close together.
+function drawName(pen, node, tree) {
+  const host = hosts.get(node.number);
+  if (!host) return;
+  const upright = tree.upright && !node.loose && node.low !== node.low, left = !upright && !node.loose && node.x > tree.width - NAME_PX;
+  pen.save();
+  pen.translate(node.x + (upright ? 4 : left ? -9 : 9), node.y + (upright ? 9 : 4));
+  if (upright) pen.rotate(Math.PI / 2);
   pen.fillStyle = ink.text;
   pen.font = "11px system-ui, sans-serif";
   pen.textAlign = left ? "right" : "left";
-  pen.fillText(name, node.x + (left ? -size : size), node.y + 4);
+  pen.fillText(host.name.length > 13 ? `${host.name.slice(0, 12)}…` : host.name, 0, upright ? 7 : 0);
+  pen.restore();
 }
 
-const treeWidth = () => sizeOf(element("#tree canvas"))[0];
+// The host at the pointer, null for none.
+export const nodeAt = (event) => {
+  const node = nearest(nodes.values(), event.offsetX, event.offsetY, 12);
+  return node && hosts.get(node.number) || null;
+};
 
 export function describeNode(event) {
   const node = nearest(nodes.values(), event.offsetX, event.offsetY, 12), name = (number) => (hosts.get(number) || { name: "?" }).name;

@@ -1,0 +1,189 @@
+// Packages: a row for each, with its blobs folded below. A blob of no known package is a row of its own.
+
+import { ask } from "./api.js";
+import { element, make, setText } from "./canvas.js";
+import { select, selection } from "./feed.js";
+import { bytes, seconds, short } from "./words.js";
+
+const SAMPLES_MAX = 60; // rates of a row that its line shows, one a report
+const WAITING_SHOWN_MAX = 12;
+const STATES = ["stalled", "running", "seeded"]; // the worst first
+const shown = new Map(); // key -> {body, rates, open, waiting}
+
+// Rows of swarms joined by package: {key, name, state, size, hosts, complete, held, wanted, rate, origin, eta, blobs}.
+export function packagesOf(rows) {
+  const packages = new Map();
+  for (const row of rows) {
+    const key = row.manifest || row.digest;
+    let found = packages.get(key);
+    if (!found) {
+      found = { key, name: row.package || short(row.digest), state: "seeded", size: 0, hosts: 0, complete: Infinity, held: 0, wanted: 0,
+        rate: 0, origin: null, eta: 0, preseed: false, blobs: [] };
+      packages.set(key, found);
+    }
+    found.blobs.push(row);
+    found.size += row.size;
+    found.hosts = Math.max(found.hosts, row.hosts);
+    found.complete = Math.min(found.complete, row.complete);
+    found.held += row.bytes_held;
+    found.wanted += row.bytes_wanted;
+    found.rate += row.rate_bytes_s;
+    if (row.origin_bytes !== null) found.origin = (found.origin || 0) + row.origin_bytes;
+    if (STATES.indexOf(row.state) < STATES.indexOf(found.state)) found.state = row.state;
+    if (row.state !== "seeded") {
+      found.eta = row.eta_s === null || found.eta === null ? null : Math.max(found.eta, row.eta_s);
+      found.preseed = found.preseed || row.priority === "preseed";
+    }
+  }
+  const list = [...packages.values()];
+  list.forEach((found) => found.blobs.sort((a, b) => b.size - a.size));
+  return list.sort((a, b) => STATES.indexOf(a.state) - STATES.indexOf(b.state) || (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
+}
+
+export function showPackages(packages) {
+  const table = element("#packages table"), keys = new Set(packages.map((found) => found.key));
+  for (const [key, line] of shown) {
+    if (keys.has(key)) continue;
+    line.body.remove();
+    shown.delete(key);
+  }
+  let before = table.tHead;
+  for (const found of packages) {
+    if (!shown.has(found.key)) shown.set(found.key, { body: makeBody(found.key), rates: [], open: false, waiting: null });
+    const line = shown.get(found.key);
+    if (before.nextElementSibling !== line.body) before.after(line.body);
+    before = line.body;
+    fillPackage(line, found);
+  }
+  if (!selection.swarm && packages.length) select(packages[0].blobs[0].digest, 0);
+  for (const found of packages) {
+    const row = found.blobs.find((blob) => blob.digest === selection.swarm);
+    if (row) showStripes(row, found);
+  }
+}
+
+function makeBody(key) {
+  const body = make("tbody"), line = make("tr");
+  for (let i = 0; i < 7; i += 1) line.append(make(i ? "td" : "th"));
+  line.children[0].scope = "row";
+  const button = make("button", undefined, "fold");
+  button.append(make("span"), " ", make("small"));
+  button.setAttribute("aria-expanded", "false");
+  button.addEventListener("click", () => { location.hash = shown.get(key).open ? "" : `package=${short(key)}`; });
+  line.children[0].append(button);
+  line.children[3].append(makeBar(), " ", make("span"));
+  const plot = element("#sparkline").content.firstElementChild.cloneNode(true);
+  line.children[4].append(plot, " ", make("span"));
+  body.append(line);
+  return body;
+}
+
+function makeBar() {
+  const bar = make("progress");
+  bar.setAttribute("aria-label", "progress");
+  return bar;
+}
+
+const percent = (share) => `${(Math.floor(share * 1000) / 10).toFixed(1)} %`;
+
+function fillPackage(line, found) {
+  const cells = line.body.firstChild.children, share = found.wanted ? found.held / found.wanted : 1, rests = found.state === "seeded";
+  line.body.classList.toggle("chosen", found.blobs.some((row) => row.digest === selection.swarm));
+  line.body.title = found.key;
+  setText(cells[0].firstChild.firstChild, found.name);
+  setText(cells[0].firstChild.lastChild, `${bytes(found.size)}${found.preseed ? ", preseed" : ""}`);
+  setText(cells[1], found.state);
+  cells[1].className = `state-${found.state}`;
+  setText(cells[2], `${found.complete} of ${found.hosts}`);
+  if (cells[3].firstChild.value !== share) cells[3].firstChild.value = share;
+  setText(cells[3].lastChild, percent(share));
+  line.rates.push(found.rate);
+  if (line.rates.length > SAMPLES_MAX) line.rates.shift();
+  const most = Math.max(...line.rates), plot = cells[4].firstChild;
+  plot.classList.toggle("flat", !most);
+  if (most) {
+    plot.firstChild.setAttribute("points", line.rates.map((rate, i) => `${i},${(15 - (14 * rate) / most).toFixed(1)}`).join(" "));
+  }
+  setText(cells[4].lastChild, rests ? "" : `${bytes(found.rate)}/s`);
+  setText(cells[5], found.origin === null || !found.size ? "" : `${(found.origin / found.size).toFixed(2)} copies`);
+  setText(cells[6], rests ? "" : found.eta === null ? "unknown" : seconds(found.eta));
+  fillBlobs(line, found);
+}
+
+// The blobs of a package that is unfolded, and the hosts that wait for the one whose tree is shown.
+function fillBlobs(line, found) {
+  const count = line.open ? found.blobs.length + 1 : 0;
+  while (line.body.children.length > count + 1) line.body.lastChild.remove();
+  while (line.body.children.length < count + 1) line.body.append(makeBlob());
+  if (!line.open) return;
+  found.blobs.forEach((row, i) => {
+    const cells = line.body.children[i + 1].children, button = cells[0].firstChild;
+    line.body.children[i + 1].className = "blob";
+    if (!button) return;
+    button.dataset.digest = row.digest;
+    button.setAttribute("aria-pressed", String(row.digest === selection.swarm));
+    setText(button.firstChild, short(row.digest));
+    setText(cells[0].lastChild, bytes(row.size));
+    setText(cells[1], row.state);
+    setText(cells[2], `${row.complete} of ${row.hosts}`);
+    setText(cells[3], percent(row.bytes_wanted ? row.bytes_held / row.bytes_wanted : 1));
+    setText(cells[4], row.state === "seeded" ? "" : `${bytes(row.rate_bytes_s)}/s`);
+    setText(cells[5], row.origin_bytes === null ? "" : bytes(row.origin_bytes));
+  });
+  const last = line.body.lastChild;
+  last.className = "waiting";
+  if (last.children.length > 1) {
+    const cell = make("td");
+    cell.colSpan = 7;
+    last.replaceChildren(cell);
+  }
+  const row = found.blobs.find((blob) => blob.digest === selection.swarm && blob.state !== "seeded") ||
+    found.blobs.find((blob) => blob.state !== "seeded");
+  if (!row) setText(last.firstChild, "No host waits for it.");
+  else askWaiting(line, row.digest, last.firstChild);
+}
+
+function makeBlob() {
+  const line = make("tr");
+  for (let i = 0; i < 7; i += 1) line.append(make("td"));
+  const button = make("button");
+  button.append(make("code"));
+  button.title = "show its tree";
+  button.addEventListener("click", () => select(button.dataset.digest, 0));
+  line.children[0].append(button, " ", make("small"));
+  return line;
+}
+
+// Name the hosts that have the least of a blob. The tracker is asked again when it has answered and two seconds have passed.
+function askWaiting(line, digest, cell) {
+  if (line.waiting) return;
+  line.waiting = setTimeout(() => { line.waiting = null; }, 2000);
+  ask(`v1/swarms/${digest}`).then((swarm) => {
+    const late = swarm.members.map((member) => [member.host, member.counts.reduce((sum, count) => sum + count, 0)])
+      .filter(([, count]) => count < swarm.pieces).sort((a, b) => a[1] - b[1]);
+    const names = late.slice(0, WAITING_SHOWN_MAX).map(([host, count]) => `${host} (${Math.floor((100 * count) / swarm.pieces)} %)`);
+    const more = late.length > names.length ? ` and ${late.length - names.length} more` : "";
+    setText(cell, late.length ? `Wait for ${short(digest)}: ${names.join(", ")}${more}` : "No host waits for it.");
+  }, (problem) => setText(cell, problem.message));
+}
+
+// Unfold the package whose digest begins like this, and fold all others.
+export function unfold(prefix) {
+  for (const [key, line] of shown) {
+    line.open = Boolean(prefix) && short(key) === prefix;
+    const button = line.body.firstChild.firstChild.firstChild;
+    button.setAttribute("aria-expanded", String(line.open));
+    if (!line.open) while (line.body.children.length > 1) line.body.lastChild.remove();
+  }
+}
+
+// Whether there is a package whose digest begins like this.
+export const isShown = (prefix) => [...shown.keys()].some((key) => short(key) === prefix);
+
+function showStripes(row, found) {
+  const menu = element("#tree select");
+  while (menu.options.length > row.stripes) menu.lastChild.remove();
+  while (menu.options.length < row.stripes) menu.append(make("option", String(menu.options.length)));
+  if (menu.value !== String(selection.stripe)) menu.value = String(selection.stripe);
+  setText(element("#tree .of"), `of ${found.name === short(row.digest) ? "" : `${found.name}, `}${short(row.digest)}`);
+}

@@ -1,0 +1,77 @@
+// Preseeds: the ones that go on with the hosts that lack the package and why, ended ones folded, and what a token may do with them.
+
+import { ask } from "./api.js";
+import { element, make, setText } from "./canvas.js";
+import { judge } from "./verdict.js";
+import { brief, clock } from "./words.js";
+
+const ENDED = ["done", "failed", "cancelled", "expired"];
+const NAMED_MAX = 8, DETAILS_MAX = 5, DETAILS_MS = 3000, RECENT_S = 24 * 3600;
+const details = new Map(); // id -> what the tracker answered last
+let rows = [], timer = 0;
+
+export function showPreseeds(news) {
+  rows = [...news].reverse();
+  draw();
+  if (!timer) lookAgain();
+}
+
+function draw() {
+  const live = rows.filter((row) => !ENDED.includes(row.state)), ended = rows.filter((row) => ENDED.includes(row.state));
+  for (const id of details.keys()) if (!rows.some((row) => row.id === id)) details.delete(id);
+  element("#preseeds .live").replaceChildren(...live.map(item));
+  element("#preseeds .ended").replaceChildren(...ended.map(item));
+  element("#preseeds details").hidden = !ended.length;
+  setText(element("#preseeds summary"), `${ended.length} ended`);
+  const failed = rows.filter((row) => row.state === "failed" && Date.now() / 1000 - row.created_at < RECENT_S);
+  judge("preseeds", failed.map((row) => [`the preseed of ${brief(row.package)} failed`, `preseed=${encodeURIComponent(row.id)}`]));
+}
+
+function item(row) {
+  const line = make("li"), head = make("div"), ends = ENDED.includes(row.state), known = details.get(row.id);
+  line.id = `preseed=${encodeURIComponent(row.id)}`;
+  head.append(make("strong", brief(row.package)), " ", make("span", row.state, `state-${row.state}`), ` ${row.hosts_done} of ${row.hosts_total} hosts `,
+    make("small", `${row.id}, since ${clock(row.created_at)}`));
+  line.append(head);
+  if (known) for (const text of lacks(known)) line.append(make("p", text));
+  if (!ends) head.append(" ", action("Cancel", () => ask(`v1/preseeds/${encodeURIComponent(row.id)}`, "DELETE")));
+  const missing = known ? known.failures.map((failure) => failure.host) : [];
+  if (row.state === "failed" && missing.length) {
+    head.append(" ", action(`Try again on ${missing.length} hosts`, () => ask("v1/preseeds", "POST", { package: row.package, hosts: missing })));
+  }
+  return line;
+}
+
+// Which hosts lack the package, and why, in lines.
+function lacks(progress) {
+  const named = (names) => names.slice(0, NAMED_MAX).join(", ") + (names.length > NAMED_MAX ? ` and ${names.length - NAMED_MAX} more` : "");
+  const reasons = new Map();
+  for (const { host, reason } of progress.failures) reasons.set(reason, [...(reasons.get(reason) || []), host]);
+  const lines = [...reasons].map(([reason, hosts]) => `${named(hosts)}: ${reason}`);
+  if (progress.waiting.length) lines.push(`still receive: ${named(progress.waiting)}`);
+  return lines.concat(progress.notes);
+}
+
+function action(text, act) {
+  const button = make("button", text, "act");
+  button.addEventListener("click", () => {
+    button.disabled = true;
+    act().then(() => setText(element("#preseeds .problem"), ""), (problem) => setText(element("#preseeds .problem"), problem.message))
+      .finally(() => { button.disabled = false; });
+  });
+  return button;
+}
+
+// Ask for the preseeds that go on, and once for those that failed.
+async function lookAgain() {
+  timer = -1; // it is under way
+  const asked = rows.filter((row) => !ENDED.includes(row.state) || (row.state === "failed" && (details.get(row.id) || {}).state !== "failed"));
+  let changed = false;
+  for (const row of document.hidden ? [] : asked.slice(0, DETAILS_MAX)) {
+    const answer = await ask(`v1/preseeds/${encodeURIComponent(row.id)}`).catch(() => null);
+    changed = changed || JSON.stringify(answer && lacks(answer)) !== JSON.stringify(details.has(row.id) ? lacks(details.get(row.id)) : null);
+    if (answer) details.set(row.id, answer);
+  }
+  if (changed && !element("#preseeds").contains(document.activeElement)) draw();
+  timer = rows.length ? setTimeout(lookAgain, DETAILS_MS) : 0;
+}
