@@ -125,7 +125,7 @@ async def a_preseed_and_a_dead_host(page: Page, site: Site, agents: list[Agent])
     await page.until(f"/lost h3/.test({text('#host ol')})")
     await photograph(page, "host")
 
-    order = ("preseed", PACKAGE, "--hosts", "h1,h3", "--id", "night", "--tracker", site.tracker_url)
+    order = ("preseed", PACKAGE, "--host", "h1", "--host", "h3", "--id", "night", "--tracker", site.tracker_url)
     assert site.command(*order)[0] == 0
     await page.until(f"/night/.test({text('#preseeds .live')}) && /not connected: h3/.test({text('#preseeds .live')})")
     await photograph(page, "preseed")
