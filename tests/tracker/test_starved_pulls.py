@@ -58,8 +58,7 @@ class Host:
 
 class Lab:
     """A tracker, hosts, and strangers. `how` strangers treat a child: "silent", "head" (they
-    respond and send nothing), "waits" (they say that they have none), "drips" (a byte a second),
-    "half" (they give the first half of a stripe), "wrong" (wrong bytes)."""
+    respond and send nothing), "waits" (they say that they have none)."""
 
     def __init__(self, how: str = "silent") -> None:
         self.fleet, self.now, self.how = Fleet(-100.0), 0.0, how
@@ -118,15 +117,10 @@ class Lab:
     def _receive(self, host: Host) -> None:
         for stream, (source, stripe, due) in list(host.streams.items()):
             sender = self.hosts.get(source.host)
-            if source.host in self.said and self.how == "wrong":
-                del host.streams[stream]
-                self.submit(host, StreamEnded(stream, "corrupt", stripe))
-                continue
-            if not source.is_origin and sender is None and self.how != "half":
+            if not source.is_origin and sender is None:
                 continue
             due += ORIGIN_PIECES_S / STRIPES * STEP_S
-            end = LAYOUT.count // 2 if source.host in self.said else LAYOUT.count
-            for piece in range(stripe, end, STRIPES):
+            for piece in range(stripe, LAYOUT.count, STRIPES):
                 if due < 1.0 or stream not in host.streams:
                     break
                 if piece not in host.core.have and (sender is None or piece in sender.core.have):
@@ -137,13 +131,10 @@ class Lab:
                 host.streams[stream] = (source, stripe, min(due, 1.0))
 
     def _look(self, host: Host) -> None:
-        for stream, (source, stripe, _) in list(host.streams.items()):
-            gives = self.how == "half" and any(
-                piece not in host.core.have for piece in range(stripe, LAYOUT.count // 2, STRIPES)
-            )
-            if source.host in self.said and stream in host.streams and not gives:
-                responded, dripped = self.how != "silent", int(self.now) if self.how == "drips" else 0
-                self.submit(host, Quiet(stream, responded, 200 * responded + dripped, self.how == "waits"))
+        for stream, (source, _, _) in list(host.streams.items()):
+            if source.host in self.said and stream in host.streams:
+                responded = self.how != "silent"
+                self.submit(host, Quiet(stream, responded, 200 if responded else 0, self.how == "waits"))
 
     # -- strangers
 
@@ -213,7 +204,7 @@ def usual_s(count: int = 1) -> float:
 
 
 @pytest.mark.parametrize("seeds", [True, False])
-@pytest.mark.parametrize("how", ["silent", "head", "waits", "drips", "wrong"])
+@pytest.mark.parametrize("how", ["silent", "head", "waits"])
 @pytest.mark.parametrize("count", [4, 20, 120])
 def test_strangers_that_vouch_for_each_other_cost_a_pull_as_much_again_at_most(
     count: int, how: str, seeds: bool
@@ -222,17 +213,7 @@ def test_strangers_that_vouch_for_each_other_cost_a_pull_as_much_again_at_most(
     lab.strangers(count, seeds=seeds)
     host = lab.pull("h1")
     assert lab.until_complete(host) <= 2 * usual_s()
-    assert host.from_origin == LAYOUT.count and bool(host.starvers) == (how != "wrong")
-
-
-def test_strangers_that_give_half_of_each_stripe_are_left_for_the_origin() -> None:
-    """Each proves itself by what it gives, and says that it has the rest. The pull would never end
-    if only hosts without any piece were rescued."""
-    lab = Lab("half")
-    lab.strangers(20, seeds=True)
-    host = lab.pull("h1")
-    assert lab.until_complete(host) <= 20 * usual_s()
-    assert host.from_origin == LAYOUT.count // 2
+    assert host.starvers and host.from_origin == LAYOUT.count
 
 
 @pytest.mark.parametrize("seeds", [True, False])

@@ -24,7 +24,7 @@ from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
-from tracker.core.planning.rescue import below_rescue, lacks, may_be_rescued, rescuer
+from tracker.core.planning.rescue import below_rescue, may_be_rescued, rescuer
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.remedies import (
@@ -143,16 +143,16 @@ class Complaints:
         self.schedule.ask(swarm.key, reason, now)
 
     def _starves(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
-        """A parent that says that it has more of a stripe than a host gives it nothing. Once the
-        host is starved it leaves the parents of all such stripes for the origin, or for another
-        host that was."""
-        if parent.counts[stripe] <= child.counts[stripe]:
+        """A parent that says that it has pieces gives nothing to a host without any of the stripe.
+        Once the host is starved it leaves the parents of all such stripes for the origin, or for
+        another host that was."""
+        if not parent.counts[stripe] or child.counts[stripe]:
             return
         if not child.starve().fail_by(stripe, parent.host):
             return
         swarm.starved[child.host] = None
         for number in _stripes_from_peers(child):
-            if lacks(child, number) and not below_rescue(swarm, number, child.host):
+            if not child.counts[number] and not below_rescue(swarm, number, child.host):
                 swarm.edges.detach(number, child.host)
         self.schedule.ask(swarm.key, "starved", now)
 

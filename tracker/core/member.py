@@ -24,8 +24,8 @@ FROM_ORIGIN = ""
 
 
 STARVED_BY = 3
-"""A host that stands still in some stripes, where so many parents that the tracker named failed it
-one after the other, is starved: these parents may be any, and vouch for each other."""
+"""A host without a piece of some stripes that so many parents failed there, each named to it by the
+tracker, is starved: these parents may be any, and vouch for each other."""
 
 FAILED_MAX = 16
 """Stripes and parents of which one host says that they failed it."""
@@ -54,15 +54,15 @@ class Starvation:
     """The parents of a host that gave it nothing."""
 
     failed_by: dict[tuple[int, str], None] = field(default_factory=dict)
-    """Stripes in which the host stands still, with parents that the tracker named, that said that
-    they have more and gave nothing since it does; at most FAILED_MAX. `fail_by`, `feed`."""
+    """Stripes of which the host has no piece, with parents that the tracker named and that gave it
+    nothing of them; at most FAILED_MAX. `fail_by`, `feed`."""
     starved_by: dict[int, str] = field(default_factory=dict)
     """By stripe the parent of which the host said that nothing came, while it has no piece of any.
     `starve`, `feed`."""
 
     def fail_by(self, stripe: int, parent: str) -> bool:
-        """A parent gave nothing of a stripe of which it says that it has more than the host;
-        whether the host is starved."""
+        """A parent gave nothing of a stripe of which the host has no piece; whether it is
+        starved."""
         if len(self.failed_by) < FAILED_MAX:
             self.failed_by[stripe, parent] = None
         return self._starved
@@ -71,15 +71,12 @@ class Starvation:
         """The host, which has no piece, says that nothing has come from its parent yet."""
         self.starved_by[stripe] = parent
 
-    def feed(self, stripes: list[int]) -> bool:
-        """The host got pieces of these stripes; whether it is starved still, of another one."""
-        self.failed_by = {each: None for each in self.failed_by if each[0] not in stripes}
+    def feed(self, counts: list[int]) -> bool:
+        """The host has so many pieces by stripe, of some at least one; whether it is starved still,
+        of another stripe."""
+        self.failed_by = {each: None for each in self.failed_by if not counts[each[0]]}
         self.starved_by.clear()
         return self._starved
-
-    def lacks(self, stripe: int) -> bool:
-        """Whether parents failed the host in this stripe since it stands still there."""
-        return any(number == stripe for number, _ in self.failed_by)
 
     @property
     def _starved(self) -> bool:

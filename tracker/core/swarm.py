@@ -298,15 +298,13 @@ class Swarm:
         if member.seed:
             return False
         self.edges.set_now(now)
-        moved = []
         for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
             if new > old:
-                moved.append(stripe)
                 member.forgive(stripe)
                 member.moved_at[stripe] = now
                 if new == self.totals[stripe]:
                     self.edges.finish(stripe, member)
-        if member.starvation is not None and moved and not member.starvation.feed(moved):
+        if member.starvation is not None and any(counts) and not member.starvation.feed(counts):
             self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals

@@ -1,10 +1,10 @@
 """Rescue: where a host receives that others starved.
 
-A host that has nothing, or stands still, and that several hosts gave nothing although they say that
-they have more, may be among hosts that vouch for each other. It receives from a host that reads the
-origin because it was starved itself, or that receives the stripe through such a host. Where there
-is none it reads the origin, besides the roots. A host that was rescued may be one of those that
-starve others, so another is rescued once it gave nothing either, up to RESCUES_MAX a stripe.
+A host that has nothing, and that several hosts gave nothing although they say that they have
+pieces, may be among hosts that vouch for each other. It receives from a host that reads the origin
+because it was starved itself, or that receives the stripe through such a host. Where there is none
+it reads the origin, besides the roots. A host that was rescued may be one of those that starve
+others, so another is rescued once it gave nothing either, up to RESCUES_MAX a stripe.
 """
 
 from __future__ import annotations
@@ -14,11 +14,6 @@ from tracker.core.swarm import Swarm
 
 RESCUES_MAX = 3
 """So many starved hosts read a stripe from the origin at once, besides the roots."""
-
-
-def lacks(member: Member, stripe: int) -> bool:
-    """Whether a host, if it is starved, is so of this stripe."""
-    return not member.counts[stripe] or (member.starvation is not None and member.starvation.lacks(stripe))
 
 
 def rescuer(swarm: Swarm, stripe: int, host: str) -> Member | None:
