@@ -124,7 +124,8 @@ def test_what_must_stay_keeps_no_other_from_being_removed(agent: Agent) -> None:
     run(agent, "pin", "team/a:v1")
     documents = json.loads(run(agent, "rm", "team/*", "team/c:v1", "--json", code=1)[0])
     assert [document.get("status", 0) for document in documents] == [0, 0, 409, 404]
-    assert [entry["reference"] for entry in json.loads(run(agent, "ls", "--json")[0])] == ["team/a:v1"]
+    listed = [entry["reference"] for entry in json.loads(run(agent, "ls", "--json")[0])]
+    assert [reference for reference in listed if not reference.startswith("blob:")] == ["team/a:v1"]
     assert "team/a:v1 is pinned" in run(agent, "rm", "team/c:v1", "team/a:*", code=3)[1]
     run(agent, "pin", "--remove", "team/a:v1")
     run(agent, "rm", "team/a:v1")
