@@ -3,6 +3,7 @@ them to a registry."""
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
@@ -39,7 +40,7 @@ class Document:
     data: bytes
     media_type: str
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         return digest_of(self.data)
 

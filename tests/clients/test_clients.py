@@ -3,6 +3,7 @@ from the registry, and pulls that go on when agent or tracker is gone.
 
 What each client asks is noted in calls/*.json, and the agent is asked the same there without the
 client, so that a machine without them sees a change too. P2PDIST_RECORD=1 writes these files anew.
+P2PDIST_LAYER_MIB=1024 gives the images of the first test a layer as large as real ones have.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from p2pdist.model.image import path_of_upstream
 pytestmark = [pytest.mark.slow, pytest.mark.root, needs_registry, pytest.mark.xdist_group("clients")]
 DEAD_S_MAX = 2.0
 RECORDS = bool(os.environ.get("P2PDIST_RECORD"))
+LAYER_MIB = int(os.environ.get("P2PDIST_LAYER_MIB", "3"))
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_images_come_whole_through_the_agent(
 ) -> None:
     if "zstd" in compressions and not client.zstd:
         pytest.skip(f"{client.name} of this version knows no zstd")
-    image = published(door, "public/app", kind, compressions=compressions, index=index)
+    image = published(door, "public/app", kind, size=LAYER_MIB << 20, compressions=compressions, index=index)
     agent = door.agent("h1")
     with watching(agent.mirror) as watch:
         upstream = installed(client, door, watch.address)
