@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tidiness import TOKEN_VARIABLE, leftovers, mounts_below, processes_with, remove_leftovers
+from tidiness import NETNS_PREFIX, TOKEN_VARIABLE, leftovers, mounts_below, processes_with, remove_leftovers
 
 DETACHED = "import os, sys, time; os.fork() and sys.exit(); os.setsid(); time.sleep(60)"
 
@@ -40,6 +40,30 @@ def test_a_mount_is_found_and_removed(tmp_path: Path) -> None:
     finally:
         remove_leftovers(tmp_path, "nobody")
     assert mounts_below(tmp_path) == []
+
+
+@pytest.mark.root
+def test_a_namespace_in_which_another_run_works_is_not_named(tmp_path: Path) -> None:
+    """It is named once nobody is in it any more."""
+    name = f"{NETNS_PREFIX}-tidy-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        told = f"network namespace {name}"
+        environment = {**os.environ, TOKEN_VARIABLE: "another"}
+        with subprocess.Popen(
+            ["ip", "netns", "exec", name, "sh", "-c", "echo in; read -r _"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "in\n"
+            assert told not in leftovers(tmp_path, "nobody", set(), settle_s=0)
+            process.communicate("\n")
+        assert told in leftovers(tmp_path, "nobody", set(), settle_s=0)
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 def test_a_tidy_run_leaves_nothing(tmp_path: Path) -> None:

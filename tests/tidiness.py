@@ -2,12 +2,13 @@
 
 Whatever a test starts inherits TOKEN_VARIABLE, so a process that outlives its test is found even
 when it has detached itself from its parent. Mounts are looked for below the run's own temporary
-directory, namespaces by NETNS_PREFIX; both may belong only to this run, so several runs can share a
-machine.
+directory, namespaces by NETNS_PREFIX, without those in which another run's processes are; so
+several runs can share a machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -56,6 +57,21 @@ def namespaces() -> set[str]:
         return set()
 
 
+def others_namespaces(token: str) -> set[str]:
+    """Those in which processes run whose environment does not carry `token`."""
+    ours, used = processes_with(token), set()
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdecimal() and int(directory.name) not in ours:
+            with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to somebody else
+                used.add((directory / "ns" / "net").stat().st_ino)
+    found = set()
+    for name in namespaces():
+        with contextlib.suppress(OSError):
+            if (NETNS_DIRECTORY / name).stat().st_ino in used:
+                found.add(name)
+    return found
+
+
 def leftovers(directory: Path, token: str, namespaces_before: set[str], *, settle_s: float = SETTLE_S) -> list[str]:
     """What outlived a run: one line for each mount, process and namespace. Empty when all is tidy
     within `settle_s` seconds."""
@@ -64,6 +80,9 @@ def leftovers(directory: Path, token: str, namespaces_before: set[str], *, settl
         found = [f"mount {point}" for point in mounts_below(directory)]
         found += [f"process {pid}: {command}" for pid, command in processes_with(token).items()]
         found += [f"network namespace {name}" for name in sorted(namespaces() - namespaces_before)]
+        if any(line.startswith("network") for line in found):
+            others = others_namespaces(token)
+            found = [line for line in found if line.removeprefix("network namespace ") not in others]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.1)
