@@ -302,7 +302,7 @@ class BlobPull:
         if counts == self._reported:
             return None
         self._reported = counts
-        return Advance(self.blob.digest, counts)
+        return Advance(self.blob.digest, counts, self.receipts.by_source["origin"])
 
     def trouble(self) -> str:
         """What the pull waits for, in words for the user; empty while pieces come."""
