@@ -447,8 +447,9 @@ def test_losses_of_many_hosts_are_each_told() -> None:
 
 def test_a_clock_that_is_off_is_told_once() -> None:
     script = Script()
-    for number, ahead_s in enumerate((CLOCK_OFF_S - 1, -200.0, -201.0, None)):
-        hello = Hello(PROTOCOL_VERSION, f"h{number // 2}", "h:1", "z1", "r1")
+    said = (("h1", CLOCK_OFF_S - 1), ("h0", -200.0), ("h0", -201.0), ("h2", None))
+    for number, (host, ahead_s) in enumerate(said):
+        hello = Hello(PROTOCOL_VERSION, host, "h:1", "z1", "r1")
         script.fleet.handle(SessionOpened(900 + number, hello, clock_ahead_s=ahead_s), now=script.now)
     (event,) = script.events()
     assert (event.kind, event.host) == ("clock-off", "h0")

@@ -98,9 +98,7 @@ class TrackerCollector(Collector):
 
     def _agents(self) -> Iterator[Metric]:
         """What agents say of themselves when they connect."""
-        present = [
-            host for host in self._service.fleet.hosts.values() if host.session is not None and not host.partial
-        ]
+        present = [host for host in self._service.fleet.hosts.values() if host.session is not None and not host.partial]
         versions = Counter(host.version or "unknown" for host in present)
         agents = GaugeMetricFamily("p2pdist_tracker_agents", "Hosts connected, by version", labels=["version"])
         named = versions.most_common(VERSIONS_MAX)
@@ -112,7 +110,10 @@ class TrackerCollector(Collector):
         skews = [abs(host.clock_ahead_s) for host in present if host.clock_ahead_s is not None]
         name, text = "p2pdist_tracker_clock_skew_seconds", "The farthest that the clock of a connected host is off"
         yield GaugeMetricFamily(name, text, value=max(skews, default=0.0))
-        name, text = "p2pdist_tracker_clock_off_hosts", f"Hosts connected whose clock is off by over {CLOCK_OFF_S:.0f} s"
+        name, text = (
+            "p2pdist_tracker_clock_off_hosts",
+            f"Hosts connected whose clock is off by over {CLOCK_OFF_S:.0f} s",
+        )
         yield GaugeMetricFamily(name, text, value=sum(skew > CLOCK_OFF_S for skew in skews))
 
     def _trackers(self) -> Iterator[Metric]:
@@ -240,7 +241,8 @@ class TrackerCollector(Collector):
 def registry(
     service: Service, view: View, preseeds: PreseedService | None = None, cluster: Cluster | None = None
 ) -> CollectorRegistry:
-    """A registry with the metrics of a tracker, its process and its interpreter; `cluster` is None where it is alone."""
+    """A registry with the metrics of a tracker, its process and its interpreter; `cluster` is None
+    where it is alone."""
     made = CollectorRegistry()
     ProcessCollector(registry=made)
     PlatformCollector(registry=made)

@@ -1,9 +1,10 @@
 """The history of a fleet in a database: SQLite for one tracker, PostgreSQL for several.
 
 Each kind of event keeps its newest KEPT_MAX records, for KEPT_S: what comes often pushes nothing
-else out. Records do not age by the wall clock alone, which may jump ahead and would take all of them
-out at once: their clock begins at the earliest of the newest records, and catches up with the wall
-clock at CATCH_UP times its pace. What several trackers report alike (`Event.key`) is kept once.
+else out. Records do not age by the wall clock alone, which may jump ahead and would take all of
+them out at once: their clock begins at the earliest of the newest records, and catches up with the
+wall clock at CATCH_UP times its pace. What several trackers report alike (`Event.key`) is kept
+once.
 
 All methods wait for the database and may be called from any thread; they raise Unavailable when it
 does not answer.
@@ -75,7 +76,8 @@ _records = sql.Table(
 
 class HistoryDatabase:
     """The records that are kept. `where` is that of a tracker's state (database.py); `tracker` the
-    id under which this one reports, empty where it is alone; `clock` one that never jumps. Raises Unavailable and UsageError."""
+    id under which this one reports, empty where it is alone; `clock` one that never jumps. Raises
+    Unavailable and UsageError."""
 
     def __init__(self, where: str, tracker: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._database = Database(where, FILE_NAME, durable=False)

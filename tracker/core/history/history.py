@@ -107,6 +107,8 @@ class History:
     """By host, the latest last."""
     _flaps: OrderedDict[str, _Flaps] = field(default_factory=OrderedDict)
     """By host, the one that is counted for the longest time first."""
+    _missed: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """By host that may be lost: a package of which it lacked something."""
     _looked_at: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -130,13 +132,18 @@ class History:
 
     def left(self, swarm: Swarm, host: str, reason: str, now: float) -> None:
         """A host is about to leave a swarm, for one of the reasons of Membership.leave."""
+        if reason in ("absent", "dead") and not swarm.members[host].seed:
+            self._missed[host] = short_name(*self._package_of(swarm.blob))
+            if len(self._missed) > HOSTS_MAX:
+                self._missed.popitem(last=False)
         self.broadcasts.leave(swarm, host, _REASONS.get(reason, reason), now=now)
 
     def lost(self, host: Host, now: float) -> None:
         """A host has ended without saying so."""
         where = f" at {host.address}" if host.address else ""
         why, ago_s = host.ended or "its session ended", now - (host.absent_since or now)
-        text = f"lost {host.name}{where}{_place(host)}: {why}"
+        missed = self._missed.pop(host.name, "")
+        text = f"lost {host.name}{where}{_place(host)}: {why}" + (f"; it did not get all of {missed}" if missed else "")
         event = Event("host-lost", text, "", "", host.name, host.zone, host.address, why, round(ago_s, 3))
         flaps = self._flaps.get(host.name)
         if flaps is None:
@@ -257,14 +264,22 @@ class History:
         return True
 
     def preseed_failed(
-        self, identifier: str, package: str, done: int, hosts: int, failures: Iterable[tuple[str, str]], began_s: float
+        self,
+        identifier: str,
+        package: str,
+        done: int,
+        hosts: int,
+        failures: Iterable[tuple[str, str]],
+        began_s: float,
+        notes: Iterable[str] = (),
     ) -> None:
         """A preseed has failed: so many of its hosts hold the package, and why some others do not,
-        as far as that is known."""
+        as far as that is known. `notes` say what it waited for in vain."""
         package = package.removeprefix(SCHEME)
         named = [f"{host} ({_line(reason)})" for host, reason in failures]
         more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
-        reason = f"{done} of {hosts} hosts hold it" + (f"; not {', '.join(named[:NAMED_MAX])}{more}" if named else "")
+        lacking = f"not {', '.join(named[:NAMED_MAX])}{more}" if named else ""
+        reason = "; ".join(filter(None, (f"{done} of {hosts} hosts hold it", lacking, *map(_line, notes))))
         text = f"preseed {identifier} of {short_name(package, '')} failed: {reason}"
         digest = package.partition("@")[2]
         made = Event("preseed-failed", text, package, digest, reason=reason, key=f"preseed {identifier}")
