@@ -139,7 +139,7 @@ def test_the_metrics_of_the_interface_keep_their_names_and_labels(metrics: dict[
 def test_the_rules_pass_their_unit_tests() -> None:
     for words in (("check", "rules", RULES.name), ("test", "rules", "p2pdist.rules.test.yml")):
         done = subprocess.run(
-            [str(PROMTOOL), *words], cwd=RULES.parent, capture_output=True, text=True, timeout=60, check=False
+            [str(PROMTOOL), *words], cwd=RULES.parent, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,8 @@ class Spans:
 
         status = pull.status()
         end = pull.started + (pull.seconds or 0.0)
-        span = self._begin("pull", pull.started, None)
+        wall_ns = _wall_ns()
+        span = self._begin("pull", wall_ns(pull.started), None)
         span.set_attributes(
             {
                 "p2pdist.reference": pull.reference,
@@ -84,12 +86,12 @@ class Spans:
         ):
             if ended is not None:
                 moment = min(end, max(before, ended))
-                self._begin(name, before, below).end(_wall_ns(moment))
+                self._begin(name, wall_ns(before), below).end(wall_ns(moment))
                 before = moment
         if pull.error is not None:
             span.set_attribute("error.type", pull.error.slug)
             span.set_status(Status(StatusCode.ERROR, str(pull.error)))
-        span.end(_wall_ns(end))
+        span.end(wall_ns(end))
         self._pulls[pull.digest] = below
         self._pulls.move_to_end(pull.digest)
         if len(self._pulls) > PULLS_MAX:
@@ -97,18 +99,19 @@ class Spans:
 
     def mounted(self, shown: MountStatus, began: float) -> None:
         """A package is shown; that began at this time of the monotonic clock."""
-        span = self._begin("mount", began, self._pulls.get(shown.digest))
+        wall_ns = _wall_ns()
+        span = self._begin("mount", wall_ns(began), self._pulls.get(shown.digest))
         span.set_attributes({"p2pdist.reference": shown.reference, "p2pdist.way": shown.how})
-        span.end(_wall_ns(time.monotonic()))
+        span.end(wall_ns(time.monotonic()))
 
     def stop(self) -> None:
         """Send what waits; blocks while the collector takes it."""
         self._provider.shutdown()
 
-    def _begin(self, name: str, began: float, below: Context | None) -> Span:
+    def _begin(self, name: str, began_ns: int, below: Context | None) -> Span:
         from opentelemetry.context import Context
 
-        return self._tracer.start_span(name, below if below is not None else Context(), start_time=_wall_ns(began))
+        return self._tracer.start_span(name, below if below is not None else Context(), start_time=began_ns)
 
 
 def spans(host: str) -> Spans | None:
@@ -117,6 +120,8 @@ def spans(host: str) -> Spans | None:
     return Spans(host) if asked and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true" else None
 
 
-def _wall_ns(moment: float) -> int:
-    """A time of the monotonic clock in nanoseconds since the epoch."""
-    return time.time_ns() - int((time.monotonic() - moment) * 1e9)
+def _wall_ns() -> Callable[[float], int]:
+    """Gives times of the monotonic clock in nanoseconds since the epoch, all by one look at the
+    clocks."""
+    ahead_ns = time.time_ns() - time.monotonic_ns()
+    return lambda moment: ahead_ns + int(moment * 1e9)

@@ -87,6 +87,8 @@ async def test_bytes_of_evicted_blobs_are_made_room_for(agent: Agent) -> None:
     for _ in range(7):  # of 200 kB, in a store of 1 MiB
         data = os.urandom(SIZE)
         blob = agent.store.begin(digest_of(data), PieceList.of_stream(io.BytesIO(data), SIZE))
-        blob.write(0, data)
+        for piece in range(blob.layout.count):
+            offset = blob.layout.offset(piece)
+            blob.write(piece, data[offset : offset + blob.layout.length(piece)])
         blob.finish()
     assert samples(agent)["p2pdist_agent_evictions_total"][""] >= 2

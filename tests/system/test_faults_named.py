@@ -176,43 +176,48 @@ def test_a_dead_host(fleet: Fleet) -> None:
     fleet.events("host-back", "h3 is back after")
 
 
-def test_a_slow_uplink(fleet: Fleet) -> None:
-    slow = fleet.agents[0]
-    slow.stop()
-    with link(slow, MIB // 2) as port:
-        slow.options["advertise"] = f"127.0.0.1:{port}"
-        slow.start()
-        fleet.push("team/uplink:v1", 96 * MIB)
-        fleet.site.origin.rate_bytes_s = 16 * MIB
-        fleet.pull("team/uplink:v1")
+@contextmanager
+def restarted(fleet: Fleet, agent: Agent, rate_bytes_s: float, **options: str) -> Iterator[None]:
+    """An agent with other options, beside an origin with this rate; both as before in the end."""
+    agent.stop()
+    agent.options.update(options)
+    agent.start()
+    fleet.site.origin.rate_bytes_s = rate_bytes_s
+    try:
+        yield
+    finally:
         fleet.site.origin.rate_bytes_s = 0
+        agent.stop()
+        for option in options:
+            del agent.options[option]
+        agent.start()
+
+
+def test_a_slow_uplink(fleet: Fleet) -> None:
+    """Whoever receives from the host lags under it alone."""
+    slow = fleet.agents[0]
+    with link(slow, MIB // 8) as port, restarted(fleet, slow, 4 * MIB, advertise=f"127.0.0.1:{port}"):
+        fleet.push("team/uplink:v1", 48 * MIB)
+        pulls = [agent.start_pull(package="team/uplink:v1") for agent in fleet.agents]
         line = fleet.events("host-slow", "h0 (zone eu-1) has a slow uplink", "team/uplink:v1")
         assert "See its link" in line
         assert fleet.metric("p2pdist_tracker_slow_hosts") >= 1
         assert "slow uplink" in fleet.shown("top", "--once")
-        slow.stop()
-    del slow.options["advertise"]
-    slow.start()
+        for pull in pulls:
+            assert pull.result(240).state == "done"
 
 
 def test_a_slow_downlink(fleet: Fleet) -> None:
     slow = fleet.agents[1]
-    slow.stop()
-    slow.options["download_limit"] = "1MB/s"
-    slow.start()
-    fleet.push("team/downlink:v1", 64 * MIB)
-    fleet.site.origin.rate_bytes_s = 16 * MIB
-    pulls = [agent.start_pull(package="team/downlink:v1") for agent in fleet.agents]
-    line = fleet.events("host-slow", "h1 (zone eu-1) has a slow downlink", "team/downlink:v1")
-    assert "limits itself to 1.0 MB/s: see --download-limit" in line
-    assert "slow downlink" in fleet.shown("top", "--once")
-    slow.stop()
-    del slow.options["download_limit"]
-    slow.start()
-    fleet.site.origin.rate_bytes_s = 0
-    for number, pull in enumerate(pulls):
-        if number != 1:
-            assert pull.result(120).state == "done"
+    with restarted(fleet, slow, 4 * MIB, download_limit="200KB/s"):
+        fleet.push("team/downlink:v1", 48 * MIB)
+        pulls = [agent.start_pull(package="team/downlink:v1") for agent in fleet.agents]
+        line = fleet.events("host-slow", "h1 (zone eu-1) has a slow downlink", "team/downlink:v1")
+        assert "limits itself to 0.2 MB/s: see --download-limit" in line
+        assert "slow downlink" in fleet.shown("top", "--once")
+        for number, pull in enumerate(pulls):
+            if number != 1:
+                assert pull.result(240).state == "done"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
@@ -294,9 +299,8 @@ def test_a_wrong_zone_in_a_preseed(fleet: Fleet) -> None:
 
 
 def test_a_stale_policy(fleet: Fleet) -> None:
-    fleet.policies.write_text('[[policy]]\npackage = "team/*"\nkeeps = "1h"\n')
-    line = fleet.events("change", "policies", "keeps")
-    assert "mistake" in line or "hold" in line
+    fleet.policies.write_text('[[policy]]\nmatch = ["team/*"]\nkeeps = "1h"\n')
+    fleet.events("change", "the policies stay as they were", str(fleet.policies), "keeps")
     assert fleet.metric("p2pdist_tracker_policies_stale") == 1
     assert "policies stale" in fleet.shown("status") and "keeps" in fleet.shown("status")
     fleet.policies.write_text("")
@@ -306,20 +310,18 @@ def test_a_stale_policy(fleet: Fleet) -> None:
 @pytest.mark.skipif(FAKETIME is None, reason="needs faketime (Debian package faketime)")
 def test_a_clock_that_is_off(fleet: Fleet) -> None:
     late = Agent(fleet.site, "late")
-    words = ["-f", "-10m", str(P2PDIST), "agent", "--listen", f"127.0.0.1:{late.port}", "--store", str(late.store)]
+    words = ["-f", "-10m", *P2PDIST, "agent", "--listen", f"127.0.0.1:{late.port}", "--store", str(late.store)]
     words += ["--socket", str(late.socket), "--name", "late", "--zone", "eu-1", "--tracker", fleet.site.tracker_url]
     environment = os.environ | {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
     with late.log.open("ab") as log:
-        process = subprocess.Popen([str(FAKETIME), *words], stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(
+            [str(FAKETIME), *words], stdout=log, stderr=log, env=environment, start_new_session=True
+        )
     try:
         line = fleet.events("clock-off", "late (zone eu-1): its clock is", "behind the tracker's")
         assert "chrony" in line and ("600 s" in line or "599 s" in line)
         assert fleet.metric("p2pdist_tracker_clock_off_hosts") == 1
         assert 590 < fleet.metric("p2pdist_tracker_clock_skew_seconds") < 660
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        os.killpg(process.pid, signal.SIGKILL)  # faketime waits for the agent, and hands no signals on
+        process.wait()
