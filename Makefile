@@ -21,7 +21,7 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 
 # Programs without which some tests and benchmarks are skipped: other clients, other file systems, Slurm, container runtimes, a database.
 MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent-nox rtorrent transmission-cli \
-	casync restic umoci docker-registry docker.io containerd runc podman crun buildah skopeo xfsprogs btrfs-progs zsh fish
+	casync restic umoci docker-registry docker.io containerd runc podman crun buildah skopeo xfsprogs btrfs-progs zsh fish faketime
 
 # Clients of model hubs, each in an environment of its own below $(VENV)/hub-clients: the last 0.x, one 1.x, and 2.x.
 HUB_CLIENTS := 0.36.0 1.29.0 2.4.0

@@ -14,10 +14,20 @@ from grafana_foundation_sdk.builders import dashboard, prometheus, stat, timeser
 from grafana_foundation_sdk.builders.common import VizLegendOptions
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, VariableRefresh
 
 DASHBOARDS = Path(__file__).parent / "dashboards"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+BOARDS = {"p2pdist-fleet": "p2pdist: fleet", "p2pdist-swarms": "p2pdist: swarms", "p2pdist-host": "p2pdist: host"}
+"""Titles by identifier; each board links to the others."""
+
+VARIABLES = {
+    "p2pdist-fleet": [("zone", "Zone", "p2pdist_tracker_hosts, zone")],
+    "p2pdist-swarms": [("tracker", "Tracker", "p2pdist_tracker_sessions, instance")],
+    "p2pdist-host": [("instance", "Host", "p2pdist_agent_streams, instance")],
+}
+"""What may be chosen on a board: name, title, and the metric and label that have its values."""
+
 SPAN, HEIGHT, STAT_SPAN, STAT_HEIGHT = 12, 8, 6, 4
 
 
@@ -29,13 +39,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel; with `large` a number instead of lines over time. `text` says what to watch
-    for."""
+    """One panel. `text` is its description: what it shows, or what to watch for. With `large` it is
+    a number instead of lines over time."""
 
     title: str
     unit: str
     queries: Sequence[Query]
-    text: str = ""
+    text: str
     large: bool = False
 
 
@@ -44,11 +54,33 @@ def q(expr: str, legend: str = "") -> Query:
 
 
 FLEET = [
-    Panel("Hosts connected", "short", [q('sum(p2pdist_tracker_hosts{state="present"})')], large=True),
-    Panel("Running swarms", "short", [q('sum(p2pdist_tracker_swarms{state="running"})')], large=True),
-    Panel("Running swarms are complete to", "percentunit", [q("p2pdist:swarms_done:ratio")], large=True),
     Panel(
-        "Alerts", "short", [q('count(ALERTS{alertname=~"P2PDist.+", alertstate="firing"}) or vector(0)')], large=True
+        "Hosts connected",
+        "short",
+        [q('sum(p2pdist_tracker_hosts{state="present"})')],
+        text="Agents with a session at a tracker. Fewer than there are machines: see the hosts that are absent.",
+        large=True,
+    ),
+    Panel(
+        "Running swarms",
+        "short",
+        [q('sum(p2pdist_tracker_swarms{state="running"})')],
+        text="Blobs that some host still lacks.",
+        large=True,
+    ),
+    Panel(
+        "Running swarms are complete to",
+        "percentunit",
+        [q("p2pdist:swarms_done:ratio")],
+        text="Of all bytes that hosts of running swarms want, how many are there.",
+        large=True,
+    ),
+    Panel(
+        "Alerts",
+        "short",
+        [q('count(ALERTS{alertname=~"P2PDist.+", alertstate="firing"}) or vector(0)')],
+        text="Alerts of p2pdist that fire now; each says what to do.",
+        large=True,
     ),
     Panel(
         "Origin egress against bytes delivered",
@@ -74,11 +106,13 @@ FLEET = [
         "Completion of running swarms",
         "percentunit",
         [q("p2pdist:swarms_done:ratio", "complete")],
+        text="Flat for minutes while swarms run: see the stalled ones under Failures.",
     ),
     Panel(
         "Hosts by zone",
         "short",
-        [q("sum by (zone, state) (p2pdist_tracker_hosts)", "{{zone}} {{state}}")],
+        [q('sum by (zone, state) (p2pdist_tracker_hosts{zone=~"$zone"})', "{{zone}} {{state}}")],
+        text="Absent hosts ended without a word within the last hour: p2pdist events --kind host-lost says why.",
     ),
     Panel(
         "Slow hosts",
@@ -103,8 +137,73 @@ FLEET = [
             q('sum(p2pdist_tracker_swarms{state="stalled"})', "swarms that stand still"),
             q('sum(p2pdist_tracker_preseeds{state="failed"})', "preseeds that failed"),
         ],
+        text="Any: p2pdist events names host, package and cause.",
     ),
-    Panel("Preseeds", "short", [q("sum by (state) (p2pdist_tracker_preseeds)", "{{state}}")]),
+    Panel(
+        "Pulls that fail",
+        "short",
+        [
+            q(
+                "sum by (reason) (increase(p2pdist_agent_pulls_failed_total[$__rate_interval])) > 0 or vector(0)",
+                "{{reason}}",
+            )
+        ],
+        "By the kind of the failure. p2pdist events --kind pull-failed names hosts, packages and causes.",
+    ),
+    Panel(
+        "Pulls in flight",
+        "short",
+        [q("sum by (state) (p2pdist_agent_pulls)", "{{state}}")],
+        "waiting: nothing was asked of others yet. That grows: the tracker or the origin does not answer.",
+    ),
+    Panel(
+        "Bytes of packages by where they were",
+        "Bps",
+        [q("sum by (source) (rate(p2pdist_agent_pulled_bytes_total[$__rate_interval]))", "{{source}}")],
+        "store: they were on the host already.",
+    ),
+    Panel(
+        "Origin",
+        "short",
+        [q("min by (instance, origin) (p2pdist_tracker_origin_reachable)", "{{origin}} from {{instance}}")],
+        "0: the tracker cannot read it, which agents will meet as well. p2pdist events --kind origin says why.",
+    ),
+    Panel(
+        "Clocks",
+        "s",
+        [q("max(p2pdist_tracker_clock_skew_seconds)", "the farthest off")],
+        "Over 30 s: p2pdist events --kind clock-off names the host.",
+    ),
+    Panel(
+        "Hosts with a clock that is off",
+        "short",
+        [q("sum(p2pdist_tracker_clock_off_hosts)", "over 30 s off")],
+        "Run chrony or systemd-timesyncd there.",
+    ),
+    Panel(
+        "Versions of agents",
+        "short",
+        [q("sum by (version) (p2pdist_tracker_agents)", "{{version}}")],
+        "Several for longer than an upgrade takes: hosts were left out.",
+    ),
+    Panel(
+        "Processes by version",
+        "short",
+        [q("count by (job, version) (p2pdist_build_info)", "{{job}} {{version}}")],
+        "Trackers and agents that are scraped.",
+    ),
+    Panel(
+        "Fullest disks",
+        "percentunit",
+        [q("topk(5, p2pdist:disk_used:ratio)", "{{instance}}")],
+        "Of stores. Over 95 %: what else fills the disk makes pulls fail.",
+    ),
+    Panel(
+        "Preseeds",
+        "short",
+        [q("sum by (state) (p2pdist_tracker_preseeds)", "{{state}}")],
+        text="p2pdist events --kind preseed-failed names those that failed, and the hosts that lack the package.",
+    ),
     Panel(
         "Events",
         "short",
@@ -137,7 +236,7 @@ FLEET = [
         ],
         "Trackers with one database keep the same ones.",
     ),
-    Panel("Bytes of recordings", "bytes", [q("max(p2pdist_tracker_trace_bytes)", "bytes")]),
+    Panel("Bytes of recordings", "bytes", [q("max(p2pdist_tracker_trace_bytes)", "bytes")], text="64 MiB at most."),
     Panel(
         "Requests for traces",
         "ops",
@@ -172,6 +271,7 @@ FLEET = [
         "Requests of S3 clients",
         "ops",
         [q("sum by (result) (rate(p2pdist_agent_s3_requests_total[$__rate_interval]))", "{{result}}")],
+        text="unavailable and broken: the log of the agent says why.",
     ),
     Panel(
         "Model files given to clients",
@@ -200,8 +300,18 @@ FLEET = [
 ]
 
 SWARMS = [
-    Panel("Swarms", "short", [q("sum by (state) (p2pdist_tracker_swarms)", "{{state}}")]),
-    Panel("Bytes of running swarms", "bytes", [q("sum by (state) (p2pdist_tracker_swarm_bytes)", "{{state}}")]),
+    Panel(
+        "Swarms",
+        "short",
+        [q("sum by (state) (p2pdist_tracker_swarms)", "{{state}}")],
+        text="stalled: hosts lack pieces, and for 30 s none got any.",
+    ),
+    Panel(
+        "Bytes of running swarms",
+        "bytes",
+        [q("sum by (state) (p2pdist_tracker_swarm_bytes)", "{{state}}")],
+        text="Over all hosts: what is there, and what is still to come.",
+    ),
     Panel(
         "Delivery",
         "Bps",
@@ -209,6 +319,7 @@ SWARMS = [
             q("sum(p2pdist_tracker_delivery_bytes_per_second)", "as the trackers hear"),
             q("p2pdist:delivered_bytes:rate1m", "as the agents count"),
         ],
+        text="Trackers hear of it seconds later than agents count.",
     ),
     Panel(
         "Time left",
@@ -220,6 +331,7 @@ SWARMS = [
                 "at the present rate",
             )
         ],
+        text="Of all running swarms together, were nothing else to begin.",
     ),
     Panel(
         "Origin leases",
@@ -230,7 +342,12 @@ SWARMS = [
         ],
         "At the limit for long: raise --origin-streams, or the origin is too slow.",
     ),
-    Panel("Streams served", "short", [q("sum(p2pdist_agent_streams)", "by all agents")]),
+    Panel(
+        "Streams served",
+        "short",
+        [q("sum(p2pdist_agent_streams)", "by all agents")],
+        text="Streams that hosts receive from other hosts.",
+    ),
     Panel(
         "Plans made anew",
         "ops",
@@ -247,47 +364,87 @@ SWARMS = [
             ),
             q("p2pdist:plan_seconds:p99_5m", "99 of 100"),
         ],
+        text="Over 0.1 s: the tracker needs a faster core, or fewer agents.",
     ),
     Panel(
-        "Delay of the tracker's event loop", "s", [q("max by (instance) (p2pdist_tracker_lag_seconds)", "{{instance}}")]
+        "Delay of the tracker's event loop",
+        "s",
+        [q('max by (instance) (p2pdist_tracker_lag_seconds{instance=~"$tracker"})', "{{instance}}")],
+        text="Over 0.5 s: the tracker needs a faster core, or fewer agents.",
     ),
-    Panel("Sessions", "short", [q("sum by (instance) (p2pdist_tracker_sessions)", "{{instance}}")]),
     Panel(
-        "Share of the blobs by tracker", "percentunit", [q("max by (instance) (p2pdist_tracker_share)", "{{instance}}")]
+        "Sessions",
+        "short",
+        [q('sum by (instance) (p2pdist_tracker_sessions{instance=~"$tracker"})', "{{instance}}")],
+        text="Agents connected, by tracker.",
+    ),
+    Panel(
+        "Share of the blobs by tracker",
+        "percentunit",
+        [q('max by (instance) (p2pdist_tracker_share{instance=~"$tracker"})', "{{instance}}")],
+        text="0: it drains, or went out of the ownership.",
     ),
     Panel(
         "Since the trackers' database answered",
         "s",
-        [q("max by (instance) (p2pdist_tracker_database_age_seconds)", "{{instance}}")],
+        [q('max by (instance) (p2pdist_tracker_database_age_seconds{instance=~"$tracker"})', "{{instance}}")],
+        text="Over 10 s: nothing stops, and no tracker that dies is replaced.",
     ),
-    Panel("Epoch by tracker", "short", [q("max by (instance) (p2pdist_tracker_epoch)", "{{instance}}")]),
+    Panel(
+        "Epoch by tracker",
+        "short",
+        [q('max by (instance) (p2pdist_tracker_epoch{instance=~"$tracker"})', "{{instance}}")],
+        text="Trackers that differ for more than seconds go by different ownerships.",
+    ),
     Panel(
         "Late sites",
         "short",
         [q("sum(p2pdist_tracker_late_sites)", "less than half of what another site has")],
+        text="Above 0 for minutes: the link to the WAN of a site is full or slow.",
     ),
 ]
 
 HOST = [
-    Panel("Others cannot reach it", "short", [q('max(p2pdist_agent_unreachable{instance=~"$instance"})')], large=True),
+    Panel(
+        "Others cannot reach it",
+        "short",
+        [q('max(p2pdist_agent_unreachable{instance=~"$instance"})')],
+        text="1: others read storage instead. p2pdist doctor on this host says why.",
+        large=True,
+    ),
     Panel(
         "Clock ahead of the tracker's",
         "s",
         [q('max(p2pdist_agent_clock_ahead_seconds{instance=~"$instance"})')],
+        text="More than 5 s either way: run chrony or systemd-timesyncd there.",
         large=True,
     ),
-    Panel("Tracker", "short", [q('min(p2pdist_agent_tracker_connected{instance=~"$instance"})')], large=True),
-    Panel("Streams served", "short", [q('sum(p2pdist_agent_streams{instance=~"$instance"})')], large=True),
+    Panel(
+        "Tracker",
+        "short",
+        [q('min(p2pdist_agent_tracker_connected{instance=~"$instance"})')],
+        text="0: no tracker answers this host. What runs goes on, what is new waits.",
+        large=True,
+    ),
+    Panel(
+        "Streams served",
+        "short",
+        [q('sum(p2pdist_agent_streams{instance=~"$instance"})')],
+        text="Streams that hosts receive from other hosts.",
+        large=True,
+    ),
     Panel(
         "Pieces that did not verify",
         "short",
         [q('sum(p2pdist_agent_pieces_rejected_total{instance=~"$instance"})')],
+        text="Any increase: its source has a bad disk, memory or link. p2pdist events --kind wrong-bytes names it.",
         large=True,
     ),
     Panel(
         "Store that may not be evicted",
         "percentunit",
         [q('max(p2pdist:store_held:ratio{instance=~"$instance"})')],
+        text="Over 90 %: the next pull may find no room.",
         large=True,
     ),
     Panel(
@@ -299,6 +456,7 @@ HOST = [
                 "{{source}}",
             )
         ],
+        text="By where the bytes came from.",
     ),
     Panel(
         "Sent",
@@ -319,6 +477,7 @@ HOST = [
             q('sum(p2pdist_agent_store_held_bytes{instance=~"$instance"})', "may not be evicted"),
             q('sum(p2pdist_agent_store_capacity_bytes{instance=~"$instance"})', "capacity"),
         ],
+        text="By kind. Partial bytes that stay: pulls that do not end.",
     ),
     Panel(
         "Time of pulls",
@@ -335,6 +494,61 @@ HOST = [
                 "99 of 100",
             ),
         ],
+        text="Of pulls that succeeded on this host.",
+    ),
+    Panel(
+        "Pulls",
+        "short",
+        [
+            q('sum by (state) (p2pdist_agent_pulls{instance=~"$instance"})', "{{state}}"),
+            q(
+                'sum by (reason) (increase(p2pdist_agent_pulls_failed_total{instance=~"$instance"}[$__rate_interval])) > 0'
+                " or vector(0)",
+                "failed: {{reason}}",
+            ),
+        ],
+        "What is pulled now, and what failed. p2pdist status there says why.",
+    ),
+    Panel(
+        "Bytes of packages by where they were",
+        "Bps",
+        [
+            q(
+                'sum by (source) (rate(p2pdist_agent_pulled_bytes_total{instance=~"$instance"}[$__rate_interval]))',
+                "{{source}}",
+            )
+        ],
+        "store: they were on the host already.",
+    ),
+    Panel(
+        "Disk of the store",
+        "bytes",
+        [q('sum by (state) (p2pdist_agent_disk_bytes{instance=~"$instance"})', "{{state}}")],
+        "Free without falling store bytes: something else fills the disk.",
+    ),
+    Panel(
+        "Evictions",
+        "short",
+        [q('sum(increase(p2pdist_agent_evictions_total{instance=~"$instance"}[$__rate_interval]))', "blobs and trees")],
+        "Many: the store is too small for what its jobs need.",
+    ),
+    Panel(
+        "Mounts",
+        "short",
+        [q('sum by (way) (p2pdist_agent_mounts{instance=~"$instance"}) > 0 or vector(0)', "{{way}}")],
+        "copy and hardlink: this host can mount nothing better. p2pdist doctor there says why.",
+    ),
+    Panel(
+        "Agent process",
+        "bytes",
+        [q('sum(process_resident_memory_bytes{instance=~"$instance"})', "resident memory")],
+        "Grows without end: report it.",
+    ),
+    Panel(
+        "Processor of the agent",
+        "percentunit",
+        [q('sum(rate(process_cpu_seconds_total{instance=~"$instance"}[$__rate_interval]))', "of one core")],
+        "Near 1 for long: its event loop is late.",
     ),
     Panel(
         "Reads of lazy views that waited",
@@ -363,11 +577,13 @@ HOST = [
                 "failed reads",
             ),
         ],
+        text="filling: contents still come while programs read. Failed reads: nothing came in time.",
     ),
     Panel(
         "Awaited in lazy views",
         "bytes",
         [q('sum(p2pdist_agent_lazy_awaited_bytes{instance=~"$instance"})', "bytes")],
+        text="Above 0 for long: nothing comes, and programs stand still.",
     ),
     Panel(
         "Filled by traces",
@@ -385,6 +601,7 @@ HOST = [
         "Pulls done",
         "ops",
         [q('sum(rate(p2pdist_agent_pull_seconds_count{instance=~"$instance"}[$__rate_interval]))', "a second")],
+        text="Pulls that succeeded.",
     ),
 ]
 
@@ -400,7 +617,7 @@ def _targets(panel: Panel) -> list[prometheus.Dataquery]:
 def _built(panel: Panel) -> stat.Panel | timeseries.Panel:
     kind = stat.Panel().span(STAT_SPAN).height(STAT_HEIGHT) if panel.large else _lines()
     made = kind.title(panel.title).unit(panel.unit).datasource(SOURCE).targets(_targets(panel))  # type: ignore[arg-type]
-    return made.description(panel.text) if panel.text else made
+    return made.description(panel.text)
 
 
 def _lines() -> timeseries.Panel:
@@ -408,19 +625,26 @@ def _lines() -> timeseries.Panel:
     return timeseries.Panel().span(SPAN).height(HEIGHT).min(0).fill_opacity(8).legend(below)
 
 
-def _dashboard(uid: str, title: str, panels: Sequence[Panel]) -> dashboard.Dashboard:
+def _dashboard(uid: str, panels: Sequence[Panel]) -> dashboard.Dashboard:
     made = (
-        dashboard.Dashboard(title).uid(uid).tags(["p2pdist"]).refresh("10s").time("now-1h", "now").timezone("browser")
+        dashboard.Dashboard(BOARDS[uid])
+        .uid(uid)
+        .tags(["p2pdist"])
+        .refresh("10s")
+        .time("now-1h", "now")
+        .timezone("browser")
     )
     made = made.readonly().with_variable(
         dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
     )
-    if uid == "p2pdist-host":
-        hosts = dashboard.QueryVariable("instance").label("Host").datasource(SOURCE).include_all(True).multi(True)
-        hosts = hosts.query("label_values(p2pdist_agent_streams, instance)").refresh(
-            VariableRefresh.ON_TIME_RANGE_CHANGED
-        )
-        made = made.with_variable(hosts)
+    for other, title in BOARDS.items():
+        if other != uid:
+            link = dashboard.DashboardLink(title).type(DashboardLinkType.LINK).url(f"/d/{other}").keep_time(True)
+            made = made.link(link.include_vars(False).tooltip(f"Open {title}"))
+    for name, label, values in VARIABLES.get(uid, ()):
+        variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE).include_all(True).multi(True)
+        variable = variable.query(f"label_values({values})").refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        made = made.with_variable(variable.all_value(".*"))
     for panel in panels:
         made = made.with_panel(_built(panel))
     return made
@@ -429,9 +653,9 @@ def _dashboard(uid: str, title: str, panels: Sequence[Panel]) -> dashboard.Dashb
 def documents() -> dict[str, str]:
     """The dashboards as JSON, by file name."""
     made = {
-        "fleet.json": _dashboard("p2pdist-fleet", "p2pdist: fleet", FLEET),
-        "swarms.json": _dashboard("p2pdist-swarms", "p2pdist: swarms", SWARMS),
-        "host.json": _dashboard("p2pdist-host", "p2pdist: host", HOST),
+        "fleet.json": _dashboard("p2pdist-fleet", FLEET),
+        "swarms.json": _dashboard("p2pdist-swarms", SWARMS),
+        "host.json": _dashboard("p2pdist-host", HOST),
     }
     encoder = JSONEncoder(sort_keys=True, indent=2)
     return {name: encoder.encode(each.build()) + "\n" for name, each in made.items()}

@@ -48,6 +48,8 @@ OF_THE_INTERFACE = {
     "p2pdist_tracker_preseeds": {"state"},
 }
 
+LABELS = {"source", "transport", "reason", "state", "zone", "le", "kind", "result", "share", "version", "origin", "way"}
+
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian package prometheus)")
 
 
@@ -58,8 +60,9 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[
     fleet.schedule.replans["join"] = 1
     agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path_factory.mktemp("agent") / "store"))
     try:
-        found = samples(agent_registry(agent)) | samples(tracker_registry(Service(fleet, Content(None)), View(fleet)))
-        yield found
+        service = Service(fleet, Content(None))
+        service.content.watch.reachable = True
+        yield samples(agent_registry(agent)) | samples(tracker_registry(service, View(fleet)))
     finally:
         agent.store.close()
 
@@ -94,9 +97,12 @@ def test_a_dashboard_is_as_grafana_reads_it(file: Path) -> None:
     body = json.loads(file.read_text())
     assert json.loads(JSONEncoder().encode(Dashboard.from_json(body))) == body
     assert body["uid"] == f"p2pdist-{file.stem}" and body["tags"] == ["p2pdist"]
+    assert {link["url"] for link in body["links"]} == {
+        f"/d/p2pdist-{other.stem}" for other in DASHBOARDS if other != file
+    }
     places = set()
     for panel in body["panels"]:
-        assert panel["title"] and panel["targets"] and panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["title"] and panel["description"] and panel["targets"] and panel["fieldConfig"]["defaults"]["unit"]
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
         places.add((panel["gridPos"]["x"], panel["gridPos"]["y"]))
@@ -123,9 +129,9 @@ def test_the_metrics_of_the_interface_keep_their_names_and_labels(metrics: dict[
     assert {name: metrics.get(name) for name in OF_THE_INTERFACE} == OF_THE_INTERFACE
     assert metrics["p2pdist_tracker_replans_total"] == {"reason"}
     for name, labels in metrics.items():
-        assert labels <= {"source", "transport", "reason", "state", "zone", "le", "kind", "result", "share"}, (
-            f"{name}: labels must stay few"
-        )
+        if not name.startswith("p2pdist_"):
+            continue  # of the process and the interpreter, as the library names them
+        assert labels <= LABELS, f"{name}: labels must stay few"
         assert not name.endswith(("_ms", "_kb", "_percent")), f"{name}: seconds, bytes and ratios only"
 
 
@@ -133,7 +139,7 @@ def test_the_metrics_of_the_interface_keep_their_names_and_labels(metrics: dict[
 def test_the_rules_pass_their_unit_tests() -> None:
     for words in (("check", "rules", RULES.name), ("test", "rules", "p2pdist.rules.test.yml")):
         done = subprocess.run(
-            [str(PROMTOOL), *words], cwd=RULES.parent, capture_output=True, text=True, timeout=60, check=False
+            [str(PROMTOOL), *words], cwd=RULES.parent, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

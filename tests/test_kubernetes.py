@@ -106,6 +106,24 @@ def test_what_is_put_together_agrees_with_the_schemas(directory: str) -> None:
         assert all(re.fullmatch(r"registry\.example\.com/p2pdist:[\d.]+", each["image"]) for each in containers(spec))
 
 
+@pytest.mark.parametrize("directory", BUILDS)
+def test_what_monitors_pods_finds_ports_of_all_trackers_and_agents(directory: str) -> None:
+    """The kinds are those of operators, for which no schema is published with Kubernetes'."""
+    scraped = [
+        (name, {port["name"] for each in containers(spec) for port in each.get("ports", [])}, labels)
+        for name, spec, labels in pods(built(directory))
+        if labels.get("app.kubernetes.io/component") in ("agent", "tracker")
+    ]
+    assert scraped
+    for monitor in documents((MANIFESTS / "pod-monitor.yaml").read_text()):
+        spec = monitor["spec"]
+        (endpoint,) = spec["podMetricsEndpoints" if monitor["kind"] == "PodMonitor" else "endpoints"]
+        assert monitor["metadata"]["namespace"] == "p2pdist" and endpoint["path"] == "/metrics"
+        for name, ports, labels in scraped:
+            assert spec["selector"]["matchLabels"].items() <= labels.items(), name
+            assert endpoint["port"] in ports, name
+
+
 def test_a_wrong_field_would_be_found() -> None:
     (daemon_set,) = documents((MANIFESTS / "base" / "agent.yaml").read_text())
     daemon_set["spec"]["template"]["spec"]["hostNetwrok"] = True

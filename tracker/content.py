@@ -75,6 +75,8 @@ class OriginWatch:
         """Why the origin cannot be read; empty while it can, and before the first answer."""
         self.reachable: bool | None = None
         """Whether it answered last; None before the first answer, and without an origin."""
+        self.changed: Callable[[str, str], None] = lambda url, problem: None
+        """Hears the origin's URL and why it cannot be read, empty where it can be again."""
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -96,8 +98,10 @@ class OriginWatch:
             problem = str(error)
         if problem and problem != self.problem:
             logger.warning("the origin cannot be read, which agents will meet as well: %s", problem)
+            self.changed(origin.url, problem)
         elif self.problem and not problem:
             logger.info("the origin %s can be read again", origin.url)
+            self.changed(origin.url, "")
         self.problem, self.reachable = problem, not problem
 
 

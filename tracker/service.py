@@ -203,6 +203,7 @@ class Service:
         self.hubs = hubs if hubs is not None else Hubs()
         content.learned = self.upstreams.learned = lambda layouts: self.submit(Described(layouts))
         self.hubs.learned = content.learned
+        content.watch.changed = fleet.history.origin
         self.observe_plan: Callable[[float], None] = lambda seconds: None
         self.listener: Listener | None = None
         self.access: SessionAccess | None = None
@@ -278,7 +279,8 @@ class Service:
         if self.access is not None:
             self.access.open(number, identity)
         try:
-            self.submit(SessionOpened(number, hello, source, identity.credential.startswith("join:")))
+            ahead_s = round(hello.time - time.time(), 3) if hello.time else None
+            self.submit(SessionOpened(number, hello, source, identity.credential.startswith("join:"), ahead_s))
         except BaseException:
             self.close_session(number)
             raise

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -442,6 +443,7 @@ def _hello(settings: AgentSettings, bt_port: int, *, tls: bool) -> Hello:
         settings.download_bytes_s or 0.0,
         str(this_platform()),
         settings.site,
+        version=version("p2pdist")[:32],
     )
     check_hello(hello)
     return hello

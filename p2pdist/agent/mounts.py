@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -91,6 +92,8 @@ class PackageMounts:
         self._store, self._pulls, self._mounts, self._roots = store, pulls, mounts, roots
         self._lazy = mounts.lazy = lazy
         mounts.hold_inherited(self._hold_again)
+        self.observe: Callable[[MountStatus, float], None] = lambda shown, began: None
+        """Hears of each view that was made, and when that began, by the monotonic clock."""
 
     def start(self) -> None:
         """Serve the lazy views of an earlier agent."""
@@ -111,11 +114,16 @@ class PackageMounts:
             caller.require_able(f"show a package at {request.path}")
             if not caller.trusted:
                 check_below(Path(os.path.realpath(_absolute(request.path))), self._roots())
+        began = time.monotonic()
         if request.lazy and (shown := await self._mount_lazily(request, caller)) is not None:
+            self.observe(shown, began)
             return shown
         package, release = await self._pulled(request.package)
         try:
-            return await self._mount(package, request, caller)
+            began = time.monotonic()
+            shown = await self._mount(package, request, caller)
+            self.observe(shown, began)
+            return shown
         finally:
             release()
 

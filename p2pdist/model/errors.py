@@ -259,6 +259,11 @@ def _tree(root: type[P2PDistError]) -> dict[str, type[P2PDistError]]:
     return kinds
 
 
+def slugs() -> tuple[str, ...]:
+    """Those of all kinds of failures."""
+    return tuple(_tree(P2PDistError))
+
+
 def from_problem(body: dict[str, Any]) -> P2PDistError:
     """The failure that a problem document describes, whatever is in it; an unknown type becomes the
     base class."""

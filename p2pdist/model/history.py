@@ -16,9 +16,25 @@ from msgspec import Meta
 from p2pdist.model.errors import UsageError
 from p2pdist.model.units import parse_duration
 
-HistoryKind = Literal["host-lost", "host-back", "pull-failed", "broadcast", "preseed-failed", "change"]
-"""A host ended without saying so; a lost host has come back; a host could not pull something; many
-hosts have received a package; a preseed failed; a setting of the tracker changed."""
+HistoryKind = Literal[
+    "host-lost",
+    "host-back",
+    "host-slow",
+    "wrong-bytes",
+    "clock-off",
+    "pull-failed",
+    "broadcast",
+    "preseed-failed",
+    "origin",
+    "change",
+]
+"""A host ended without saying so; a lost host has come back; a host has a slow link; a host sent
+another wrong bytes; the clock of a host is off; a host could not pull something; many hosts have
+received a package; a preseed failed; the origin cannot be read, or can again; a setting of the
+tracker changed."""
+
+HOST_KINDS: tuple[HistoryKind, ...] = ("host-lost", "host-back", "clock-off")
+"""These say of hosts alone, and nothing of packages."""
 
 KINDS: tuple[HistoryKind, ...] = get_args(HistoryKind)
 

@@ -68,7 +68,8 @@ class Hello(Message, frozen=True):
     linux/amd64/v3. `site` is where the host's zone is: zones of one name at two sites are two, and
     a zone that names no site is one by itself. `partial`: the host has its home session with
     another tracker of the fleet, and speaks in this one of the blobs alone that this tracker
-    owns."""
+    owns. `time` is the host's clock, in seconds since the epoch, and `version` that of its agent; 0
+    and empty from agents that do not send them."""
 
     protocol: int
     host: Annotated[HostName, Meta(min_length=1)]
@@ -83,6 +84,8 @@ class Hello(Message, frozen=True):
     platform: Annotated[str, Meta(max_length=64)] = ""
     site: HostName = ""
     partial: bool = False
+    time: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    version: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9.+_-]{0,32}\Z")] = ""
 
 
 class Selected(msgspec.Struct, frozen=True, array_like=True):
@@ -141,10 +144,12 @@ class EpochSeen(Message, frozen=True):
 
 
 class Advance(msgspec.Struct, frozen=True, array_like=True):
-    """New piece counts per stripe of one blob."""
+    """New piece counts per stripe of one blob. `origin_bytes` is what this pull has read of the
+    origin so far; None from agents that do not say so."""
 
     blob: WireDigest
     counts: Counts
+    origin_bytes: Count | None = None
 
 
 class Report(Message, frozen=True):

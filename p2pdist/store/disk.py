@@ -42,6 +42,12 @@ def free_bytes(path: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
+def disk_bytes(path: Path) -> int:
+    """Size of the filesystem of `path`."""
+    status = os.statvfs(path)
+    return status.f_blocks * status.f_frsize
+
+
 def largest_bytes(path: Path) -> int:
     """What usable_bytes would be if nothing were on the filesystem."""
     status = os.statvfs(path)

@@ -183,6 +183,8 @@ class Room:
 
     def __init__(self, stock: Stock, choose: Chooser | None) -> None:
         self._root, self._stock, self._choose = stock.root, stock, choose
+        self.evicted = 0
+        """Blobs and trees that went since the store was opened."""
 
     def make(self, needed: int) -> list[Digest]:
         """Evict what must go for `needed` more bytes to fit; returns what went. Raises DiskFull
@@ -209,6 +211,7 @@ class Room:
                 could = self._evictable(candidates, shares) if self._choose is not None else 0
                 raise DiskFull(str(self._root), needed=needed, free=max(0, needed - short) + could)
             evicted += went
+            self.evicted += len(went)
         return evicted
 
     @staticmethod
@@ -485,6 +488,11 @@ def room_left(store: BlobStore) -> int:
     """Bytes that fit into a store without evicting anything."""
     with store._lock:
         return max(0, store._room.free())
+
+
+def evictions(store: BlobStore) -> int:
+    """Blobs and trees of a store that went to make room since it was opened."""
+    return store._room.evicted
 
 
 def _end(root: Path, steps: Sequence[Callable[[], None]]) -> None:

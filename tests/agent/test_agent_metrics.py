@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.metrics import registry
 from p2pdist.model.digest import digest_of
+from p2pdist.model.messages import PullRequest
 from p2pdist.model.pieces import PieceList
 
 SIZE = 200_000
@@ -59,3 +61,34 @@ async def test_what_is_pinned_or_held_is_counted_as_such(agent: Agent) -> None:
         assert samples(agent)["p2pdist_agent_store_held_bytes"] == {"": SIZE}
     usage = agent.store.usage()
     assert sum(samples(agent)["p2pdist_agent_store_bytes"].values()) == usage.bytes_total
+
+
+async def test_pulls_are_counted_by_what_became_of_them(agent: Agent, tmp_path: Path) -> None:
+    """One that fails by the kind of its failure; a host's process and disk are there as well."""
+    found = samples(agent)
+    assert set(found["p2pdist_agent_pulls_failed_total"]) >= {"not-found", "unavailable", "disk-full", "corrupt"}
+    assert found["p2pdist_agent_pulls"] == {"waiting": 0, "running": 0}
+    assert found["p2pdist_agent_evictions_total"] == {"": 0}
+    assert set(found["p2pdist_agent_mounts"]) >= {"squashfs", "erofs", "copy", "lazy", "other"}
+    disk = found["p2pdist_agent_disk_bytes"]
+    assert 0 < disk["free"] <= disk["total"]
+    assert "process_cpu_seconds_total" in found and "python_info" in found
+    assert list(found["p2pdist_build_info"].values()) == [1.0]
+    registered = registry(agent)
+    pull = agent.pulls.start(PullRequest(blob=digest_of(b"not anywhere"), output=str(tmp_path / "no" / "file")))
+    assert pull.task is not None
+    await asyncio.wait([pull.task])
+    assert pull.error is not None
+    text = generate_latest(registered).decode()
+    assert f'p2pdist_agent_pulls_failed_total{{reason="{pull.error.slug}"}} 1.0' in text
+
+
+async def test_bytes_of_evicted_blobs_are_made_room_for(agent: Agent) -> None:
+    for _ in range(7):  # of 200 kB, in a store of 1 MiB
+        data = os.urandom(SIZE)
+        blob = agent.store.begin(digest_of(data), PieceList.of_stream(io.BytesIO(data), SIZE))
+        for piece in range(blob.layout.count):
+            offset = blob.layout.offset(piece)
+            blob.write(piece, data[offset : offset + blob.layout.length(piece)])
+        blob.finish()
+    assert samples(agent)["p2pdist_agent_evictions_total"][""] >= 2

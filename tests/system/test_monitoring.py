@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import urllib.request
 
 import pytest
@@ -31,7 +32,8 @@ def expressions() -> list[str]:
     for file in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
         for panel in json.loads(file.read_text())["panels"]:
             for target in panel["targets"]:
-                found.append(target["expr"].replace("$__rate_interval", WINDOW).replace("$instance", ".+"))
+                expr = target["expr"].replace("$__rate_interval", WINDOW)
+                found.append(re.sub(r"\$(instance|tracker|zone)", ".*", expr))
     return found
 
 

@@ -14,6 +14,7 @@ from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
     Advance,
+    Complaint,
     FromAgent,
     Hello,
     Holding,
@@ -26,7 +27,7 @@ from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.history.bound import Links, bound
 from tracker.core.history.broadcasts import HOSTS_MIN, QUIET_S, STRAGGLER_FACTOR, STRAGGLERS_MAX
-from tracker.core.history.history import FAILURES_MAX, FAILURES_S
+from tracker.core.history.history import CLOCK_OFF_S, FAILURES_MAX, FAILURES_S, FLAPS_MAX, FLAPS_S
 from tracker.core.member import FROM_ORIGIN
 from tracker.core.monitor.presence import ABSENCE_S
 
@@ -407,3 +408,104 @@ def _act(script: Script, host: str, action: str) -> None:
             script.say(host, Left(LAYER))
         case "leaving":
             script.say(host, Leaving())
+
+
+# -- signs of trouble
+
+
+def test_a_host_that_is_lost_again_and_again_is_told_of_seldom() -> None:
+    script = Script()
+    for _ in range(40):  # 40 losses in about 5 minutes
+        script.open("a")
+        script.wait(3.0)
+        script.close("a", "its connection broke")
+        script.wait(ABSENCE_S + 2.0)
+    told = [event.kind for event in script.events()]
+    assert told.count("host-lost") == FLAPS_MAX and told.count("host-back") == FLAPS_MAX
+    assert script.fleet.history.untold == 2 * (40 - FLAPS_MAX) - 1
+    script.open("a")
+    script.wait(FLAPS_S)
+    (event,) = script.events()
+    assert event.host == "a" and event.text.startswith("a was lost 40 times within 10 min and is connected now")
+    assert "its connection broke" in event.text
+    script.close("a")
+    script.wait(2 * FLAPS_S)
+    assert [event.text.partition(" within")[0] for event in script.events()] == ["a was lost 1 times"]
+    script.open("a")
+    assert [event.kind for event in script.events()] == ["host-back"], "nothing was lost for long"
+
+
+def test_losses_of_many_hosts_are_each_told() -> None:
+    script = Script()
+    names = [f"h{number}" for number in range(20)]
+    script.open(*names)
+    for name in names:
+        script.close(name)
+    script.wait(ABSENCE_S + 1.0)
+    assert sorted(event.host for event in script.events("host-lost")) == sorted(names)
+
+
+def test_a_clock_that_is_off_is_told_once() -> None:
+    script = Script()
+    said = (("h1", CLOCK_OFF_S - 1), ("h0", -200.0), ("h0", -201.0), ("h2", None))
+    for number, (host, ahead_s) in enumerate(said):
+        hello = Hello(PROTOCOL_VERSION, host, "h:1", "z1", "r1")
+        script.fleet.handle(SessionOpened(900 + number, hello, clock_ahead_s=ahead_s), now=script.now)
+    (event,) = script.events()
+    assert (event.kind, event.host) == ("clock-off", "h0")
+    assert event.text.startswith("h0 (zone z1, rack r1): its clock is 200 s behind the tracker's. Run chrony")
+
+
+def test_a_slow_link_names_host_package_and_limit() -> None:
+    script = Script()
+    script.package(LAYER)
+    script.open("a", upload_bytes_s=1e6)
+    script.open("b")
+    script.join("a", "b")
+    script.wait(1.0)
+    swarm, hosts = script.fleet.swarms[LAYER], script.fleet.hosts
+    for share in (0.1, 0.05):
+        script.fleet.history.slow(hosts["a"], swarm, share, downlink=False, now=script.now)
+    script.fleet.history.slow(hosts["b"], swarm, 0.2, downlink=True, now=script.now)
+    uplink, downlink = script.events()
+    assert uplink.kind == "host-slow" and (uplink.host, uplink.package) == ("a", "team/a:v7")
+    assert "a (zone z1) has a slow uplink, about 10 % of what others have, seen with team/a:v7" in uplink.text
+    assert "limits itself to 1.0 MB/s: see --upload-limit" in uplink.text
+    assert downlink.host == "b" and "slow downlink, about 20 %" in downlink.text and "See its link" in downlink.text
+
+
+def test_wrong_bytes_name_the_host_that_sent_them() -> None:
+    script = Script()
+    script.package(LAYER)
+    script.open("a", "b")
+    script.join("a", count=PIECES)
+    script.join("b")
+    script.wait(1.0)
+    script.say("b", Complaint(LAYER, 0, "a", "corrupt"))
+    script.say("b", Complaint(LAYER, 0, "a", "corrupt"))
+    (event,) = script.events()
+    assert (event.kind, event.host, event.package, event.digest) == ("wrong-bytes", "a", "team/a:v7", MANIFEST)
+    assert event.text.startswith("a (zone z1) sent wrong bytes of team/a:v7 to b, which dropped them")
+
+
+def test_an_origin_that_goes_and_comes_is_told() -> None:
+    script = Script()
+    script.fleet.history.origin("s3://models", "access denied by s3://models")
+    script.fleet.history.origin("s3://models", "")
+    away, back = script.events()
+    assert away.kind == back.kind == "origin" and away.reason == "access denied by s3://models"
+    assert "cannot read the origin: access denied" in away.text and back.text.endswith("s3://models again")
+
+
+def test_hosts_say_themselves_what_they_read_of_the_origin() -> None:
+    """A lease that moves between two reports takes nothing out of the count, and what others sent
+    is not in it."""
+    script = Script()
+    script.open("a", "b", "c")
+    script.join("a", "b", "c")
+    script.wait(1.0)
+    for host, read, count in (("a", 3, 3), ("b", 5, 8), ("a", 3, 8), ("c", 0, 8)):
+        script.say(host, Report((Advance(LAYER, (count,), read * PIECE),)))
+    script.wait(QUIET_S + 1.0)
+    (event,) = script.events("broadcast")
+    assert event.broadcast is not None and event.broadcast.origin_copies == 1.0

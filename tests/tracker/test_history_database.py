@@ -87,15 +87,36 @@ def test_filters(where: str) -> None:
 
 def test_each_kind_keeps_its_newest(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(state.KEPT_MAX, "host-lost", 3)
-    database = HistoryDatabase(where)
+    passed_s = 0.0
+    database = HistoryDatabase(where, clock=lambda: passed_s)
     database.add([(1.0, ENDED)], now=1.0)
     for number in range(10):
         database.add([(2.0, Event("host-lost", f"lost h{number}", host=f"h{number}"))], now=2.0)
     database.prune(now=3.0)
     kept = database.read(HistoryFilter())
     assert texts(kept) == ["lost h9", "lost h8", "lost h7", ENDED.text]
+    passed_s += KEPT_S
     database.prune(now=1.5 + KEPT_S)
     assert len(database.read(HistoryFilter())) == 3, "the broadcast is too old"
+    database.close()
+
+
+def test_a_clock_that_jumps_ahead_empties_nothing(where: str) -> None:
+    """Neither while it is ahead, nor after a restart meanwhile; what is too old goes in time."""
+    year_s, passed_s = 365 * 86400.0, 0.0
+    database = HistoryDatabase(where, clock=lambda: passed_s)
+    database.add([(1000.0, ENDED)], now=1000.0)
+    database.add([(1010.0 + year_s, LOST)], now=1010.0 + year_s)
+    database.prune(now=1010.0 + year_s)
+    assert texts(database.read(HistoryFilter())) == [LOST.text, ENDED.text]
+    if where:
+        database.close()
+        database = HistoryDatabase(where, clock=lambda: passed_s)
+    database.prune(now=1020.0 + year_s)
+    assert texts(database.read(HistoryFilter())) == [LOST.text, ENDED.text]
+    passed_s += year_s
+    database.prune(now=1020.0 + year_s)
+    assert texts(database.read(HistoryFilter())) == [LOST.text]
     database.close()
 
 

@@ -10,15 +10,15 @@ from fleet_rig import BLOB, PIECES, Hosts, fleet_of, join_all
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from p2pdist.model.messages import Leaving
+from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Leaving
 from p2pdist.model.preseed import ShownState
 from tracker.content import Content
-from tracker.core.events import Received
+from tracker.core.events import Received, SessionOpened
 from tracker.core.fleet import Fleet
 from tracker.core.monitor.presence import LOST_S
 from tracker.core.views.fleet_view import View
 from tracker.core.views.rates import STALLED_S
-from tracker.http.metrics import ZONES_MAX, registry
+from tracker.http.metrics import VERSIONS_MAX, ZONES_MAX, registry
 from tracker.service import Service
 
 Samples = dict[str, dict[tuple[str, ...], float]]
@@ -30,7 +30,8 @@ class Scraped:
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
         self.view = View(hosts.fleet)
-        self._registry = registry(Service(hosts.fleet, Content(None)), self.view)
+        self.service = Service(hosts.fleet, Content(None))
+        self._registry = registry(self.service, self.view)
 
     def samples(self) -> Samples:
         """Values by sample name and label values, in the order of the labels' names."""
@@ -123,3 +124,21 @@ def test_a_host_that_came_and_went_unseen_is_counted_for_an_hour() -> None:
         ("present", "z0"): 1,
         ("absent", "z0"): 0,
     }
+
+
+def test_clocks_versions_and_the_origin_are_told() -> None:
+    hosts = Hosts(Fleet(time.monotonic() - 100, origin="https://models.example"))
+    for number in range(VERSIONS_MAX + 3):
+        hello = Hello(PROTOCOL_VERSION, f"h{number}", "h:1", version=f"1.{number}" if number else "")
+        opened = SessionOpened(900 + number, hello, clock_ahead_s=[3.0, -45.0, None][number % 3])
+        hosts.fleet.handle(opened, now=hosts.now)
+    scraped = Scraped(hosts)
+    found = scraped.samples()
+    assert found["p2pdist_tracker_clock_skew_seconds"] == {(): 45.0}
+    assert found["p2pdist_tracker_clock_off_hosts"] == {(): 4}
+    assert len(found["p2pdist_tracker_agents"]) == VERSIONS_MAX + 1 and found["p2pdist_tracker_agents"]["other",] == 3
+    assert sum(found["p2pdist_tracker_agents"].values()) == VERSIONS_MAX + 3
+    assert "p2pdist_tracker_origin_reachable" not in found, "it was not asked yet"
+    scraped.service.content.watch.reachable = False
+    assert scraped.samples()["p2pdist_tracker_origin_reachable"] == {("https://models.example",): 0}
+    assert "process_cpu_seconds_total" in found and len(found["p2pdist_build_info"]) == 1

@@ -195,6 +195,11 @@ class Capacities:
         uplink = self._uplinks.get(host)
         return (uplink.limit_bytes_s or uplink.rate_bytes_s) if uplink is not None else None
 
+    def limit(self, host: str) -> float:
+        """What a host lets itself send in bytes/s, 0 for no limit."""
+        uplink = self._uplinks.get(host)
+        return uplink.limit_bytes_s if uplink is not None else 0.0
+
     def slow(self, host: str) -> bool:
         """Whether the host's uplink or downlink is held to be slow."""
         uplink = self._uplinks.get(host)

@@ -20,6 +20,7 @@ from p2pdist.model.address import by_name
 from p2pdist.model.errors import NotFound
 from p2pdist.model.messages import Complaint, Reject
 from tracker.core.events import Command, Send
+from tracker.core.history.history import History
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import Membership
@@ -63,6 +64,8 @@ class Complaints:
     """Doubts hosts that give nothing of what they claim."""
     vouching: Vouching
     """Withdraws complaints of wrong bytes where the list turns out wrong."""
+    history: History
+    """Hears which hosts sent wrong bytes."""
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -140,6 +143,7 @@ class Complaints:
                 self.reputation.penalise(parent, voter, reason, now=now)
                 if reason == "corrupt":
                     self.vouching.accused(swarm, source, voter)
+                    self.history.sent_wrong_bytes(parent, self.membership.hosts[child.host], swarm, now=now)
         self.schedule.ask(swarm.key, reason, now)
 
     def _starves(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:

@@ -33,16 +33,26 @@ class Counts:
     broadcasts: Broadcasts
     """Hears how members advance."""
 
-    def take(self, swarm: Swarm, member: Member, counts: list[int], *, judge: bool, now: float) -> None:
-        """A member has other piece counts than before, maybe smaller ones. `judge`: the tracker has
-        run for long enough to judge claims."""
+    def take(
+        self,
+        swarm: Swarm,
+        member: Member,
+        counts: list[int],
+        origin_bytes: int | None = None,
+        *,
+        judge: bool,
+        now: float,
+    ) -> None:
+        """A member has other piece counts than before, maybe smaller ones. `origin_bytes`: what its
+        pull has read of the origin so far, None where it does not say. `judge`: the tracker has run
+        for long enough to judge claims."""
         host = self.membership.hosts[member.host]
         if any(new < old for new, old in zip(counts, member.counts, strict=True)):
             swarm.forget_pieces(member.host, counts)
             self.membership.sort(host, swarm)
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
-        self.broadcasts.advance(swarm, member, counts, now=now)
+        self.broadcasts.advance(swarm, member, counts, origin_bytes, now=now)
         note_rates(swarm, member, counts, now=now)
         self.claims.progressed(swarm, member, counts, judge=judge, now=now)
         if FROM_ORIGIN in member.parents:

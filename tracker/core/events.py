@@ -22,6 +22,8 @@ class SessionOpened:
     """The address that the connection came from; empty where it is not known."""
     certified: bool = False
     """Whether a certificate of the fleet names the host."""
+    clock_ahead_s: float | None = None
+    """The host's clock less the tracker's; None where the agent does not say what it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,10 +156,9 @@ class Fleet:
         self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail, reports.broadcasts)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
-        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, self._claims, self.vouching)
-        self._slowness = Slowness(
-            self.hosts, schedule, self.capacities, self.policies, self._presence, probing, self.reputation
-        )
+        about = self.reputation, schedule, probing
+        self._complaints = Complaints(self.membership, *about, self._claims, self.vouching, reports)
+        self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, reports)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take an event and plan what is due; returns what is to be sent."""
@@ -205,7 +204,8 @@ class Fleet:
         if host.session is not None:
             self._sessions.pop(host.session, None)
             out.append(Drop(host.session))
-        host.connect(session, hello, source=opened.source, certified=opened.certified, now=now)
+        host.connect(opened, now=now)
+        self.history.connected(host, now=now)
         self.capacities.declare(host.name, hello.upload_bytes_s)
         self._sessions[session] = hello.host
         if host.swarms:
@@ -308,13 +308,13 @@ class Fleet:
         host = self.hosts[name]
         for blob in self._presence.heard(host):
             self.schedule.ask(blob, "back", now)
-        advanced = {host.key(advance.blob): list(advance.counts) for advance in report.blobs}
+        advanced = {host.key(advance.blob): advance for advance in report.blobs}
         judge = now - self.started_at >= GRACE_S
-        for blob, counts in advanced.items():
-            swarm = self.swarms.get(blob)
+        for blob, advance in advanced.items():
+            swarm, counts = self.swarms.get(blob), list(advance.counts)
             if swarm is not None and name in swarm.members:
                 swarm.check_counts(counts)
-                self._counts.take(swarm, swarm.members[name], counts, judge=judge, now=now)
+                self._counts.take(swarm, swarm.members[name], counts, advance.origin_bytes, judge=judge, now=now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
         if report.sent_bytes:
             host.note_sent(now)

@@ -8,7 +8,7 @@ from math import inf
 
 from p2pdist.model.address import is_loopback
 from p2pdist.model.digest import Digest
-from p2pdist.model.messages import Hello
+from tracker.core.events import SessionOpened
 
 BAN_REPORTERS_MIN = 2
 """So many hosts must report failures of a host before it is banned: one alone may be at fault
@@ -40,6 +40,11 @@ class Host:
     """Name of its rack within the zone. `connect`."""
     platform: str = ""
     """What images it runs; empty where its agent does not say. `connect`."""
+    version: str = ""
+    """Of its agent; empty where that does not say. `connect`."""
+    clock_ahead_s: float | None = None
+    """Its clock less the tracker's when it connected; None where its agent does not say.
+    `connect`."""
     session: int | None = None
     """Number of its session; None while it has none. `connect`, `disconnect`."""
     absent_since: float | None = None
@@ -104,8 +109,9 @@ class Host:
         more got good pieces from it."""
         return len(self.penalties) >= BAN_REPORTERS_MIN and len(self.vouchers) < VOUCHERS * len(self.penalties)
 
-    def connect(self, session: int, hello: Hello, *, source: str = "", certified: bool = False, now: float) -> None:
+    def connect(self, opened: SessionOpened, *, now: float) -> None:
         """The host opens a session. Only penalties for wrong bytes outlast a new start."""
+        session, hello, source, certified = opened.session, opened.hello, opened.source, opened.certified
         self.expire_penalties(now=now, started_anew=True)
         self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
         self.site = hello.site
@@ -113,6 +119,7 @@ class Host:
         self.voter = self.name if certified or not source or is_loopback(source) else source
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False
         self.download_bytes_s, self.partial = hello.download_bytes_s, hello.partial
+        self.version, self.clock_ahead_s = hello.version, opened.clock_ahead_s
 
     def disconnect(self, now: float, why: str = "") -> None:
         """The host's session has ended."""

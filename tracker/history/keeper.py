@@ -140,7 +140,11 @@ class HistoryKeeper:
         try:
             async with asyncio.timeout(STOP_S_MAX):
                 await self._write()
-        except (Unavailable, TimeoutError) as error:
+        except TimeoutError:
+            logger.warning("%d events of the history are not kept: the database is slow", len(self._waiting))
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            return  # a write is under way: to close SQLite under it would crash the process
+        except Unavailable as error:
             logger.warning("%d events of the history are not kept: %s", len(self._waiting), error)
         await asyncio.to_thread(self._database.close)  # its own thread may hang
         self._thread.shutdown(wait=False)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from tracker.core.history.history import History
+from tracker.core.preseeds.selectors import no_match
 from tracker.preseed_service import PreseedService
 
 LOOK_S = 1.0
@@ -41,7 +42,7 @@ class FailedPreseeds:
         ]
         for identifier in failed:
             self._reported.add(identifier)
-            progress = self._preseeds.progress(identifier)
+            progress, selector = self._preseeds.progress(identifier), by_id[identifier].selector
             reasons = [
                 (failure.host, ": ".join(filter(None, (failure.reason, failure.detail))))
                 for failure in progress.failures
@@ -53,4 +54,5 @@ class FailedPreseeds:
                 progress.hosts_total,
                 reasons,
                 max(0.0, self._preseeds.now() - progress.created_at),
+                [no_match(selector, self._history.hosts.values())] if selector and not progress.hosts_total else (),
             )

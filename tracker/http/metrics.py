@@ -6,15 +6,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from p2pdist.model.history import KINDS
 from p2pdist.model.preseed import ShownState
 from tracker.cluster.cluster import Cluster
+from tracker.core.history.history import CLOCK_OFF_S
 from tracker.core.views.fleet_view import View
 from tracker.core.views.rates import SwarmState
 from tracker.history.keeper import SHARES
@@ -23,6 +25,9 @@ from tracker.service import Service
 
 ZONES_MAX = 32
 """Zones that have a label of their own, those that came first; the rest are together `other`."""
+
+VERSIONS_MAX = 8
+"""Versions of agents that have a label of their own, those of the most hosts."""
 
 PLAN_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -41,7 +46,11 @@ class TrackerCollector(Collector):
         self._zones: dict[str, None] = {}
 
     def collect(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("p2pdist_build_info", "The version of p2pdist that runs", labels=["version"])
+        info.add_metric([version("p2pdist")], 1.0)
+        yield info
         yield from self._hosts()
+        yield from self._agents()
         yield from self._swarms()
         yield from self._origin()
         yield from self._preseeds()
@@ -86,6 +95,26 @@ class TrackerCollector(Collector):
             "Hosts connected that no other can reach: others read storage instead",
         )
         yield GaugeMetricFamily(name, text, value=self._service.reach.unreachable())
+
+    def _agents(self) -> Iterator[Metric]:
+        """What agents say of themselves when they connect."""
+        present = [host for host in self._service.fleet.hosts.values() if host.session is not None and not host.partial]
+        versions = Counter(host.version or "unknown" for host in present)
+        agents = GaugeMetricFamily("p2pdist_tracker_agents", "Hosts connected, by version", labels=["version"])
+        named = versions.most_common(VERSIONS_MAX)
+        for name, number in named or [(version("p2pdist"), 0)]:
+            agents.add_metric([name], number)
+        if other := versions.total() - sum(number for _, number in named):
+            agents.add_metric(["other"], other)
+        yield agents
+        skews = [abs(host.clock_ahead_s) for host in present if host.clock_ahead_s is not None]
+        name, text = "p2pdist_tracker_clock_skew_seconds", "The farthest that the clock of a connected host is off"
+        yield GaugeMetricFamily(name, text, value=max(skews, default=0.0))
+        name, text = (
+            "p2pdist_tracker_clock_off_hosts",
+            f"Hosts connected whose clock is off by over {CLOCK_OFF_S:.0f} s",
+        )
+        yield GaugeMetricFamily(name, text, value=sum(skew > CLOCK_OFF_S for skew in skews))
 
     def _trackers(self) -> Iterator[Metric]:
         cluster = self._cluster
@@ -147,7 +176,12 @@ class TrackerCollector(Collector):
         yield GaugeMetricFamily("p2pdist_tracker_delivery_bytes_per_second", "What all hosts get", value=rate_bytes_s)
 
     def _origin(self) -> Iterator[Metric]:
-        fleet = self._service.fleet
+        fleet, watch = self._service.fleet, self._service.content.watch
+        name, text = "p2pdist_tracker_origin_reachable", "Whether the tracker could read the origin when it last tried"
+        reachable = GaugeMetricFamily(name, text, labels=["origin"])
+        if watch.reachable is not None:
+            reachable.add_metric([fleet.origin], float(watch.reachable))
+        yield reachable
         yield GaugeMetricFamily("p2pdist_tracker_origin_leases", "Origin leases that are out", value=fleet.leases())
         name = "p2pdist_tracker_origin_leases_limit"
         yield GaugeMetricFamily(name, "Origin leases that may be out", value=fleet.origin_streams_max)
@@ -207,8 +241,12 @@ class TrackerCollector(Collector):
 def registry(
     service: Service, view: View, preseeds: PreseedService | None = None, cluster: Cluster | None = None
 ) -> CollectorRegistry:
-    """A registry with the tracker's metrics; `cluster` is None where it is alone."""
+    """A registry with the metrics of a tracker, its process and its interpreter; `cluster` is None
+    where it is alone."""
     made = CollectorRegistry()
+    ProcessCollector(registry=made)
+    PlatformCollector(registry=made)
+    GCCollector(registry=made)
     made.register(TrackerCollector(service, view, preseeds, cluster))
     name, text = "p2pdist_tracker_plan_seconds", "Time to plan and assign after an event"
     service.observe_plan = Histogram(name, text, registry=made, buckets=PLAN_BUCKETS_S).observe

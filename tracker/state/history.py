@@ -1,7 +1,10 @@
 """The history of a fleet in a database: SQLite for one tracker, PostgreSQL for several.
 
 Each kind of event keeps its newest KEPT_MAX records, for KEPT_S: what comes often pushes nothing
-else out. What several trackers report alike (`Event.key`) is kept once.
+else out. Records do not age by the wall clock alone, which may jump ahead and would take all of
+them out at once: their clock begins at the earliest of the newest records, and catches up with the
+wall clock at CATCH_UP times its pace. What several trackers report alike (`Event.key`) is kept
+once.
 
 All methods wait for the database and may be called from any thread; they raise Unavailable when it
 does not answer.
@@ -10,7 +13,8 @@ does not answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import sqlalchemy as sql
@@ -25,12 +29,20 @@ FILE_NAME = "history.sqlite"
 KEPT_MAX: dict[HistoryKind, int] = {
     "host-lost": 10_000,
     "host-back": 10_000,
+    "host-slow": 10_000,
+    "wrong-bytes": 10_000,
+    "clock-off": 10_000,
     "pull-failed": 10_000,
     "broadcast": 2_000,
     "preseed-failed": 2_000,
+    "origin": 2_000,
     "change": 2_000,
 }
 KEPT_S = 30 * 86400.0
+CATCH_UP, NEWEST = 2.0, 100
+"""A clock that is an hour ahead for an hour takes an hour's records too many out. So many records
+after such a jump are told from those before it."""
+
 PRUNED_EVERY = 200
 """After so many records the ones over the limits are removed, and at the start."""
 
@@ -64,12 +76,15 @@ _records = sql.Table(
 
 class HistoryDatabase:
     """The records that are kept. `where` is that of a tracker's state (database.py); `tracker` the
-    id under which this one reports, empty where it is alone. Raises Unavailable and UsageError."""
+    id under which this one reports, empty where it is alone; `clock` one that never jumps. Raises
+    Unavailable and UsageError."""
 
-    def __init__(self, where: str, tracker: str = "") -> None:
+    def __init__(self, where: str, tracker: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._database = Database(where, FILE_NAME, durable=False)
         self.shared = self._database.shared
         self._tracker, self._written = tracker[:64], 0
+        self._clock, self._aged_at = clock, 0.0
+        self._looked_at: float | None = None
         with self._database.transaction() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sql.text("SELECT pg_advisory_xact_lock(7073)"))
@@ -99,13 +114,24 @@ class HistoryDatabase:
         """Remove the records over the limits."""
         columns = _records.c
         with self._database.transaction() as connection:
-            connection.execute(sql.delete(_records).where(columns.at < now - KEPT_S))
+            connection.execute(sql.delete(_records).where(columns.at < self._age(connection, now) - KEPT_S))
             for kind in KINDS:
                 newest = sql.select(columns.number).where(columns.kind == kind).order_by(columns.number.desc())
                 last = connection.execute(newest.offset(KEPT_MAX[kind]).limit(1)).scalar_one_or_none()
                 if last is not None:
                     over = (columns.kind == kind, columns.number <= last)
                     connection.execute(sql.delete(_records).where(*over))
+
+    def _age(self, connection: sql.Connection, now: float) -> float:
+        """The time by which records age, in seconds since the epoch: at most `now`."""
+        looked_at = self._clock()
+        if self._looked_at is not None:
+            self._aged_at += CATCH_UP * (looked_at - self._looked_at)
+        else:
+            newest = sql.select(_records.c.at).order_by(_records.c.number.desc()).limit(NEWEST).subquery()
+            self._aged_at = connection.execute(sql.select(sql.func.min(newest.c.at))).scalar_one() or now
+        self._looked_at, self._aged_at = looked_at, min(now, self._aged_at)
+        return self._aged_at
 
     def read(self, wanted: HistoryFilter) -> list[HistoryRecord]:
         """The newest records that match, the newest first; fewer than `limit` only where no more

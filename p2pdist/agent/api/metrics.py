@@ -4,9 +4,11 @@ readers, and grow apart."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,9 +16,35 @@ from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.hub import hub_metrics
 from p2pdist.agent.api.mirror import mirror_metrics
 from p2pdist.agent.api.s3 import s3_metrics
+from p2pdist.agent.pull.pulls import Pull
+from p2pdist.model.errors import slugs
+from p2pdist.model.messages import MOUNT_METHODS
+from p2pdist.mount.records import IMAGES, LAZY
+from p2pdist.store.disk import disk_bytes
+from p2pdist.store.store import evictions
 
 PULL_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 1200)
 STALL_BUCKETS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 20, 60)
+METHODS = ("squashfs", *MOUNT_METHODS, IMAGES, LAZY, "other")
+"""How packages are shown, as labels."""
+
+
+class PullCounts:
+    """What became of an agent's pulls, by the reason of failures, and of which bytes they were."""
+
+    def __init__(self) -> None:
+        self.failed = dict.fromkeys(slugs(), 0)
+        self.bytes = {"store": 0, "peer": 0, "origin": 0}
+
+    def count(self, pull: Pull) -> None:
+        """A pull has ended."""
+        if pull.error is not None:
+            self.failed[pull.error.slug] = self.failed.get(pull.error.slug, 0) + 1
+            return
+        status = pull.status()
+        self.bytes["store"] += status.bytes_cached
+        self.bytes["peer"] += status.bytes_peers
+        self.bytes["origin"] += status.bytes_origin + status.bytes_upstream
 
 
 class AgentCollector(Collector):
@@ -24,6 +52,8 @@ class AgentCollector(Collector):
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._ended = PullCounts()
+        agent.pulls.observe(self._ended.count)
 
     def collect(self) -> Iterator[Metric]:
         """The figures of this moment, at each scrape."""
@@ -45,13 +75,40 @@ class AgentCollector(Collector):
         for reason in ("corrupt",):
             rejected.add_metric([reason], agent.resources.rejected[reason])
         yield rejected
+        yield from build_info()
         yield from self._store()
+        yield from self._pulls()
         yield from mirror_metrics(agent.mirrored)
         yield from s3_metrics(agent.s3_counts)
         yield from hub_metrics(agent.doored)
         yield from self._lazy()
         yield GaugeMetricFamily("p2pdist_agent_streams", "Streams served to other agents", value=agent.uplink.streams)
         yield from self._tracker()
+
+    def _pulls(self) -> Iterator[Metric]:
+        """Pulls and what shows their packages."""
+        agent = self._agent
+        running = GaugeMetricFamily("p2pdist_agent_pulls", "Pulls that have not ended", labels=["state"])
+        states = Counter(pull.state for pull in agent.pulls.list())
+        for state in ("waiting", "running"):
+            running.add_metric([state], states[state])
+        yield running
+        failed = CounterMetricFamily("p2pdist_agent_pulls_failed", "Pulls that failed, by reason", labels=["reason"])
+        for reason, number in self._ended.failed.items():
+            failed.add_metric([reason], number)
+        yield failed
+        name, text = "p2pdist_agent_pulled_bytes", "Bytes of pulls that succeeded, by where they were"
+        came = CounterMetricFamily(name, text, labels=["source"])
+        for source, number in self._ended.bytes.items():
+            came.add_metric([source], number)
+        yield came
+        text = "Blobs and trees that went from the store to make room"
+        yield CounterMetricFamily("p2pdist_agent_evictions", text, value=evictions(agent.store))
+        mounts = GaugeMetricFamily("p2pdist_agent_mounts", "Views of packages, by how they are shown", labels=["way"])
+        ways = Counter(mount.how if mount.how in METHODS else "other" for mount in agent.mounts.list())
+        for way in METHODS:
+            mounts.add_metric([way], ways[way])
+        yield mounts
 
     def _lazy(self) -> Iterator[Metric]:
         """Views whose contents come while they are read."""
@@ -111,6 +168,10 @@ class AgentCollector(Collector):
         yield store
         capacity = usage.capacity if usage.capacity is not None else usage.bytes_total + usage.disk_free
         yield GaugeMetricFamily("p2pdist_agent_store_capacity_bytes", "Bytes that the store may hold", value=capacity)
+        disk = GaugeMetricFamily("p2pdist_agent_disk_bytes", "Bytes of the store's file system", labels=["state"])
+        disk.add_metric(["free"], usage.disk_free)
+        disk.add_metric(["total"], disk_bytes(self._agent.store.root))
+        yield disk
         yield from self._rest()
         held = sum(
             blob.size for blob in self._agent.store.blobs() if blob.in_use or self._agent.store.pins.owners(blob.digest)
@@ -148,9 +209,19 @@ class AgentCollector(Collector):
         )
 
 
+def build_info() -> Iterator[Metric]:
+    """The version that runs, as the one label of a metric that is always 1."""
+    info = GaugeMetricFamily("p2pdist_build_info", "The version of p2pdist that runs", labels=["version"])
+    info.add_metric([version("p2pdist")], 1.0)
+    yield info
+
+
 def registry(agent: Agent) -> CollectorRegistry:
-    """A registry with the agent's metrics."""
+    """A registry with the metrics of an agent, its process and its interpreter."""
     made = CollectorRegistry()
+    ProcessCollector(registry=made)
+    PlatformCollector(registry=made)
+    GCCollector(registry=made)
     made.register(AgentCollector(agent))
     seconds = Histogram(
         "p2pdist_agent_pull_seconds", "Time of pulls that succeeded", registry=made, buckets=PULL_BUCKETS_S

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -123,12 +124,16 @@ class Receipts:
         """Bytes that the store held before the pull."""
         self.by_source = {"origin": 0, "peer": 0}
         """Bytes received, each piece once."""
+        self.first_at: float | None = None
+        """When the first of them came, by the monotonic clock."""
         self.twice = 0
         """Bytes that came again, since two sources had the piece under way."""
 
     def count(self, piece: int, *, from_origin: bool) -> bool:
         """A piece has come; returns whether it is new."""
         new = self._counted.add(piece)
+        if self.first_at is None:
+            self.first_at = time.monotonic()
         if new:
             self.by_source["origin" if from_origin else "peer"] += self._layout.length(piece)
         else:
@@ -302,7 +307,7 @@ class BlobPull:
         if counts == self._reported:
             return None
         self._reported = counts
-        return Advance(self.blob.digest, counts)
+        return Advance(self.blob.digest, counts, self.receipts.by_source["origin"])
 
     def trouble(self) -> str:
         """What the pull waits for, in words for the user; empty while pieces come."""

@@ -134,6 +134,10 @@ class Pull:
     copy: Copy | None = None
     """What has been written of the output."""
     started: float = field(default_factory=time.monotonic)
+    resolved_at: float | None = None
+    """When it was known what is to be pulled, by the monotonic clock as `started`. `resolve`."""
+    joined_at: float | None = None
+    """When the first blob was asked of others. `begin_blob`."""
     seconds: float | None = None
     """How long the pull took; None while it runs."""
     error: P2PDistError | None = None
@@ -164,8 +168,13 @@ class Pull:
         package = self.request.package
         return package is not None and (is_image(package) or is_hub(package))
 
+    def resolve(self) -> None:
+        """It is known what is to be pulled."""
+        self.state, self.note, self.resolved_at = "running", "", self.resolved_at or time.monotonic()
+
     def begin_blob(self, fetching: BlobPull) -> None:
         """A blob is being fetched."""
+        self.joined_at = self.joined_at or time.monotonic()
         self.blobs.append(fetching)
         self.begun.set()
 
@@ -387,7 +396,7 @@ class Pulls:
         manifest = package.manifest
         pull.digest, pull.bytes_cached = package.digest, 0
         pull.bytes_total = sum(blob.size for blob in manifest.blobs)
-        pull.state, pull.note = "running", ""
+        pull.resolve()
         pull.parts = frozenset(blob.digest for blob in manifest.blobs)
         await asyncio.to_thread(self._store.integrity.look, [layer.digest for layer in manifest.layers])
         # What the store must hold at the same moment. Without the check a package that cannot fit
@@ -437,7 +446,8 @@ class Pulls:
                 pull.bytes_total = pull.bytes_cached = blob.size
             else:
                 layer = await self._packages.find_blob(digest, lambda text: setattr(pull, "note", text))
-                pull.bytes_total, pull.state, pull.note = layer.size, "running", ""
+                pull.bytes_total = layer.size
+                pull.resolve()
                 self._check_fits(layer.size)
                 blob = await self._fetch(pull, layer, asyncio.Semaphore(1), holds, whole=True)
             if pull.request.output is not None:
@@ -589,7 +599,8 @@ async def _bring_blobs(pulls: Pulls, pull: Pull, name: str, blobs: Sequence[Desc
     """Bring what a pull is of: `name` is its digest or commit."""
     sizes = {blob.digest: blob.size for blob in blobs}
     pull.digest, pull.bytes_total = name, sum(sizes.values())
-    pull.state, pull.note, pull.parts = "running", "", frozenset(sizes)
+    pull.parts = frozenset(sizes)
+    pull.resolve()
     await asyncio.to_thread(pulls._store.integrity.look, list(sizes))
     pulls._check_fits(pull.bytes_total)
     await ImagePull(blobs, fetch, pulls._store, pull.request.priority, cached=pull.skip, begun=pull.begin_blob).run()

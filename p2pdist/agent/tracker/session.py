@@ -394,11 +394,12 @@ class TrackerSession:
 
     def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
         local = socket.get_extra_info("sockname")
+        hello = msgspec.structs.replace(self._hello, time=round(time.time(), 3))
         if self._listens is None or not local:
-            return self._hello
+            return hello
         host = address_for_others(local[0], self._listens[0])
         self.address = f"[{host}]:{self._listens[1]}" if ":" in host else f"{host}:{self._listens[1]}"
-        return msgspec.structs.replace(self._hello, address=self.address)
+        return msgspec.structs.replace(hello, address=self.address)
 
     # -- small reads
 

@@ -518,6 +518,7 @@ async def _serve(
 
     from p2pdist.agent.agent import Agent, enter
     from p2pdist.agent.api.server import make_apps, make_probe
+    from p2pdist.agent.spans import spans
     from p2pdist.cli import daemon
     from p2pdist.transfer.connections import ConnectionBook, connections_max
 
@@ -527,7 +528,11 @@ async def _serve(
     # Until there is something to read again: opening a store may take long.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     await daemon.prepare_socket(socket)
+    traced = spans(settings.host)
     agent = Agent(settings, await enter(settings))
+    if traced is not None:
+        agent.pulls.observe(traced.pulled)
+        agent.package_mounts.observe = traced.mounted
     daemon.name_packages(agent.access.names.reference)
     runners, watchdog = [], asyncio.create_task(daemon.tell_watchdog())
     try:
@@ -560,6 +565,8 @@ async def _serve(
             socket.unlink(missing_ok=True)
         await agent.stop()
         await daemon.close(runners)
+        if traced is not None:
+            await asyncio.to_thread(traced.stop)
 
 
 async def _mirror(agent: Agent, address: tuple[str, int], book: ConnectionBook) -> list[web.AppRunner]:

@@ -59,6 +59,8 @@ class _Receiver:
     """Blobs of which it lacks pieces. `join`, `_complete`, `leave`."""
     missed: dict[Digest, None] = field(default_factory=dict)
     """Blobs whose swarms it left before it was complete. `leave`; `join` takes them back."""
+    origin_read: dict[Digest, int] = field(default_factory=dict)
+    """By blob that it lacks: what its pull has read of the origin, as it says. `advance`."""
     wanted_bytes: int = 0
     """What it lacked when it joined, but for what it missed. `join`, `leave`."""
     completed_at: float | None = None
@@ -86,7 +88,7 @@ class Running:
     receivers: dict[str, _Receiver] = field(default_factory=dict)
     outstanding: int = 0
     origin_bytes: int = 0
-    """What hosts with a lease reported of their stripes."""
+    """What hosts read of the origin, as they report it."""
     origin_by_blob: dict[Digest, int] = field(default_factory=dict)
     """The parts of `origin_bytes` by blob. `advance`."""
     shared: bool = False
@@ -138,17 +140,28 @@ class Broadcasts:
         receiver.wanted_bytes += swarm.layout.size - swarm.bytes_held[member.host]
         running.changed_at = now
 
-    def advance(self, swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
-        """A member that lacks pieces reports new counts, which the swarm does not have yet."""
+    def advance(
+        self, swarm: Swarm, member: Member, counts: list[int], origin_bytes: int | None = None, *, now: float
+    ) -> None:
+        """A member that lacks pieces reports new counts, which the swarm does not have yet, and
+        what its pull has read of the origin so far. Of an agent that does not say that, the pieces
+        of stripes count of which it holds the lease now: where a lease has moved meanwhile, too
+        few."""
         running = self._find(swarm.blob, member.host)
         if running is None:
             return
-        if FROM_ORIGIN in member.parents:
+        receiver, count = running.receivers[member.host], 0
+        if origin_bytes is not None:
+            before = receiver.origin_read.get(swarm.blob, 0)
+            count = origin_bytes - (before if origin_bytes >= before else 0)  # less: another pull of the blob
+            receiver.origin_read[swarm.blob] = origin_bytes
+        elif swarm.blob not in receiver.origin_read and FROM_ORIGIN in member.parents:
             for stripe, parent in enumerate(member.parents):
                 if parent == FROM_ORIGIN:
-                    count = (counts[stripe] - member.counts[stripe]) * swarm.layout.piece_size
-                    running.origin_bytes += count
-                    running.origin_by_blob[swarm.blob] = running.origin_by_blob.get(swarm.blob, 0) + count
+                    count += (counts[stripe] - member.counts[stripe]) * swarm.layout.piece_size
+        if count:
+            running.origin_bytes += count
+            running.origin_by_blob[swarm.blob] = running.origin_by_blob.get(swarm.blob, 0) + count
         running.shared = running.shared or bool(swarm.origin.shares)
         if counts == swarm.totals:
             self._complete(running, swarm, member, now)
@@ -229,6 +242,7 @@ class Broadcasts:
     def _complete(self, running: Running, swarm: Swarm, member: Member, now: float) -> None:
         receiver = running.receivers[member.host]
         del receiver.waiting[swarm.blob]
+        receiver.origin_read.pop(swarm.blob, None)
         running.changed_at = now
         if 2 * running.outstanding <= len(running.receivers):  # one of the later half
             receiver.reason = self._reason(receiver, member, now) or receiver.reason

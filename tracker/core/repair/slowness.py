@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tracker.core.capacity import Capacities
+from tracker.core.history.history import History
 from tracker.core.host import Host
 from tracker.core.member import Member
 from tracker.core.monitor.presence import Presence
@@ -42,18 +43,20 @@ class Slowness:
     """Judges after reports, with the parts of the fleet that it shares."""
 
     hosts: Mapping[str, Host]
+    reputation: Reputation
+    """Takes upload slots from slow hosts."""
     schedule: Schedule
     """Hears which swarms are to be planned anew."""
+    probing: Probing
+    """Says which hosts are asked to report often."""
     capacities: Capacities
     """Remembers which hosts are slow."""
     policies: PolicyBook
     """Says in which swarms a policy sets the rate."""
     presence: Presence
     """Hears which hosts are silent."""
-    probing: Probing
-    """Says which hosts are asked to report often."""
-    reputation: Reputation
-    """Takes upload slots from slow hosts."""
+    history: History
+    """Hears which hosts are slow."""
 
     def judge(self, swarm: Swarm, host: Host, *, still: bool, late: bool, interval_s: float, now: float) -> None:
         """A host has reported: find what holds it up, unless the whole fleet is `late`. `still`:
@@ -80,6 +83,7 @@ class Slowness:
         if slow is not None and self.capacities.mark_slow(slow[0], slow[1], downlink=slow[2], now=now):
             self.reputation.fit_children(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
             self.probing.judged(slow[0], now=now)
+            self.history.slow(self.hosts[slow[0]], swarm, slow[1], downlink=slow[2], now=now)
         else:
             self._part(swarm, member, now)
 

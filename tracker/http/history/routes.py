@@ -20,6 +20,7 @@ from p2pdist.model.access import Identity
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.history import (
+    HOST_KINDS,
     KINDS,
     PACKAGE_CHARACTERS_MAX,
     RECORDS_PER_PAGE_MAX,
@@ -45,12 +46,10 @@ WRITE_S_MAX = 20.0
 SILENCE_S = 10.0
 """So often a follower hears that the tracker is there."""
 
-_OF_HOSTS = ("host-lost", "host-back")
-
 
 def sees(identity: Identity, book: PolicyBook, record: HistoryRecord) -> bool:
     """Whether an identity that may watch the fleet may see a record."""
-    if identity.reads_everything or record.event.kind in _OF_HOSTS:
+    if identity.reads_everything or record.event.kind in HOST_KINDS:
         return True
     names = [name_of(record.event.package)] if record.event.package else []
     if not names and is_digest(record.event.digest):
