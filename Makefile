@@ -23,8 +23,11 @@ PROGRAMS := mksquashfs=squashfs-tools squashfuse=squashfuse fusermount3=fuse3 ng
 MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent-nox rtorrent transmission-cli \
 	casync restic umoci docker-registry docker.io containerd runc podman crun buildah skopeo xfsprogs btrfs-progs zsh fish faketime
 
-# Clients of model hubs, each in an environment of its own below $(VENV)/hub-clients: the last 0.x, one 1.x, and 2.x.
+# Clients of model hubs, each in an environment of its own below $(VENV)/hub-clients: the last 0.x, one 1.x, and 2.x; programs that load
+# with them; and the JavaScript client, where there are node and npm.
 HUB_CLIENTS := 0.36.0 1.29.0 2.4.0
+HUB_LOADERS := transformers==5.24.0 datasets==5.2.0
+HUB_NODE := @huggingface/hub@2.17.5
 
 PYTEST = $(BIN)/pytest -n $(WORKERS)
 # Each worker has a part of the tests in their order, so that what the tests of a file share is made once; the slow ones, of which
@@ -49,7 +52,7 @@ help:
 
 setup: $(VENV)/.installed
 
-setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/.torch
+setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/hub-clients/loaders/.loaders $(VENV)/hub-clients/node/.node $(VENV)/.torch
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 
@@ -88,6 +91,17 @@ $(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.programs
 $(VENV)/hub-clients/%/.installed: | $(VENV)/.programs
 	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check huggingface-hub==$*
 	@touch $@
+
+$(VENV)/hub-clients/loaders/.loaders: | $(VENV)/.programs
+	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(HUB_LOADERS)
+	@touch $@
+
+$(VENV)/hub-clients/node/.node: | $(VENV)/.programs
+	@if command -v npm >/dev/null 2>&1; then \
+		mkdir -p $(@D) && npm install --prefix $(@D) --silent --no-audit --no-fund $(HUB_NODE) && touch $@; \
+	else \
+		echo 'There is no npm: what needs the JavaScript client is skipped'; \
+	fi
 
 # torch comes only from a directory of wheels that pip is told of: what indexes have brings gigabytes of libraries for GPUs.
 $(VENV)/.torch: $(VENV)/.installed

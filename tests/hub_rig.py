@@ -42,6 +42,8 @@ class Repository:
     refs: dict[str, str] = field(default_factory=dict)
     private: bool = False
     gated: bool = False
+    listings: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What is said of the files of commits that were asked for."""
     lost: set[str] = field(default_factory=set)
     """Files that are listed, and that it does not have."""
     lfs: Callable[[str], bool] = lambda path: path.endswith((".safetensors", ".bin", ".parquet"))
@@ -183,6 +185,18 @@ class Hub:
         commit = self._commit(found, match["rev"])
         if commit is None:
             return self._failure(404, "RevisionNotFound", "Invalid rev id")
+        entries = found.listings.get(commit)
+        if entries is None:
+            entries = found.listings[commit] = self._entries(found, commit)
+        first = int(request.query.get("cursor", "0"))
+        shown = entries[first : first + self.page]
+        headers = {}
+        if first + self.page < len(entries):
+            following = request.rel_url.update_query(cursor=str(first + self.page))
+            headers["Link"] = f'<{self.base}{following}>; rel="next"'
+        return web.json_response(shown, headers=headers)
+
+    def _entries(self, found: Repository, commit: str) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
         directories = {str(parent) for path in found.commits[commit] for parent in Path(path).parents} - {"."}
         for directory in directories:
@@ -195,14 +209,7 @@ class Hub:
                 entry["lfs"] = {"oid": digest, "size": len(data), "pointerSize": len(pointer)}
                 entry["xetHash"] = hashlib.sha256(digest.encode()).hexdigest()
             entries.append(entry)
-        entries.sort(key=lambda entry: str(entry["path"]))
-        first = int(request.query.get("cursor", "0"))
-        shown = entries[first : first + self.page]
-        headers = {}
-        if first + self.page < len(entries):
-            following = request.rel_url.update_query(cursor=str(first + self.page))
-            headers["Link"] = f'<{self.base}{following}>; rel="next"'
-        return web.json_response(shown, headers=headers)
+        return sorted(entries, key=lambda entry: str(entry["path"]))
 
     async def _file(self, request: web.Request, match: re.Match[str]) -> web.StreamResponse:
         kind = match["kind"] or "models"
@@ -249,7 +256,8 @@ class Hub:
             for files in list(repository.commits.values()):
                 for path, data in files.items():
                     if repository.lfs(path) and hashlib.sha256(data).hexdigest() == digest:
-                        return await self._send(request, digest, self.change(path, data), {})
+                        asked = request.query.get("name", path)  # repositories may name it differently
+                        return await self._send(request, digest, self.change(asked, data), {})
         return web.Response(status=404)
 
     async def _send(self, request: web.Request, name: str, data: bytes, headers: dict[str, str]) -> web.StreamResponse:

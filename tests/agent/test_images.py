@@ -258,6 +258,33 @@ async def test_a_manifest_that_names_what_its_repository_lacks_harms_no_other_im
     assert held(agent, image)[layer] == image.blobs[layer]
 
 
+async def test_a_repository_that_lies_about_a_layer_harms_no_other_image(odd: Odd, site: ImageSite) -> None:
+    """Whoever may push somewhere may have something else come for a layer of others."""
+    image = make_image(LAYERS[2], architecture=HERE)
+    layer = Digest(json.loads(image.data)["layers"][0]["digest"])
+    size, lies = len(image.blobs[layer]), 0
+
+    async def lie(request: web.Request) -> web.StreamResponse:
+        nonlocal lies
+        lies += 1
+        start, _, end = request.headers.get("Range", f"bytes=0-{size - 1}").removeprefix("bytes=").partition("-")
+        headers = {"Content-Range": f"bytes {start}-{end}/{size}"}
+        return web.Response(body=bytes(int(end) + 1 - int(start)), status=206, headers=headers)
+
+    for repository in ("evil/app", "team/app"):
+        odd.put(repository, "v1", image)
+    odd.answers[f"evil/app/blobs/{layer}"] = lie
+    agent = await site.agent("h0")
+    with pytest.raises(Corrupt):
+        await pulled(agent, f"docker://{odd.address}/evil/app:v1")
+    read = lies
+    with pytest.raises(Corrupt, match="evil/app gave something else"):
+        await pulled(agent, f"docker://{odd.address}/evil/app:v1")
+    assert lies == read, "it is not read again at once"
+    await pulled(agent, f"docker://{odd.address}/team/app:v1")
+    assert held(agent, image)[layer] == image.blobs[layer]
+
+
 async def test_a_registry_that_sends_other_bytes_is_named(odd: Odd, site: ImageSite) -> None:
     image = publish(odd)
     victim = max(image.blobs, key=lambda digest: len(image.blobs[digest]))

@@ -66,7 +66,7 @@ class UpstreamClient:
     """Reads ranges of an upstream, as UpstreamRepository does."""
 
     def __init__(self, upstream: Upstream, host: str) -> None:
-        self._upstream, self._host = upstream, host
+        self._upstream, self._host, self.repository = upstream, host, "upstream/app"
         self._http = aiohttp.ClientSession()
         self.change: Callable[[bytes, int], bytes] = lambda data, start: data
         """What this host alone gets instead."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hub_rig import git_oid
+from hub_rig import git_oid, pointer_of
 from hub_site import HubSite, hub_site, make_files
 from waits import until
 
@@ -102,6 +102,21 @@ async def test_a_tree_comes_in_pages_that_name_the_door(site: HubSite) -> None:
             ("file", "d1/f0001"),
             ("directory", "d2"),
         ]
+
+
+async def test_a_file_as_git_keeps_it(site: HubSite) -> None:
+    files = make_files(300_000)
+    site.hub.repository("org/tiny").commit(files)
+    pointer, weight = pointer_of(files["model-1.safetensors"]), "/org/tiny/raw/main/model-1.safetensors"
+    answer = await site.ask(weight)
+    assert (answer.status, answer.body, answer.headers["ETag"]) == (200, pointer, f'"{git_oid(pointer)}"')
+    assert (await site.ask(weight, headers={"If-None-Match": answer.headers["ETag"]})).status == 304
+    head = await site.ask(weight, "HEAD")
+    assert (head.status, head.headers["Content-Length"]) == (200, str(len(pointer)))
+    assert (await site.ask("/org/tiny/raw/main/config.json")).body == files["config.json"]
+    absent = await site.ask("/org/tiny/raw/main/none.json", "HEAD")
+    assert (absent.status, absent.code) == (404, "EntryNotFound")
+    assert not site.sent, "the content was not brought"
 
 
 async def test_what_is_missing_is_said_as_the_hub_does(site: HubSite) -> None:
@@ -306,8 +321,7 @@ async def test_wrong_content_fails_on_all_hosts_alike(site: HubSite) -> None:
     # Nothing was wrong with the hosts, and what is right comes from the same ones.
     site.hub.change = lambda path, data: data
     for host in hosts:
-        models = site.site.agents[host].models
-        models._wrong.clear()
+        site.site.agents[host].vouched_blobs.wrong.forget()
     answer = await site.ask("/org/tiny/resolve/main/nested/model-2.safetensors", at="h2")
     assert answer.body == files["nested/model-2.safetensors"]
 
@@ -355,7 +369,8 @@ async def test_what_is_here_is_given_without_tracker_and_hub(site: HubSite) -> N
 async def test_a_door_that_answers_enough_has_clients_ask_again(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
     site.hub.repository("org/tiny").commit({"a.json": b"{}"})
     monkeypatch.setattr(door, "REQUESTS_MAX", 0)
-    answer = await site.ask("/org/tiny/resolve/main/a.json")
+    await site.start("h2")
+    answer = await site.ask("/org/tiny/resolve/main/a.json", at="h2")
     assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from hub_site import HubSite, hub_site
+from waits import until
 
 from p2pdist.agent.models import models
 from p2pdist.gateway.huggingface import door
@@ -40,6 +44,87 @@ async def test_a_model_of_the_owner_datasets_is_not_the_data_set(site: HubSite) 
     assert (await site.ask("/api/models/datasets/squad")).status == 400
     assert (await site.ask("/api/datasets/squad")).status == 200
     assert not site.hub.count("GET", "/api/models/")
+
+
+@pytest.mark.slow
+async def test_a_repository_that_lies_about_a_file_keeps_nobody_from_it_elsewhere(site: HubSite) -> None:
+    """Whoever has a repository may list the digest of a file of others, and give another one."""
+    data, lie = os.urandom(2 << 20), "/evil/copy/resolve/main/stolen.safetensors"
+    site.hub.repository("org/honest").commit({"model.safetensors": data})
+    site.hub.repository("evil/copy").commit({"stolen.safetensors": data})
+    site.hub.change = lambda path, content: bytes(len(content)) if "stolen" in path else content
+    with suppress(aiohttp.ClientError):  # some of it may have been sent
+        assert (await site.ask(lie)).status == 502
+    sent = site.sent
+    again = await site.ask(lie)
+    assert again.status == 502 and "stolen.safetensors" in again.headers["X-Error-Message"]
+    assert site.sent == sent, "it is not read again at once"
+    assert (await site.ask("/org/honest/resolve/main/model.safetensors")).body == data
+    assert (await site.ask(lie)).body == data, "what is here is right, whoever lists it"
+
+
+@pytest.mark.slow
+async def test_a_commit_of_a_hundred_thousand_files_is_listed_and_read(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "BEGIN_S", 600.0)
+    files = {f"d{number % 100:02}/f{number:06}.json": b"%d" % number for number in range(100_000)}
+    site.hub.page = 20_000
+    site.hub.repository("org/many", "datasets").commit(files)
+    url, found = "/api/datasets/org/many/tree/main?recursive=true", list[str]()
+    while url:
+        page = await site.ask(url)
+        assert page.status == 200
+        found += [entry["path"] for entry in json.loads(page.body) if entry["type"] == "file"]
+        url = page.next
+    assert found == sorted(files), "each one once"
+    path = "d42/f031342.json"
+    assert (await site.ask(f"/datasets/org/many/resolve/main/{path}")).body == files[path]
+    assert site.hub.count("GET", "/tree/") == 6, "the hub was asked for its pages once"
+
+
+@pytest.mark.slow
+async def test_a_branch_that_is_pushed_over_while_a_file_comes_changes_nothing_of_it(site: HubSite) -> None:
+    """The commit that it named goes on being read, and stays readable beside the next one."""
+    first, second = os.urandom(4 << 20), os.urandom(1 << 20)
+    repository, path = site.hub.repository("org/tiny"), "/org/tiny/resolve/main/model.safetensors"
+    commit = repository.commit({"model.safetensors": first})
+    site.hub.rate_bytes_s = 1 << 20
+    reading = asyncio.create_task(site.ask(path))
+    await until(lambda: site.sent > 0, within_s=60)
+    pushed = repository.commit({"model.safetensors": second})
+    site.hub.rate_bytes_s = 0.0
+    answer = await reading
+    assert answer.body == first and answer.headers["X-Repo-Commit"] == commit
+    assert (await site.ask(f"/org/tiny/resolve/{commit}/model.safetensors")).body == first
+    assert (await site.ask(f"/org/tiny/resolve/{pushed}/model.safetensors")).body == second
+
+
+async def test_a_hub_that_wants_to_be_left_alone_for_a_file_is_asked_again_then(site: HubSite) -> None:
+    """A client is told how long; what was read meanwhile stays known."""
+    site.hub.repository("org/tiny").commit({"a.json": b"{}", "b.json": b"[]"})
+    assert (await site.ask("/org/tiny/resolve/main/a.json")).body == b"{}"
+    site.hub.statuses.append(("/b.json", 429, {"Retry-After": "1"}))
+    answer = await site.ask("/org/tiny/resolve/main/b.json")
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+    assert (await site.ask("/org/tiny/resolve/main/a.json")).body == b"{}"
+
+    async def given() -> bool:
+        return (await site.ask("/org/tiny/resolve/main/b.json")).status == 200
+
+    async with asyncio.timeout(60):
+        while not await given():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("a/../../evil", "a/../../evil"), ("a\nbad", "bad"), ("\x1b[2Jgone", "gone")]
+)
+async def test_a_commit_with_a_bad_name_is_refused_and_the_name_is_said(site: HubSite, name: str, part: str) -> None:
+    site.hub.repository("org/bad").commit({"good.json": b"{}", name: b"x"})
+    answer = await site.ask("/org/bad/resolve/main/good.json")
+    said = answer.headers["X-Error-Message"]
+    assert answer.status == 403 and said.isprintable() and part in said
 
 
 @pytest.mark.parametrize(

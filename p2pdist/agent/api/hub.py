@@ -6,35 +6,31 @@ It is on the mirror's port on loopback, so that its clients are processes of thi
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from p2pdist.agent.agent import Agent
+from p2pdist.agent.api.counters import counter_family
+from p2pdist.agent.bodies import BYTES_TYPE, BlobBodies, counting
 from p2pdist.agent.models.models import Commit
-from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.credentials.tokens import PREFIX as FLEET_PREFIX
+from p2pdist.gateway.answers import Sent, answer_by
 from p2pdist.gateway.huggingface.counts import HubCounts
-from p2pdist.gateway.huggingface.door import BEGIN_S, HubDoor, Sent
+from p2pdist.gateway.huggingface.door import HubDoor, RepositoryFile
 from p2pdist.gateway.huggingface.failures import HubErrorDocument
 from p2pdist.gateway.huggingface.names import PREFIX
 from p2pdist.gateway.registry.credentials import parse_credential
-from p2pdist.model.errors import Unavailable
-from p2pdist.model.hub import HubFile, HubName, HubRevision, check_token
-from p2pdist.store.blobs.blob import Blob
-from p2pdist.transfer.connections import in_use
+from p2pdist.model.hub import HubName, HubRevision, check_token
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
-from p2pdist.transfer.stream.ranges import RangeOptions, Unsatisfiable, parse_range, serve_range
+from p2pdist.transfer.stream.ranges import RangeOptions, Unsatisfiable, parse_range
 
 IDLE_S = 60.0
 """A client that takes nothing of what is there for it for so long is left: it goes on with a Range
 when it is back."""
-
-BYTES_TYPE = "application/octet-stream"
 
 
 class AgentRepositories:
@@ -74,89 +70,23 @@ class FileBodies:
     """Sends files to clients of this host. On the event loop."""
 
     def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._beginning: set[asyncio.Task[tuple[Blob, BlobPull | None]]] = set()
-        """Fetches that have not begun yet."""
+        self._agent, self._counted = agent, agent.doored.bytes
+        self._blobs = BlobBodies(agent.store, counting(self._counted), agent.registry.clients)
 
     async def send(
-        self,
-        request: web.Request,
-        name: HubName,
-        commit: str,
-        file: HubFile,
-        token: str,
-        headers: Mapping[str, str],
-        deadline: float,
+        self, request: web.Request, read: RepositoryFile, headers: Mapping[str, str], deadline: float
     ) -> Sent:
         """Answer a GET for a file, or for ranges of it; see gateway.huggingface.door.Bodies."""
-        agent = self._agent
-        if not file.sha256 or not file.size:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    data = await agent.models.content(name, commit, file, token) if file.size else b""
-            except TimeoutError:
-                raise Unavailable(f"{file.path} does not come within {BEGIN_S:.0f} s", remedy="Ask again") from None
-            agent.doored.bytes["tracker"] += len(data)
-            return Sent(_small(request, data, headers))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(in_use(request))
-            stack.enter_context(agent.registry.clients.asking(file.digest))
-            begun = asyncio.create_task(self._begin(name, commit, file, token))
-            self._beginning.add(begun)
-            begun.add_done_callback(self._begun)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    blob, pull = await asyncio.shield(begun)  # which goes on for the next request
-            except TimeoutError:
-                raise Unavailable(f"{file.path} does not begin within {BEGIN_S:.0f} s", remedy="Ask again") from None
-            stack.enter_context(blob.held())
-            return await self._send(request, blob, pull, file, headers, deadline)
-
-    async def _begin(self, name: HubName, commit: str, file: HubFile, token: str) -> tuple[Blob, BlobPull | None]:
-        """The blob, and its pull unless it is complete."""
-        agent = self._agent
-        stored = agent.store.get(file.digest)
-        if stored is not None and stored.complete:  # clients compare nothing before they read
-            await asyncio.to_thread(agent.store.integrity.look, [file.digest])
-        return await agent.models.fetch(name, commit, file, token)
-
-    def _begun(self, task: asyncio.Task[tuple[Blob, BlobPull | None]]) -> None:
-        self._beginning.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as seen: there may be no request that waits
-
-    async def _send(
-        self,
-        request: web.Request,
-        blob: Blob,
-        pull: BlobPull | None,
-        file: HubFile,
-        headers: Mapping[str, str],
-        deadline: float,
-    ) -> Sent:
-        source, counted, sent = "store" if pull is None else "swarm", self._agent.doored.bytes, 0
-
-        def count(length: int) -> None:
-            nonlocal sent
-            sent += length
-            counted[source] += length
-
-        body, opened = pull.body() if pull is not None else None, blob.files.opened or blob.in_memory
-        response = await serve_range(
-            request,
-            blob.digest,
-            blob.fileno() if opened else await asyncio.to_thread(blob.fileno),
-            blob.layout,
-            have=blob.have if body is not None else None,
-            wait_for=body.piece if body is not None else None,
-            proven=body.proven if body is not None else None,
-            disk=not blob.in_memory,
-            options=RangeOptions(
-                headers, begin_by=deadline, sent=count, idle_s=IDLE_S, etag=file.etag, late_begin=True
-            ),
-        )
-        expected = response.content_length if response.status in (200, 206) else 0
-        return Sent(response, sent >= (expected or 0))
+        models, file = self._agent.models, read.file
+        if file.sha256 and file.size:
+            options = RangeOptions(headers, begin_by=deadline, idle_s=IDLE_S, etag=file.etag, late_begin=True)
+            fetch = partial(models.fetch, read.name, read.commit, file, read.token)
+            return await self._blobs.send(request, file.digest, fetch, options)
+        data = b""
+        if file.size:
+            data = await answer_by(deadline, models.content(read.name, read.commit, file, read.token))
+        self._counted["tracker"] += len(data)
+        return Sent(_small(request, data, headers))
 
 
 def _small(request: web.Request, data: bytes, headers: Mapping[str, str]) -> web.Response:
@@ -204,13 +134,8 @@ def hub_routes(agent: Agent) -> tuple[Route, ...]:
 
 def hub_metrics(counts: HubCounts) -> Iterator[Metric]:
     """What the door has counted; called in a thread."""
-    name, text = "p2pdist_agent_hub_requests", "Requests of clients of model hubs"
-    requests = CounterMetricFamily(name, text, labels=["kind", "result"])
-    for labels, number in sorted(dict(counts.requests).items()):
-        requests.add_metric(labels, number)
-    yield requests
-    name, text = "p2pdist_agent_hub_bytes", "Bytes of files given to clients of model hubs"
-    moved = CounterMetricFamily(name, text, labels=["source"])
-    for source, length in sorted(dict(counts.bytes).items()):
-        moved.add_metric([source], length)
-    yield moved
+    text = "Requests of clients of model hubs"
+    yield counter_family("p2pdist_agent_hub_requests", text, ("kind", "result"), counts.requests)
+    yield counter_family(
+        "p2pdist_agent_hub_bytes", "Bytes of files given to clients of model hubs", ("source",), counts.bytes
+    )

@@ -15,34 +15,36 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from p2pdist.agent.agent import Agent
+from p2pdist.agent.api.counters import counter_family
 from p2pdist.agent.api.guard import serving
 from p2pdist.agent.api.hub import hub_routes
+from p2pdist.agent.bodies import BYTES_TYPE, BlobBodies, Brought, counting, demanded
 from p2pdist.agent.images.credentials import upstream_lets
-from p2pdist.agent.pull.blob import BlobPull, Body, DemandedBody
-from p2pdist.agent.uplink import RangeFlow
+from p2pdist.agent.pull.blob import BlobPull, Body
 from p2pdist.core.stream_slots import Peer
 from p2pdist.credentials.tokens import PREFIX
+from p2pdist.gateway.answers import Sent
 from p2pdist.gateway.registry.admission import Admission
 from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.gateway.registry.credentials import Credential, parse_credential
 from p2pdist.gateway.registry.failures import ErrorDocument
-from p2pdist.gateway.registry.mirror import BEGIN_S, VERSION, Mirror, Sent
+from p2pdist.gateway.registry.mirror import VERSION, Mirror
 from p2pdist.gateway.registry.names import RegistryRequest
 from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import NotFound, Unauthenticated, Unavailable
+from p2pdist.model.errors import NotFound, Unauthenticated
 from p2pdist.model.image import ImageName
 from p2pdist.model.image_manifest import ImageDocument, TagPage
 from p2pdist.store.blobs.blob import Blob
-from p2pdist.transfer.connections import address_key, in_use
+from p2pdist.transfer.connections import address_key
 from p2pdist.transfer.documents import large_answers
 from p2pdist.transfer.guard import Identify, OwnNames, guard, identity_of, peer_of
 from p2pdist.transfer.openapi import Answer, Query, Route, route_of, serve
 from p2pdist.transfer.problems import name_request, problems
-from p2pdist.transfer.stream.ranges import RangeOptions, requested_end, serve_range
+from p2pdist.transfer.stream.ranges import RangeOptions
 
 RANGES_MAX = 256
 """Ranges of one request; one with more gets the whole blob."""
@@ -52,7 +54,6 @@ IDLE_S = 60.0
 and it goes on with a Range when it is back."""
 
 BODY_BYTES_MAX = 1 << 20
-BYTES_TYPE = "application/octet-stream"
 
 
 class AgentImages:
@@ -103,95 +104,36 @@ class AgentImages:
         return await upstream_lets(upstream, asked.name, path, user=credential.user, secret=credential.secret)
 
 
-class BlobBodies:
-    """Sends blobs to clients of one port. On the event loop."""
+class ImageBodies:
+    """Sends blobs of images to clients of one port. On the event loop."""
 
     def __init__(self, agent: Agent, images: AgentImages, *, loopback: bool) -> None:
         self._agent, self._images, self._loopback = agent, images, loopback
-        self._beginning: set[asyncio.Task[tuple[Blob, BlobPull | None]]] = set()
-        """Fetches that have not begun yet."""
+        self._blobs = BlobBodies(agent.store, counting(agent.mirrored.bytes), agent.registry.clients)
 
     async def send(self, request: web.Request, name: ImageName, digest: Digest, deadline: float) -> Sent:
         """Answer a GET for a blob, or for ranges of it; see gateway.registry.mirror.Bodies."""
-        agent = self._agent
+        headers = {"Docker-Content-Digest": str(digest), **VERSION}
+        options = RangeOptions(headers, RANGES_MAX, deadline, idle_s=IDLE_S)
+        if self._loopback:
+            fetch, read = partial(self._images.fetch_blob, name, digest), partial(_reading, request)
+            return await self._blobs.send(request, digest, fetch, options, read=read)
+        agent, peer = self._agent, Peer(address_key(request.remote or ""))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(in_use(request))
-            stack.enter_context(agent.registry.clients.asking(digest))
-            flow = None
-            if not self._loopback:
-                peer = Peer(address_key(request.remote or ""))
-                flow = agent.uplink.open_range(peer=peer, cut=partial(_cut, request))
-                stack.callback(flow.close)
-                stack.enter_context(agent.readers.reading(digest))
-                stack.enter_context(serving(agent, request, flow))
-            begun = asyncio.create_task(self._begin(request, name, digest))
-            self._beginning.add(begun)
-            begun.add_done_callback(self._begun)
-            try:
-                async with asyncio.timeout_at(deadline):
-                    blob, pull = await asyncio.shield(begun)  # which goes on for the next request
-            except TimeoutError:
-                raise Unavailable(f"{digest} does not come within {BEGIN_S:.0f} s") from None
-            stack.enter_context(blob.held())
-            return await self._send(request, blob, pull, flow, deadline)
+            flow = agent.uplink.open_range(peer=peer, cut=partial(_cut, request))
+            stack.callback(flow.close)
+            stack.enter_context(agent.readers.reading(digest))
+            stack.enter_context(serving(agent, request, flow))
+            bring = partial(self._bring, request, name, digest)
+            return await self._blobs.send(request, digest, bring, options, flow=flow)
 
-    async def _send(
-        self, request: web.Request, blob: Blob, pull: BlobPull | None, flow: RangeFlow | None, deadline: float
-    ) -> Sent:
-        source, counted, sent = "store" if pull is None else "swarm", self._agent.mirrored.bytes, 0
-
-        def count(length: int) -> None:
-            nonlocal sent
-            sent += length
-            counted[source] += length
-
-        body, opened = self._body(request, pull), blob.files.opened or blob.in_memory
-        file = blob.fileno() if opened else await asyncio.to_thread(blob.fileno)
-        headers = {"Docker-Content-Digest": str(blob.digest), **VERSION}
-        try:
-            response = await serve_range(
-                request,
-                blob.digest,
-                file,
-                blob.layout,
-                have=blob.have if body is not None else None,
-                wait_for=body.piece if body is not None else None,
-                proven=body.proven if body is not None else None,
-                flow=flow,
-                disk=not blob.in_memory,
-                options=RangeOptions(headers, RANGES_MAX, deadline, count, IDLE_S),
-            )
-        finally:
-            if isinstance(body, DemandedBody):
-                body.close()
-        expected = response.content_length if response.status in (200, 206) else 0
-        return Sent(response, source, sent >= (expected or 0))
-
-    def _body(self, request: web.Request, pull: BlobPull | None) -> Body | None:
-        """A reading while a blob comes. Ranges that a program of this host asks for, such as a lazy
-        snapshotter, come before all else where a piece list lets them be given early."""
-        if pull is None:
-            return None
-        layout, text = pull.blob.layout, request.headers.get("Range", "")
-        if not (self._loopback and text and pull.vouched is None):
-            return pull.body()
-        end = requested_end(text, layout.size, ranges_max=RANGES_MAX)
-        return DemandedBody(pull, layout.covering(0, end).stop)
-
-    def _begun(self, task: asyncio.Task[tuple[Blob, BlobPull | None]]) -> None:
-        self._beginning.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as seen: there may be no request that waits
-
-    async def _begin(self, request: web.Request, name: ImageName, digest: Digest) -> tuple[Blob, BlobPull | None]:
-        """The blob, and its pull unless it is complete."""
+    async def _bring(self, request: web.Request, name: ImageName, digest: Digest) -> Brought:
+        """The blob for a client of the network."""
         agent, images = self._agent, self._images
         stored = agent.store.get(digest)
-        if stored is not None and stored.complete:  # HTTP clients compare nothing before they read
-            await asyncio.to_thread(agent.store.integrity.look, [digest])
-        if self._loopback or (stored is not None and stored.complete):
+        if stored is not None and stored.complete:
             return await images.fetch_blob(name, digest)
-        found: list[tuple[Blob, BlobPull | None]] = []
+        found: list[Brought] = []
 
         async def fetch() -> BlobPull | None:
             found[:] = [await images.fetch_blob(name, digest)]
@@ -201,6 +143,14 @@ class BlobBodies:
             digest, address_key(request.remote or ""), partial(images.blob_size, name, digest), fetch
         )
         return found[0]
+
+
+def _reading(request: web.Request, pull: BlobPull) -> Body:
+    """Ranges that a program of this host asks for, such as a lazy snapshotter, come before all else
+    where a piece list lets them be given early."""
+    if request.headers.get("Range", "") and pull.vouched is None:
+        return demanded(request, pull, ranges_max=RANGES_MAX)
+    return pull.body()
 
 
 def _cut(request: web.Request) -> None:
@@ -288,7 +238,7 @@ def make_mirror(agent: Agent, *, loopback: bool) -> Mirror:
     """The mirror of an agent, for one of its ports."""
     images = AgentImages(agent)
     admission = Admission(identity_of, images, lambda: asyncio.get_running_loop().time())
-    return Mirror(images, BlobBodies(agent, images, loopback=loopback), admission, agent.mirrored)
+    return Mirror(images, ImageBodies(agent, images, loopback=loopback), admission, agent.mirrored)
 
 
 def make_mirror_app(agent: Agent) -> web.Application:
@@ -317,19 +267,9 @@ def with_images(identify: Identify, images: Identify) -> Identify:
 
 def mirror_metrics(counts: MirrorCounts) -> Iterator[Metric]:
     """What the mirror has counted; called in a thread."""
-    name, text = "p2pdist_agent_mirror_requests", "Requests of clients of container registries"
-    requests = CounterMetricFamily(name, text, labels=["kind", "result", "source"])
-    for labels, number in sorted(dict(counts.requests).items()):
-        requests.add_metric(labels, number)
-    yield requests
-    name, text = "p2pdist_agent_mirror_bytes", "Bytes of images given to clients of registries"
-    moved = CounterMetricFamily(name, text, labels=["source"])
-    for source, length in sorted(dict(counts.bytes).items()):
-        moved.add_metric([source], length)
-    yield moved
-    name = "p2pdist_agent_mirror_fallbacks"
+    text = "Requests of clients of container registries"
+    yield counter_family("p2pdist_agent_mirror_requests", text, ("kind", "result", "source"), counts.requests)
+    text = "Bytes of images given to clients of registries"
+    yield counter_family("p2pdist_agent_mirror_bytes", text, ("source",), counts.bytes)
     text = "Requests for manifests and blobs that were left to the registry itself"
-    fallbacks = CounterMetricFamily(name, text, labels=["reason"])
-    for reason, number in sorted(dict(counts.fallbacks).items()):
-        fallbacks.add_metric([reason], number)
-    yield fallbacks
+    yield counter_family("p2pdist_agent_mirror_fallbacks", text, ("reason",), counts.fallbacks)

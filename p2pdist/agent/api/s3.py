@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from p2pdist.agent.agent import Agent
+from p2pdist.agent.api.counters import counter_family
+from p2pdist.agent.bodies import BYTES_TYPE, counting
 from p2pdist.agent.buckets.blobs import BlobBucket, OriginBlobs
 from p2pdist.agent.buckets.package import BucketContext, PackageBucket
 from p2pdist.agent.buckets.settings import BucketSettings, S3Settings
@@ -25,8 +27,6 @@ from p2pdist.transfer.guard import Identify, OwnNames, guard, identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route, serve
 from p2pdist.transfer.problems import name_request, problems
 
-BYTES_TYPE = "application/octet-stream"
-
 
 class AgentBuckets:
     """The buckets that settings name, for the clients that may read them. While access is on, a
@@ -34,11 +34,7 @@ class AgentBuckets:
     packages, and those that the rule for mirrors lists."""
 
     def __init__(self, agent: Agent, settings: S3Settings) -> None:
-        counts = agent.s3_counts
-
-        def count(source: str, length: int) -> None:
-            counts.bytes[source] += length
-
+        count = counting(agent.s3_counts.bytes)
         context = BucketContext(agent.store, agent.packages, agent.pulls, agent.registry, count)
         self._keyed = bool(settings.keys)
         self._buckets = [_bucket(bucket, context) for bucket in sorted(settings.buckets, key=lambda each: each.name)]
@@ -105,13 +101,5 @@ def make_s3_app(agent: Agent, settings: S3Settings) -> web.Application:
 
 def s3_metrics(counts: S3Counts) -> Iterator[Metric]:
     """What the S3 interface has counted; called in a thread."""
-    name, text = "p2pdist_agent_s3_requests", "Requests of S3 clients"
-    requests = CounterMetricFamily(name, text, labels=["kind", "result"])
-    for labels, number in sorted(dict(counts.requests).items()):
-        requests.add_metric(labels, number)
-    yield requests
-    name, text = "p2pdist_agent_s3_bytes", "Bytes of objects given to S3 clients"
-    moved = CounterMetricFamily(name, text, labels=["source"])
-    for source, length in sorted(dict(counts.bytes).items()):
-        moved.add_metric([source], length)
-    yield moved
+    yield counter_family("p2pdist_agent_s3_requests", "Requests of S3 clients", ("kind", "result"), counts.requests)
+    yield counter_family("p2pdist_agent_s3_bytes", "Bytes of objects given to S3 clients", ("source",), counts.bytes)

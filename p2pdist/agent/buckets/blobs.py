@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from aiohttp import web
 
+from p2pdist.agent.bodies import BlobBodies, Brought, demanded
 from p2pdist.agent.buckets.package import IDLE_S, BucketContext
-from p2pdist.agent.pull.blob import BlobPull, DemandedBody
-from p2pdist.gateway.s3.contract import ObjectInfo, Objects, Sent
+from p2pdist.gateway.answers import Sent
+from p2pdist.gateway.s3.contract import ObjectInfo, Objects
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, Unavailable
-from p2pdist.store.blobs.blob import Blob
-from p2pdist.transfer.connections import in_use
-from p2pdist.transfer.stream.ranges import RangeOptions, requested_end, serve_content, serve_range
+from p2pdist.transfer.stream.ranges import RangeOptions, serve_content
 from p2pdist.transfer.stream.sendfile import Connection
 
 DESCRIBED_AT_ONCE = 16
@@ -52,7 +51,7 @@ class NamedBlobs(Protocol):
     async def blobs(self) -> Mapping[bytes, NamedBlob]:
         """The files by key, UTF-8. Nothing of their bytes is fetched."""
 
-    async def fetch(self, blob: NamedBlob) -> tuple[Blob, BlobPull | None]:
+    async def fetch(self, blob: NamedBlob) -> Brought:
         """A blob, and its pull, started or joined; None when it is complete."""
 
 
@@ -73,7 +72,8 @@ class BlobBucket:
     """The bucket of some blobs. On the event loop."""
 
     def __init__(self, name: str, source: NamedBlobs, context: BucketContext) -> None:
-        self.name, self._source, self._context = name, source, context
+        self.name, self._source = name, source
+        self._bodies = BlobBodies(context.store, context.count)
 
     @property
     def names(self) -> Sequence[str]:
@@ -87,41 +87,12 @@ class BlobBucket:
     async def send(self, request: web.Request, objects: Objects, key: bytes, deadline: float) -> Sent:
         """Answer a GET or HEAD for a blob; see gateway.s3.contract.Bucket."""
         assert isinstance(objects, BlobObjects)
-        named, sent, source = objects.blobs[key], 0, "store"
+        named = objects.blobs[key]
         if request.method == "HEAD":  # which brings nothing
-            return Sent(await serve_content(request, named.digest, named.size, _NOTHING), "none", True)
-        with ExitStack() as stack:
-            stack.enter_context(in_use(request))
-            try:
-                async with asyncio.timeout_at(deadline):
-                    blob, pull = await self._source.fetch(named)
-            except TimeoutError:
-                raise Unavailable(f"{named.digest} does not come in time", remedy="Ask again") from None
-            stack.enter_context(blob.held())
-            body = None
-            if pull is not None:
-                end = requested_end(request.headers.get("Range", ""), blob.size)
-                body, source = DemandedBody(pull, blob.layout.covering(0, end).stop), "swarm"
-                stack.callback(body.close)
-
-            def count(length: int) -> None:
-                nonlocal sent
-                sent += length
-                self._context.count(source, length)
-
-            response = await serve_range(
-                request,
-                named.digest,
-                await asyncio.to_thread(blob.fileno),
-                blob.layout,
-                have=blob.have if body is not None else None,
-                wait_for=body.piece if body is not None else None,
-                proven=body.proven if body is not None else None,
-                disk=not blob.in_memory,
-                options=RangeOptions({}, begin_by=deadline, sent=count, idle_s=IDLE_S),
-            )
-        expected = response.content_length if response.status in (200, 206) else 0
-        return Sent(response, source, sent >= (expected or 0))
+            return Sent(await serve_content(request, named.digest, named.size, _NOTHING))
+        options = RangeOptions({}, begin_by=deadline, idle_s=IDLE_S)
+        fetch = partial(self._source.fetch, named)
+        return await self._bodies.send(request, named.digest, fetch, options, read=partial(demanded, request))
 
 
 class _Nothing:
@@ -162,12 +133,10 @@ class OriginBlobs:
                 return
         self._known[digest] = NamedBlob(digest, descriptor.size)
 
-    async def fetch(self, blob: NamedBlob) -> tuple[Blob, BlobPull | None]:
+    async def fetch(self, blob: NamedBlob) -> Brought:
         """A blob, and its pull, started or joined."""
         store = self._context.store
         stored = store.get(blob.digest)
-        if stored is not None and stored.complete:  # HTTP clients compare nothing before they read
-            await asyncio.to_thread(store.integrity.look, [blob.digest])
         if stored is not None and stored.complete:
             return stored, None
         pull = await self._context.pulls.blob(blob.digest)

@@ -21,6 +21,7 @@ from email.utils import formatdate
 
 from aiohttp import web
 
+from p2pdist.agent.bodies import Count
 from p2pdist.agent.buckets.files import PackageFiles, files_of
 from p2pdist.agent.lazy.chunks import Chunks, Whereabouts
 from p2pdist.agent.lazy.views import images_of, layout_of
@@ -28,7 +29,8 @@ from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls, check_whole
 from p2pdist.agent.pull.registry import Registry
 from p2pdist.agent.pull.trees import Sources, together
-from p2pdist.gateway.s3.contract import Objects, Sent
+from p2pdist.gateway.answers import Sent
+from p2pdist.gateway.s3.contract import Objects
 from p2pdist.model.device import DeviceChunk, DeviceLayout
 from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, Reference
@@ -54,9 +56,6 @@ ATTEMPTS = 3
 """So often what a request needs may be evicted meanwhile."""
 
 logger = logging.getLogger(__name__)
-
-Count = Callable[[str, int], None]
-"""Hears of bytes that were sent, and of their source (gateway.s3.counts.SOURCES)."""
 
 
 @dataclass(frozen=True, slots=True)

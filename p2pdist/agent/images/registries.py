@@ -274,6 +274,11 @@ class UpstreamBlobs:
         self._repository: UpstreamRepository | None = None
         """What was read from last: its readers find out together whether there are ranges."""
 
+    @property
+    def repository(self) -> str:
+        """The name of the repository, with that of its registry."""
+        return str(self._name)
+
     def __eq__(self, other: object) -> bool:
         """Whether the other one reads the same repository."""
         return isinstance(other, UpstreamBlobs) and (self._registries, self._name) == (other._registries, other._name)

@@ -5,9 +5,6 @@ What a commit names never changes, so what is in the store is answered without a
 branch names is asked of the tracker each time; while none answers, the last known commit is given.
 Whether a client may read a repository is the tracker's to say, for a minute. While none answers,
 repositories that were open stay so, and all others are closed.
-
-A blob whose content at the hub is not what its listing says is wrong for every client that asks
-next: that is remembered for a while, so that they hear it at once.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ import msgspec
 
 from p2pdist.agent.models.tracked import HubBlob, HubStorage, TrackedHub
 from p2pdist.agent.pull.blob import BlobPull
-from p2pdist.agent.pull.origin import RangeSource
 from p2pdist.agent.pull.trees import together
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, Refused, Unavailable
@@ -52,9 +48,6 @@ ADMITTED_S = 60.0
 FRESH_S = 2.0
 """So long what a branch names is not asked for again: clients ask for it with each file."""
 
-WRONG_S = 30.0
-"""So long a file that was wrong at the hub is not read again."""
-
 SMALL_AT_ONCE = 8
 KEPT_FILES_MAX = 1000
 """Small files are kept here of commits that have no more files: each takes a record."""
@@ -73,7 +66,6 @@ LISTINGS_MAX = 16
 LISTED_MAX = 400_000
 """Entries of the commits that are kept in memory."""
 
-WRONG_MAX = 1000
 ANNOUNCED_MAX = 100_000
 DOCUMENT_TYPE = "application/vnd.p2pdist.hub"
 
@@ -86,7 +78,7 @@ class BlobFetcher(Protocol):
     """Fetches blobs that have no piece list."""
 
     async def fetch_vouched(
-        self, digest: Digest, size: int, upstream: RangeSource, priority: Priority
+        self, digest: Digest, size: int, upstream: HubBlob, priority: Priority
     ) -> tuple[Blob, BlobPull | None]:
         """The blob, not yet held, and its pull, started or joined; None when the blob is
         complete. Hosts with a lease read it from `upstream`."""
@@ -165,8 +157,6 @@ class Models:
         self._fresh: OrderedDict[str, tuple[float, HubRevision]] = OrderedDict()
         """By `name@branch` when it was asked for, and what it named."""
         self._commits: OrderedDict[str, Commit] = OrderedDict()
-        self._wrong: OrderedDict[Digest, tuple[float, str]] = OrderedDict()
-        """Until when a blob is taken to be wrong at the hub, and what was said."""
         self._announced: OrderedDict[str, None] = OrderedDict()
         """Files, by name and digest, for which the tracker lets hosts join a swarm."""
         self._confirmed: OrderedDict[str, None] = OrderedDict()
@@ -319,17 +309,15 @@ class Models:
     ) -> tuple[Blob, BlobPull | None]:
         """A file of LFS, not yet held, and its pull, started or joined; None when it is complete.
         Raises DiskFull besides."""
-        digest, now = file.digest, asyncio.get_running_loop().time()
-        until, why = self._wrong.get(digest, (0.0, ""))
-        if now < until:
-            raise Corrupt(why, remedy=f"It is read again in {until - now:.0f} s")
+        digest = file.digest
         await self._announce(name, commit, file, token)
         self._learn(str(name), (digest,))
         source = HubBlob(self._tracked, self._storage, name, commit, file.path, token)
-        blob, pull = await self._fetcher.fetch_vouched(digest, file.size, source, priority)
-        if pull is not None:
-            pull.done.add_done_callback(lambda done: self._ended(digest, file.path, name, done))
-        return blob, pull
+        try:
+            return await self._fetcher.fetch_vouched(digest, file.size, source, priority)
+        except Corrupt as error:
+            why = f"{file.path} of {name} is not at the hub what its listing says: {error.what}"
+            raise Corrupt(why, remedy=error.remedy) from error
 
     async def _announce(self, name: HubName, commit: str, file: HubFile, token: str) -> None:
         """Have the tracker know how the file is cut, and say whether the hub has its content in
@@ -350,13 +338,6 @@ class Models:
         _remember(self._confirmed, key, None, ANNOUNCED_MAX)
         if len((await self.files(name, commit, token)).files) <= KEPT_FILES_MAX:
             await self._keep(name, target, b"has")
-
-    def _ended(self, digest: Digest, path: str, name: HubName, done: asyncio.Future[None]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if isinstance(error, Corrupt):
-            until = asyncio.get_running_loop().time() + WRONG_S
-            why = f"{path} of {name} is not at the hub what its listing says: {error.what}"
-            _remember(self._wrong, digest, (until, why), WRONG_MAX)
 
     # -- keeping
 

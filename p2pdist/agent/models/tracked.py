@@ -114,6 +114,11 @@ class HubBlob:
         self._file = name, commit, path
         self._location: HubLocation | None = None
 
+    @property
+    def repository(self) -> str:
+        """The name of the repository at the fleet's hub."""
+        return str(self._file[0])
+
     def __eq__(self, other: object) -> bool:
         """Whether the other one reads the same file."""
         return isinstance(other, HubBlob) and (self._tracked, self._file) == (other._tracked, other._file)

@@ -3,17 +3,22 @@ sends of their lists.
 
 A host that has such a blob whole has made a piece list of it, and tells it to a tracker that lacks
 one (Recall), or that would have it read the blob again (Reread).
+
+Repositories are of different owners, and each may name any digest. So what comes for a digest is
+held against the repository that gave it here, and another one with the same digest is asked as
+ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from p2pdist.agent.pull.blob import BlobPull
-from p2pdist.agent.pull.origin import RangeSource
 from p2pdist.agent.pull.registry import Registry
 from p2pdist.agent.pull.vouched import listing_of, statements
 from p2pdist.agent.tasks import Tasks
@@ -27,7 +32,28 @@ from p2pdist.store.store import BlobStore
 SOURCES_MAX = 8
 """Repositories that are tried for one blob."""
 
+WRONG_S = 30.0
+"""So long a repository is not asked again for a blob that was wrong there: clients that ask next
+hear it at once."""
+
+SUSPECT_S = 5.0
+"""So long where nothing was read here: wrong bytes that came from other hosts may be of another
+repository."""
+
+WRONG_MAX = 1000
+
 logger = logging.getLogger(__name__)
+
+
+class RepositorySource(Protocol):
+    """A repository from which blobs are read by ranges."""
+
+    @property
+    def repository(self) -> str:
+        """Its name, with that of its registry or hub."""
+
+    async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
+        """`length` bytes of a blob. Raises P2PDistError."""
 
 
 class Sources:
@@ -35,29 +61,78 @@ class Sources:
     manifest may name a blob that its own repository does not have, so each of them is tried."""
 
     def __init__(self) -> None:
-        self._sources: list[RangeSource] = []
-        """Those that refused last come last."""
+        self._sources: list[RepositorySource] = []
+        """In the order in which they were asked for, but those that refused last come last: which
+        repository is asked for later changes nothing for a pull that runs."""
+        self._gave: set[str] = set()
+        self._refused: set[str] = set()
+        """Repositories that gave bytes, and that refused some."""
 
-    def add(self, source: RangeSource) -> None:
-        """Try another one, too, and first; one that is equal to it is known already."""
+    def add(self, source: RepositorySource) -> None:
+        """Try another one, too; one that is equal to it is known already."""
         if source not in self._sources:
-            self._sources.insert(0, source)
-            del self._sources[SOURCES_MAX:]
+            self._sources.append(source)
+            del self._sources[SOURCES_MAX - 1 : -1]
+
+    @property
+    def blamed(self) -> set[str]:
+        """The repositories whose bytes may be wrong when the whole is; of several that gave bytes,
+        those that did not give all."""
+        return self._gave & self._refused if len(self._gave) > 1 else set(self._gave)
+
+    @property
+    def repositories(self) -> set[str]:
+        """All of them."""
+        return {source.repository for source in self._sources}
 
     async def read_range(self, digest: Digest, start: int, length: int) -> bytes:
         """`length` bytes of the blob. Raises P2PDistError, that of the last one tried."""
-        tried: list[RangeSource] = []
+        tried: list[RepositorySource] = []
         while True:
             source = next(source for source in self._sources if source not in tried)
             try:
-                return await source.read_range(digest, start, length)
+                data = await source.read_range(digest, start, length)
+                self._gave.add(source.repository)
+                return data
+            except Corrupt:
+                self._gave.add(source.repository)
+                raise
             except (NotFound, Refused):
+                self._refused.add(source.repository)
                 tried.append(source)
                 if source in self._sources:
                     self._sources.remove(source)
                     self._sources.append(source)
                 if all(other in tried for other in self._sources):
                     raise
+
+
+class WrongBlobs:
+    """Blobs that were wrong at a repository, each for a while."""
+
+    def __init__(self) -> None:
+        self._wrong: OrderedDict[tuple[str, Digest, int], tuple[float, str]] = OrderedDict()
+        """By repository, digest and stated size until when, in the event loop's time, and what was
+        said."""
+
+    def note(self, repositories: Iterable[str], digest: Digest, size: int, why: str, lasts_s: float) -> None:
+        """What these repositories have for a blob is wrong."""
+        until = asyncio.get_running_loop().time() + lasts_s
+        for repository in repositories:
+            self._wrong[repository, digest, size] = until, why
+        while len(self._wrong) > WRONG_MAX:
+            self._wrong.popitem(last=False)
+
+    def require_right(self, repository: str, digest: Digest, size: int) -> None:
+        """Raises Corrupt for a blob that was wrong a moment ago."""
+        until, why = self._wrong.get((repository, digest, size), (0.0, ""))
+        left_s = until - asyncio.get_running_loop().time()
+        if left_s > 0:
+            raise Corrupt(f"{repository} gave something else: {why}", remedy=f"It is read again in {left_s:.0f} s")
+
+    def forget(self) -> None:
+        """Ask every repository again."""
+        self._wrong.clear()
 
 
 class VouchedBlobs:
@@ -69,6 +144,7 @@ class VouchedBlobs:
         """The blobs that are being pulled."""
         self._sources: dict[Digest, Sources] = {}
         """Of the blobs that are being pulled."""
+        self.wrong = WrongBlobs()
         self._tasks = Tasks(logger, "a blob without a piece list could not be looked after")
 
     async def stop(self) -> None:
@@ -76,12 +152,16 @@ class VouchedBlobs:
         await self._tasks.stop()
 
     async def fetch_vouched(
-        self, digest: Digest, size: int, upstream: RangeSource, priority: Priority = "start"
+        self, digest: Digest, size: int, upstream: RepositorySource, priority: Priority = "start"
     ) -> tuple[Blob, BlobPull | None]:
         """The blob of `size` bytes, of which nobody has made a piece list, not yet held, and its
         pull, started or joined; None when the blob is complete. Hosts with a lease read it from
         `upstream`. The pull of a package that brings the same blob ends first, as its piece list
-        may describe something else, and so does one of another size, as manifests state any."""
+        may describe something else, and so does one of another size, as manifests state any. Raises
+        Corrupt for what was wrong in this repository a moment ago."""
+        stored = self._store.get(digest)
+        if stored is None or not stored.complete:
+            self.wrong.require_right(upstream.repository, digest, size)
         claim = partial(self._store.begin_vouched, digest, size)
         while True:
             sources = self._sources.setdefault(digest, Sources())
@@ -98,15 +178,21 @@ class VouchedBlobs:
         if pull is not None and digest not in self._watched:
             self._watched.add(digest)
             self._sources[digest] = sources
-            pull.done.add_done_callback(partial(self._ended, digest))
+            pull.done.add_done_callback(partial(self._ended, digest, size))
         return blob, pull
 
-    def _ended(self, digest: Digest, done: asyncio.Future[None]) -> None:
+    def _ended(self, digest: Digest, size: int, done: asyncio.Future[None]) -> None:
         """A pull has ended. Nothing of what is wrong is kept: it would be wrong again."""
         self._watched.discard(digest)
-        self._sources.pop(digest, None)
-        if not done.cancelled() and isinstance(done.exception(), Corrupt):
-            self._tasks.spawn(self._registry.discard(digest))
+        sources = self._sources.pop(digest, None)
+        error = None if done.cancelled() else done.exception()
+        if not isinstance(error, Corrupt):
+            return
+        self._tasks.spawn(self._registry.discard(digest))
+        if sources is not None and (blamed := sources.blamed):
+            self.wrong.note(blamed, digest, size, error.what, WRONG_S)
+        elif sources is not None:
+            self.wrong.note(sources.repositories, digest, size, error.what, SUSPECT_S)
 
     # -- the tracker
 

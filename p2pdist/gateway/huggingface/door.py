@@ -17,18 +17,18 @@ Where documents and bytes come from is the agent's: see `Repositories` and `Bodi
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from bisect import bisect_left
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from p2pdist.gateway.answers import Answers, Interface, Sent, answer_by
 from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.huggingface.failures import JSON_TYPE, failure_response
 from p2pdist.gateway.huggingface.names import PREFIX, HubRequest, parse_request
@@ -61,9 +61,6 @@ _HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1
 _NUMBER = re.compile(r"[0-9]{1,9}\Z")
 _POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
 """What git keeps in place of a file of LFS (git-lfs, docs/spec.md)."""
-
-_Value = TypeVar("_Value")
-logger = logging.getLogger(__name__)
 
 
 class Listed(Protocol):
@@ -100,25 +97,20 @@ class Repositories(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """An answer, and whether its body did not end early."""
+class RepositoryFile:
+    """A file of a commit, and the token by which a client reads its repository."""
 
-    response: web.StreamResponse
-    whole: bool = True
+    name: HubName
+    commit: str
+    file: HubFile
+    token: str
 
 
 class Bodies(Protocol):
     """Sends the bytes of files."""
 
     async def send(
-        self,
-        request: web.Request,
-        name: HubName,
-        commit: str,
-        file: HubFile,
-        token: str,
-        headers: Mapping[str, str],
-        deadline: float,
+        self, request: web.Request, read: RepositoryFile, headers: Mapping[str, str], deadline: float
     ) -> Sent:
         """Answer a GET for a file, or for ranges of it, with these fields in the head. Raises what
         `Repositories` raises, before the head was sent."""
@@ -128,8 +120,10 @@ class HubDoor:
     """Answers requests of clients. On the event loop."""
 
     def __init__(self, repositories: Repositories, bodies: Bodies, counts: HubCounts) -> None:
-        self._repositories, self._bodies, self._counts = repositories, bodies, counts
-        self._answering = 0
+        self._repositories, self._bodies = repositories, bodies
+        self._answers: Answers[HubRequest] = Answers(
+            Interface(REQUESTS_MAX, _busy, lambda asked: asked.wanted, counts.answered, self._failed)
+        )
 
     async def read(self, request: web.Request) -> web.StreamResponse:
         """Serve a document or file of a repository of the hub, as the hub does. HF_ENDPOINT of a
@@ -141,44 +135,28 @@ class HubDoor:
         return await self._handle(request)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request, also where it fails, and count it."""
-        kind, self._answering = "other", self._answering + 1
-        try:
-            if self._answering > REQUESTS_MAX:
-                raise Unavailable("this door answers as many requests as it may", retry_after=1)
-            asked = parse_request(request.rel_url.raw_path.removeprefix(PREFIX))
-            kind = asked.wanted
-            if (request.method == "POST") != (kind == "paths-info"):
-                raise web.HTTPMethodNotAllowed(request.method, ["POST"] if kind == "paths-info" else ["GET", "HEAD"])
-            sent = await self._answer(request, asked)
-        except asyncio.CancelledError:
-            self._counts.answered(kind, 200, whole=False)
-            raise
-        except Exception as error:
-            response = failure_response(error)
-            self._counts.answered(kind, response.status)
-            if response.status >= 500:
-                logger.info("%s %s is not answered: %s", request.method, request.rel_url.raw_path[:200], error)
-            return response
-        finally:
-            self._answering -= 1
-        self._counts.answered(kind, sent.response.status, whole=sent.whole)
-        return sent.response
+        return await self._answers.answer(request, _asked, self._answer)
+
+    def _failed(self, request: web.Request, error: Exception, asked: HubRequest | None) -> web.Response:
+        return failure_response(error)
 
     async def _answer(self, request: web.Request, asked: HubRequest) -> Sent:
         """Answer what is asked for, once the client may read the repository."""
+        takes = ("POST",) if asked.wanted == "paths-info" else ("GET", "HEAD")
+        if request.method not in takes:
+            raise web.HTTPMethodNotAllowed(request.method, takes)
         deadline = asyncio.get_running_loop().time() + BEGIN_S
         repositories, name = self._repositories, asked.name
-        token = await _by(deadline, repositories.admit(request, name))
+        token = await answer_by(deadline, repositories.admit(request, name))
         match asked.wanted:
             case "auth-check":
                 return Sent(web.json_response({"ok": True}))
             case "refs":
-                return Sent(_json(await _by(deadline, repositories.refs(name, token))))
+                return Sent(_json(await answer_by(deadline, repositories.refs(name, token))))
             case "info":
-                return Sent(await _by(deadline, self._info(request, asked, token)))
-        commit = await _by(deadline, repositories.commit_of(name, asked.revision, token))
-        listed = await _by(deadline, repositories.files(name, commit, token))
+                return Sent(await answer_by(deadline, self._info(request, asked, token)))
+        commit = await answer_by(deadline, repositories.commit_of(name, asked.revision, token))
+        listed = await answer_by(deadline, repositories.files(name, commit, token))
         match asked.wanted:
             case "tree":
                 return Sent(await asyncio.to_thread(_tree, request, asked, commit, listed))
@@ -203,6 +181,8 @@ class HubDoor:
         if file is None:
             error = failure(NotFound(f"{asked.name} at {commit} has no file {asked.path}"), "EntryNotFound", 404)
             return Sent(failure_response(error, headers=headers))
+        if asked.wanted == "raw" and file.sha256:
+            return Sent(_pointer_response(request, file, headers))
         headers["ETag"] = f'"{file.etag}"'
         if file.sha256:
             headers |= {"X-Linked-ETag": f'"{file.sha256}"', "X-Linked-Size": str(file.size)}
@@ -213,16 +193,15 @@ class HubDoor:
             response.content_type, response.content_length = "application/octet-stream", file.size
             await response.prepare(request)
             return Sent(response)
-        return await self._bodies.send(request, asked.name, commit, file, token, headers, deadline)
+        return await self._bodies.send(request, RepositoryFile(asked.name, commit, file, token), headers, deadline)
 
 
-async def _by(deadline: float, work: Awaitable[_Value]) -> _Value:
-    """What `work` gives. Raises Unavailable when that is not there by the deadline."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await work
-    except TimeoutError as error:
-        raise Unavailable(f"there is no answer within {BEGIN_S:.0f} s", remedy="Ask again") from error
+def _busy() -> Unavailable:
+    return Unavailable("this door answers as many requests as it may", retry_after=1)
+
+
+def _asked(request: web.Request) -> HubRequest:
+    return parse_request(request.rel_url.raw_path.removeprefix(PREFIX))
 
 
 def _json(data: bytes) -> web.Response:
@@ -243,19 +222,27 @@ def _info_with_files(found: HubRevision, listed: Listed) -> bytes:
 def _entry(file: HubFile) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": "file", "oid": file.oid, "size": file.size, "path": file.path}
     if file.sha256:
-        entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": _pointer_size(file)}
+        entry["lfs"] = {"oid": file.sha256, "size": file.size, "pointerSize": len(_pointer(file))}
     return entry
 
 
 def _sibling(file: HubFile) -> dict[str, Any]:
     entry: dict[str, Any] = {"rfilename": file.path, "size": file.size, "blobId": file.oid}
     if file.sha256:
-        entry["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": _pointer_size(file)}
+        entry["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": len(_pointer(file))}
     return entry
 
 
-def _pointer_size(file: HubFile) -> int:
-    return len(_POINTER.format(sha256=file.sha256, size=file.size))
+def _pointer(file: HubFile) -> bytes:
+    return _POINTER.format(sha256=file.sha256, size=file.size).encode()
+
+
+def _pointer_response(request: web.Request, file: HubFile, headers: Mapping[str, str]) -> web.Response:
+    """What git keeps of a file of LFS. It is a line or three: always given whole."""
+    sent = {**headers, "ETag": f'"{file.oid}"', "Accept-Ranges": "none"}
+    if any(tag.value in (file.oid, "*") for tag in request.if_none_match or ()):
+        return web.Response(status=304, headers=sent)
+    return web.Response(body=_pointer(file), content_type="text/plain", charset="utf-8", headers=sent)
 
 
 def _directory(directory: HubDirectory) -> dict[str, Any]:

@@ -19,17 +19,18 @@ from p2pdist.model.hub import KINDS, MAIN, HubName, check_path, check_revision, 
 PREFIX = "/hf"
 PATH_CHARACTERS_MAX = 8192
 
-Wanted = Literal["info", "tree", "paths-info", "refs", "auth-check", "file"]
-WANTED: tuple[Wanted, ...] = ("info", "tree", "paths-info", "refs", "auth-check", "file")
+Wanted = Literal["info", "tree", "paths-info", "refs", "auth-check", "file", "raw"]
+WANTED: tuple[Wanted, ...] = ("info", "tree", "paths-info", "refs", "auth-check", "file", "raw")
 
 _WITH_REVISION: dict[str, Wanted] = {"revision": "info", "tree": "tree", "paths-info": "paths-info"}
+_FILES: dict[str, Wanted] = {"resolve": "file", "raw": "raw"}
 _PLAIN: dict[str, Wanted] = {"refs": "refs", "auth-check": "auth-check"}
 
 
 @dataclass(frozen=True, slots=True)
 class HubRequest:
-    """What a request asks for. `path` is that of a file, or of the directory that a tree lists, ""
-    for all of it."""
+    """What a request asks for; raw: a file as git keeps it. `path` is that of a file, or of the
+    directory that a tree lists, "" for all of it."""
 
     wanted: Wanted
     name: HubName
@@ -73,10 +74,10 @@ def _api(kind: str, parts: list[str]) -> HubRequest | None:
 def _file(parts: list[str]) -> HubRequest | None:
     kind, rest = (parts[0], parts[1:]) if parts[0] in KINDS and parts[0] != "models" else ("models", parts)
     for length in (1, 2):
-        if len(rest) > length + 2 and rest[length] == "resolve":
+        if len(rest) > length + 2 and rest[length] in _FILES:
             path = check_path("/".join(map(_segment, rest[length + 2 :])))
             name = hub_name(kind, _plain("/".join(rest[:length])))
-            return HubRequest("file", name, _revision(rest[length + 1]), path)
+            return HubRequest(_FILES[rest[length]], name, _revision(rest[length + 1]), path)
     return None
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
-KINDS = ("manifest", "blob", "tags", "referrers", "base", "token", "other")
-RESULTS = ("ok", "unknown", "unavailable", "refused", "invalid", "broken")
-"""ok: answered as asked for. unknown: 404. unavailable: 5xx. refused: 401 and 403. invalid: every
-other 4xx. broken: the body ended early, because the client went away or the pull failed."""
+from p2pdist.gateway.answers import result_of
 
+KINDS = ("manifest", "blob", "tags", "referrers", "base", "token", "other")
 SOURCES = ("store", "swarm", "tracker", "none")
 """store: it was here. swarm: it came while the client read, from other hosts or from upstream.
 tracker: a document that was asked for. none: no content was given."""
@@ -57,18 +55,7 @@ class MirrorCounts:
 
     def answered(self, kind: str, status: int, source: str, *, whole: bool = True) -> None:
         """A request was answered with `status`; not `whole`: its body ended early."""
-        result = result_of(status) if whole else "broken"
+        result = result_of(status, whole=whole)
         self.requests[kind, result, source if result in ("ok", "broken") else "none"] += 1
         if kind in ("manifest", "blob") and result in self.fallbacks:
             self.fallbacks[result] += 1
-
-
-def result_of(status: int) -> str:
-    """What a status counts as."""
-    if status < 400:
-        return "ok"
-    if status == 404:
-        return "unknown"
-    if status in (401, 403):
-        return "refused"
-    return "unavailable" if status >= 500 else "invalid"

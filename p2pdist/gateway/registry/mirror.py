@@ -17,19 +17,18 @@ Where documents and bytes come from is the agent's: see `Images` and `Bodies`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
-from collections.abc import Awaitable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import Protocol
 from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from p2pdist.gateway.answers import Answers, Interface, Sent, answer_by
 from p2pdist.gateway.registry.admission import Admission, unauthorized
 from p2pdist.gateway.registry.counts import MirrorCounts
 from p2pdist.gateway.registry.credentials import parse_credential
@@ -56,9 +55,6 @@ VERSION = {"Docker-Distribution-API-Version": "registry/2.0"}
 
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}\Z")
 _COUNT = re.compile(r"[0-9]{1,6}\Z")
-_Value = TypeVar("_Value")
-
-logger = logging.getLogger(__name__)
 
 
 class Images(Protocol):
@@ -88,16 +84,6 @@ class Images(Protocol):
         blobs of others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """An answer with the bytes of a blob, which has been sent. `source`: see counts.SOURCES;
-    `whole`: its body did not end early."""
-
-    response: web.StreamResponse
-    source: str
-    whole: bool
-
-
 class Bodies(Protocol):
     """Sends the bytes of blobs."""
 
@@ -112,7 +98,9 @@ class Mirror:
 
     def __init__(self, images: Images, bodies: Bodies, admission: Admission, counts: MirrorCounts) -> None:
         self._images, self._bodies, self._admission, self._counts = images, bodies, admission, counts
-        self._answering = 0
+        self._answers: Answers[RegistryRequest] = Answers(
+            Interface(REQUESTS_MAX, _busy, lambda asked: asked.kind, counts.answered, self._failed)
+        )
 
     @web.middleware
     async def failures(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -158,80 +146,62 @@ class Mirror:
         """Serve a manifest, blob, list of tags or list of referrers of an image. `?ns=` names the
         upstream, else the first part of the path does where it looks like a host, else it is Docker
         Hub."""
-        kind, asked, self._answering = "other", None, self._answering + 1
-        try:
-            if self._answering > REQUESTS_MAX:
-                raise Unavailable("this mirror answers as many requests as it may")
-            asked = parse_request(
-                request.rel_url.raw_path, request.query.getall("ns", []), self._images.known_upstreams()
-            )
-            kind = asked.kind
-            self._counts.asked(asked.name.repository)
-            sent = await self._answer(request, asked)
-        except asyncio.CancelledError:
-            self._counts.answered(kind, 200, "none", whole=False)
-            raise
-        except Exception as error:
-            known = asked is not None and asked.name.upstream in self._images.known_upstreams()
-            failure = as_failure(error, kind if known else "")
-            self._counts.answered(kind, failure.status, "none")
-            if failure.status >= 500:
-                logger.info("%s %s is not answered: %s", request.method, request.rel_url.raw_path[:200], failure.what)
-            return failure_response(failure)
-        finally:
-            self._answering -= 1
-        self._counts.answered(kind, sent.response.status, sent.source, whole=sent.whole)
-        return sent.response
+        return await self._answers.answer(request, self._asked, self._answer)
+
+    def _asked(self, request: web.Request) -> RegistryRequest:
+        namespaces = request.query.getall("ns", [])
+        asked = parse_request(request.rel_url.raw_path, namespaces, self._images.known_upstreams())
+        self._counts.asked(asked.name.repository)
+        return asked
+
+    def _failed(self, request: web.Request, error: Exception, asked: RegistryRequest | None) -> web.Response:
+        known = asked is not None and asked.name.upstream in self._images.known_upstreams()
+        return failure_response(as_failure(error, asked.kind if asked is not None and known else ""))
 
     async def _answer(self, request: web.Request, asked: RegistryRequest) -> Sent:
         deadline = asyncio.get_running_loop().time() + BEGIN_S
-        await _by(deadline, self._admission.require(request, asked))
+        await answer_by(deadline, self._admission.require(request, asked))
         name = asked.name
         match asked.kind:
             case "blob" if request.method == "HEAD":
                 digest = Digest(asked.target)
-                size = await _by(deadline, self._images.blob_size(name, digest))
+                size = await answer_by(deadline, self._images.blob_size(name, digest))
                 return await _head(request, digest, size)
             case "blob":
                 if not self._admission.identity(request).reads_everything:
-                    await _by(deadline, self._images.confirm(name, Digest(asked.target)))
+                    await answer_by(deadline, self._images.confirm(name, Digest(asked.target)))
                 return await self._bodies.send(request, name, Digest(asked.target), deadline)
             case "manifest":
                 source = "store" if self._images.keeps(name, asked.target) else "tracker"
-                document = await _by(deadline, self._images.manifest(name, asked.target))
+                document = await answer_by(deadline, self._images.manifest(name, asked.target))
                 response = _manifest(request, document)
             case "tags":
                 source, count, last = "tracker", _count(request), _last(request)
-                page = await _by(deadline, self._images.tags(name, count, last))
+                page = await answer_by(deadline, self._images.tags(name, count, last))
                 response = _tags(request, name, page, count)
             case "referrers":
                 source, kind = "tracker", _artifact_type(request)
-                index = await _by(deadline, self._images.referrers(name, Digest(asked.target), kind))
+                index = await answer_by(deadline, self._images.referrers(name, Digest(asked.target), kind))
                 headers = {"OCI-Filters-Applied": "artifactType"} if kind else {}
                 response = web.Response(body=index.data, headers={"Content-Type": INDEX_TYPE, **headers})
         if isinstance(response.body, bytes) and request.method == "GET":
             self._counts.bytes[source] += len(response.body)
-        return Sent(response, source, True)
+        return Sent(response, source)
 
 
-async def _by(deadline: float, work: Awaitable[_Value]) -> _Value:
-    """What `work` gives. Raises Unavailable when that is not there by the deadline."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await work
-    except TimeoutError as error:
-        raise Unavailable(f"there is no answer within {BEGIN_S:.0f} s") from error
+def _busy() -> Unavailable:
+    return Unavailable("this mirror answers as many requests as it may")
 
 
 async def _head(request: web.Request, digest: Digest, size: int) -> Sent:
     headers = {"ETag": f'"{digest}"', "Accept-Ranges": "bytes", "Docker-Content-Digest": str(digest), **VERSION}
     if _is_current(request, digest):
-        return Sent(web.Response(status=304, headers=headers), "none", True)
+        return Sent(web.Response(status=304, headers=headers))
     response = web.StreamResponse(headers=headers)
     response.content_type = "application/octet-stream"
     response.content_length = size
     await response.prepare(request)
-    return Sent(response, "none", True)
+    return Sent(response)
 
 
 def _manifest(request: web.Request, document: ImageDocument) -> web.Response:

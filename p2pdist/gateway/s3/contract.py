@@ -9,6 +9,8 @@ from typing import Protocol
 
 from aiohttp import web
 
+from p2pdist.gateway.answers import Sent
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
@@ -29,16 +31,6 @@ class Objects(Protocol):
 
     def describe(self, key: bytes) -> ObjectInfo | None:
         """What is known of an object; None where there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """An answer that has been sent. `source`: see counts.SOURCES; `whole`: its body did not end
-    early."""
-
-    response: web.StreamResponse
-    source: str
-    whole: bool
 
 
 class Bucket(Protocol):

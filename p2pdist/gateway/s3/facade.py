@@ -15,15 +15,14 @@ Where objects and bytes come from is the agent's: see contract.py.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from p2pdist.gateway.s3.contract import Bucket, Buckets, ObjectInfo, Objects, Sent
+from p2pdist.gateway.answers import Answers, Interface, Sent, answer_by
+from p2pdist.gateway.s3.contract import Bucket, Buckets, ObjectInfo, Objects
 from p2pdist.gateway.s3.counts import S3Counts
 from p2pdist.gateway.s3.documents import (
     XML_TYPE,
@@ -44,10 +43,6 @@ BEGIN_S = 30.0
 REQUESTS_MAX = 256
 """Requests answered at once. Each may hold a chunk of a content in memory."""
 
-_Value = TypeVar("_Value")
-
-logger = logging.getLogger(__name__)
-
 
 class Facade:
     """Answers requests of S3 clients. With `keys`, by id, requests must be signed. On the event
@@ -55,7 +50,9 @@ class Facade:
 
     def __init__(self, buckets: Buckets, keys: Mapping[str, AccessKey], counts: S3Counts) -> None:
         self._buckets, self._keys, self._counts = buckets, keys, counts
-        self._answering = 0
+        self._answers: Answers[S3Request] = Answers(
+            Interface(REQUESTS_MAX, _busy, lambda asked: asked.operation, counts.answered, self._failed)
+        )
 
     @web.middleware
     async def failures(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -65,32 +62,16 @@ class Facade:
             return await handler(request)
         except Exception as error:
             failure = as_failure(error)
-            self._counts.answered("other", failure.status)
+            self._counts.answered("other", failure.status, "none")
             return failure_response(failure, request.rel_url.raw_path)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """List buckets or objects, or serve an object or a range of it. HEAD says whether a bucket
         or an object is there. Listings are XML, in pages of up to 1,000 keys."""
-        operation, self._answering = "other", self._answering + 1
-        try:
-            if self._answering > REQUESTS_MAX:
-                raise Unavailable("this agent answers as many requests of S3 clients as it may", remedy="Ask again")
-            asked = parse_request(request.method, request.rel_url.raw_path, request.query)
-            operation = asked.operation
-            sent = await self._answer(request, asked)
-        except asyncio.CancelledError:
-            self._counts.answered(operation, 200, whole=False)
-            raise
-        except Exception as error:
-            failure = as_failure(error)
-            self._counts.answered(operation, failure.status)
-            if failure.status >= 500:
-                logger.info("%s %s is not answered: %s", request.method, request.rel_url.raw_path[:200], failure.what)
-            return failure_response(failure, request.rel_url.raw_path)
-        finally:
-            self._answering -= 1
-        self._counts.answered(operation, sent.response.status, whole=sent.whole)
-        return sent.response
+        return await self._answers.answer(request, _asked, self._answer)
+
+    def _failed(self, request: web.Request, error: Exception, asked: S3Request | None) -> web.Response:
+        return failure_response(as_failure(error), request.rel_url.raw_path)
 
     async def _answer(self, request: web.Request, asked: S3Request) -> Sent:
         buckets = {bucket.name: bucket for bucket in self._readable(request)}
@@ -100,12 +81,12 @@ class Facade:
         if bucket is None:
             raise no_such_bucket(asked.bucket)
         if asked.operation == "HeadBucket":
-            return Sent(web.Response(headers={"x-amz-bucket-region": "us-east-1"}), "none", True)
+            return Sent(web.Response(headers={"x-amz-bucket-region": "us-east-1"}))
         if asked.operation == "GetBucketLocation":
             return _document(location_document())
         deadline = asyncio.get_running_loop().time() + BEGIN_S
         try:
-            objects = await _by(deadline, bucket.objects())
+            objects = await answer_by(deadline, bucket.objects())
         except NotFound as error:  # what the bucket shows is nowhere
             raise S3Failure(404, "NoSuchBucket", str(error)) from error
         if asked.operation in ("ListObjectsV2", "ListObjects"):
@@ -124,6 +105,14 @@ class Facade:
         return [bucket for bucket in buckets if not key.buckets or bucket.name in key.buckets]
 
 
+def _busy() -> Unavailable:
+    return Unavailable("this agent answers as many requests of S3 clients as it may", remedy="Ask again")
+
+
+def _asked(request: web.Request) -> S3Request:
+    return parse_request(request.method, request.rel_url.raw_path, request.query)
+
+
 def _signed(request: web.Request) -> SignedRequest:
     fields: dict[str, list[str]] = {}
     for name, value in request.headers.items():
@@ -132,17 +121,8 @@ def _signed(request: web.Request) -> SignedRequest:
     return SignedRequest(request.method, raw_path, raw_query, fields)
 
 
-async def _by(deadline: float, work: Awaitable[_Value]) -> _Value:
-    """What `work` gives. Raises Unavailable when that is not there by the deadline."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await work
-    except TimeoutError as error:
-        raise Unavailable(f"there is no answer within {BEGIN_S:.0f} s", remedy="Ask again") from error
-
-
 def _document(body: bytes) -> Sent:
-    return Sent(web.Response(body=body, content_type=XML_TYPE), "none", True)
+    return Sent(web.Response(body=body, content_type=XML_TYPE))
 
 
 def _listing(request: web.Request, bucket: Bucket, objects: Objects, *, version_2: bool) -> bytes:
