@@ -59,3 +59,16 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, line: str) -> None:
     assert demo.returncode == 130, err + out
     assert mounts_below(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_every_claim_of_the_second_act_holds(tmp_path: Path) -> None:
+    """All hosts have the model's tensors from about one copy of the hub, by one HEAD a file, and
+    nothing is left."""
+    demo = start(tmp_path, "--model", "--agents", "3", "--json")
+    out, err = demo.communicate(timeout=TIMEOUT_S)
+    assert demo.returncode == 0, err + out
+    told = json.loads(out)
+    assert told["ok"] is True and told["hub_ratio"] <= 1.05
+    assert [load["tensors"] for load in told["loads"]] == [told["tensors"]] * 3
+    assert list(tmp_path.iterdir()) == []
