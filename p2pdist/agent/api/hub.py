@@ -18,11 +18,10 @@ from p2pdist.agent.models.models import Commit
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.credentials.tokens import PREFIX as FLEET_PREFIX
 from p2pdist.gateway.huggingface.counts import HubCounts
-from p2pdist.gateway.huggingface.door import BEGIN_S, HubDoor, Sent
+from p2pdist.gateway.huggingface.door import BEGIN_S, HubDoor, Late, Sent
 from p2pdist.gateway.huggingface.failures import HubErrorDocument
 from p2pdist.gateway.huggingface.names import PREFIX
 from p2pdist.gateway.registry.credentials import parse_credential
-from p2pdist.model.errors import Unavailable
 from p2pdist.model.hub import HubFile, HubName, HubRevision, check_token
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.transfer.connections import in_use
@@ -95,7 +94,7 @@ class FileBodies:
                 async with asyncio.timeout_at(deadline):
                     data = await agent.models.content(name, commit, file, token) if file.size else b""
             except TimeoutError:
-                raise Unavailable(f"{file.path} does not come within {BEGIN_S:.0f} s", remedy="Ask again") from None
+                raise Late(f"{file.path} does not come within {BEGIN_S:.0f} s", remedy="Ask again") from None
             agent.doored.bytes["tracker"] += len(data)
             return Sent(_small(request, data, headers))
         with contextlib.ExitStack() as stack:
@@ -108,7 +107,7 @@ class FileBodies:
                 async with asyncio.timeout_at(deadline):
                     blob, pull = await asyncio.shield(begun)  # which goes on for the next request
             except TimeoutError:
-                raise Unavailable(f"{file.path} does not begin within {BEGIN_S:.0f} s", remedy="Ask again") from None
+                raise Late(f"{file.path} does not begin within {BEGIN_S:.0f} s", remedy="Ask again") from None
             stack.enter_context(blob.held())
             return await self._send(request, blob, pull, file, headers, deadline)
 

@@ -3,10 +3,11 @@ fleet's hub through it.
 
 Theory. Such a client has no other place to ask, and waits ten seconds for a head and between two
 bytes. So a document that takes longer is 503, which clients ask again, and the read goes on
-meanwhile; the head of a file goes out before its first byte when that is late. A file of LFS begins
-with its first verified piece and follows the others in order as they come; its last piece is sent
-once the SHA-256 of the whole matched. A pull that fails later breaks the connection, so that the
-client sees a truncated body and resumes with a Range. Clients compare lengths alone.
+meanwhile; the head of a file goes out before its first byte when that is late. A file whose pull
+has not even begun by then is 429: a GET of a file is asked again on that alone. A file of LFS
+begins with its first verified piece and follows the others in order as they come; its last piece is
+sent once the SHA-256 of the whole matched. A pull that fails later breaks the connection, so that
+the client sees a truncated body and resumes with a Range. Clients compare lengths alone.
 
 Everything is answered by commit: what a branch names is looked up first, and then holds for the
 whole request. Hints at other ways to fetch a file are left out, and links name this server.
@@ -107,6 +108,10 @@ class Sent:
     whole: bool = True
 
 
+class Late(Unavailable):
+    """What is asked for has not come in the time that a client waits. The read goes on."""
+
+
 class Bodies(Protocol):
     """Sends the bytes of files."""
 
@@ -155,6 +160,8 @@ class HubDoor:
             self._counts.answered(kind, 200, whole=False)
             raise
         except Exception as error:
+            if isinstance(error, Late) and kind == "file" and request.method == "GET":
+                error.details["retry_after"] = 1
             response = failure_response(error)
             self._counts.answered(kind, response.status)
             if response.status >= 500:
@@ -217,12 +224,12 @@ class HubDoor:
 
 
 async def _by(deadline: float, work: Awaitable[_Value]) -> _Value:
-    """What `work` gives. Raises Unavailable when that is not there by the deadline."""
+    """What `work` gives. Raises Late when that is not there by the deadline."""
     try:
         async with asyncio.timeout_at(deadline):
             return await work
     except TimeoutError as error:
-        raise Unavailable(f"there is no answer within {BEGIN_S:.0f} s", remedy="Ask again") from error
+        raise Late(f"there is no answer within {BEGIN_S:.0f} s", remedy="Ask again") from error
 
 
 def _json(data: bytes) -> web.Response:
