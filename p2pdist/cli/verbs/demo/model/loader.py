@@ -1,8 +1,9 @@
 """The program that each host of the demo's second act runs: downloads a model as any user of
 huggingface_hub does, then has its tensors in memory.
 
-`python -m p2pdist.cli.verbs.demo.model.loader ORG/NAME`, with HF_ENDPOINT and HF_HOME. Tensors come
-by p2pdist.load where torch is installed, else by safetensors and numpy. Its last line is a JSON
+`python -m p2pdist.cli.verbs.demo.model.loader ORG/NAME [DIRECTORY]`, with HF_ENDPOINT and HF_HOME;
+in the directory is installed what this Python lacks, as commands do not go by PYTHONPATH. Tensors
+come by p2pdist.load where torch is installed, else by safetensors and numpy. Its last line is a JSON
 document: when it began and had the files, in seconds of the machine's monotonic clock, how long
 loading took, by what, how many tensors there are, and the BLAKE3 of all their bytes in order.
 """
@@ -37,6 +38,7 @@ def arrays(directory: Path) -> Iterator[Any]:
 
 def main() -> None:
     """Download, load, and report."""
+    sys.path += sys.argv[2:]
     from huggingface_hub import snapshot_download  # type: ignore[import-not-found, unused-ignore]
 
     began = time.monotonic()

@@ -42,7 +42,7 @@ async def play_model(script: Script) -> ModelFigures:
             raise DiskFull(str(cluster.place), needed=needed, free=free)
         timeout, connector = aiohttp.ClientTimeout(total=30), aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
-            environment = await _client(script, cluster)
+            places = await _client(script, cluster)
             figures = await _model(script, cluster, size)
             script.say(f"Starting a hub, a tracker and {options.agents} agents")
             began = time.monotonic()
@@ -50,7 +50,7 @@ async def play_model(script: Script) -> ModelFigures:
             script.say(f"  ready after {time.monotonic() - began:.1f} s")
             script.say(f"snapshot_download of {REPOSITORY} on {options.agents} hosts at once")
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_load(cluster, client, host, environment)) for host in cluster.hosts]
+                tasks = [group.create_task(_load(cluster, client, host, places)) for host in cluster.hosts]
             figures.loads = [task.result() for task in tasks]
             counted = await cluster.counted(client)
             figures.sent, figures.heads = dict(counted["sent"]), dict(counted["heads"])
@@ -58,16 +58,16 @@ async def play_model(script: Script) -> ModelFigures:
     return figures
 
 
-async def _client(script: Script, cluster: Cluster) -> dict[str, str]:
-    """The variables by which a host's program finds what it imports: what this Python lacks is
-    installed for the demo alone."""
+async def _client(script: Script, cluster: Cluster) -> list[str]:
+    """Where a host's program finds what this Python lacks, which is installed for the demo
+    alone."""
     missing = [name for name in CLIENT if importlib.util.find_spec(name) is None]
     if not missing:
-        return {}
+        return []
     script.say(f"Client: installing {', '.join(missing)} with pip")
     target = cluster.place / "client"
     await install(cluster.processes, target, tuple(missing))
-    return {"PYTHONPATH": str(target)}
+    return [str(target)]
 
 
 async def _model(script: Script, cluster: Cluster, size: int) -> ModelFigures:
@@ -83,16 +83,16 @@ async def _model(script: Script, cluster: Cluster, size: int) -> ModelFigures:
     )
 
 
-async def _load(cluster: Cluster, client: aiohttp.ClientSession, host: Host, environment: dict[str, str]) -> Load:
+async def _load(cluster: Cluster, client: aiohttp.ClientSession, host: Host, places: list[str]) -> Load:
     """Download and load on one host."""
     home = Path(cluster.place / "homes" / host.name)
     variables = {"HF_ENDPOINT": f"http://{host.mirror}/hf", "HF_HOME": str(home), "no_proxy": "127.0.0.1"}
-    variables |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **environment}
+    variables |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     what = f"snapshot_download on {host.name}"
     before = await cluster.received(client, host)
     done = await cluster.processes.call(
         what,
-        [sys.executable, "-m", "p2pdist.cli.verbs.demo.model.loader", REPOSITORY],
+        [sys.executable, "-m", "p2pdist.cli.verbs.demo.model.loader", REPOSITORY, *places],
         timeout_s=CALL_S,
         variables=variables,
     )
