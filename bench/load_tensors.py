@@ -1,5 +1,5 @@
-"""Weights into the memory of several processes of a host: p2pdist.load beside safetensors' own, of a
-file that is complete and in the page cache.
+"""Weights into the memory of several processes of a host: p2pdist.load beside safetensors' own, of
+a file that is complete and in the page cache.
 
     python -m bench.load_tensors [--processes 4 --size-mib 512 --rounds 5]
 

@@ -3,9 +3,9 @@ huggingface_hub does, then has its tensors in memory.
 
 `python -m p2pdist.cli.verbs.demo.model.loader ORG/NAME [DIRECTORY]`, with HF_ENDPOINT and HF_HOME;
 in the directory is installed what this Python lacks, as commands do not go by PYTHONPATH. Tensors
-come by p2pdist.load where torch is installed, else by safetensors and numpy. Its last line is a JSON
-document: when it began and had the files, in seconds of the machine's monotonic clock, how long
-loading took, by what, how many tensors there are, and the BLAKE3 of all their bytes in order.
+come by p2pdist.load where torch is installed, else by safetensors and numpy. Its last line is a
+JSON document: when it began and had the files, in seconds of the machine's monotonic clock, how
+long loading took, by what, how many tensors there are, and the BLAKE3 of all their bytes in order.
 """
 
 from __future__ import annotations
