@@ -19,31 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from bench.links import Links, Node, links
 from bench.processes import idle_s
+from bench.shaped import P2PDIST, PULL_S, answers, seconds_on_wire, until
 from bench.table import figure, render
 from bench.wan import DEVICE
 
 PREFIXES = ("p2pd-fa-", "p2pd-fb-")
 HOSTS_MAX = 100
-P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
 HERE = Path(__file__).parent
-READY_S, PULL_S = 60.0, 1800.0
-PAYLOAD = 1448 / 1514
-"""Of what a link carries, the share that is no header."""
-
-
-def until(what: str, ready: Callable[[], bool], limit_s: float = READY_S) -> None:
-    """Return once it is so."""
-    deadline = time.monotonic() + limit_s
-    while not ready():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{what}: not so after {limit_s:.0f} s")
-        time.sleep(0.05)
 
 
 class Sites:
@@ -74,12 +62,12 @@ class Sites:
         tracker = f"http://{self._tracker.address}:7070"
         words = ["tracker", "--listen", f"{self._tracker.address}:7070", "--origin", f"http://{self._origin.address}"]
         self._spawn(self._tracker, *P2PDIST, *words, "--no-discovery", "--origin-site", "near", *self._log())
-        until("the tracker answers", lambda: _answers(self._tracker, f"{tracker}/healthz"))
+        until("the tracker answers", lambda: answers(self._tracker, f"{tracker}/healthz"))
         for name, hosts in zip(("near", "far"), self.hosts, strict=True):
             for host in hosts:
                 self._start_agent(host, name, tracker)
         for host in [*self.hosts[0], *self.hosts[1]]:
-            until(f"{host.namespace} is ready", partial(_answers, host, f"http://{host.address}:7071/readyz"))
+            until(f"{host.namespace} is ready", partial(answers, host, f"http://{host.address}:7071/readyz"))
             place = self._work / host.namespace
             words = [str(HERE / "yardstick" / "pull.py"), str(place), self._digest.removeprefix("sha256:")]
             self._spawn(host, sys.executable, *words, str(place / "out"), str(place / "done"), "wait")
@@ -148,10 +136,6 @@ def _digest(pushed: Path) -> str:
         return ""
 
 
-def _answers(node: Node, url: str) -> bool:
-    return subprocess.run(node.words("curl", "-sf", "-o", "/dev/null", "-m", "2", url), check=False).returncode == 0
-
-
 @contextlib.contextmanager
 def sites(chosen: argparse.Namespace) -> Iterator[Sites]:
     """Sites on links of their own; nothing of them is left afterwards."""
@@ -177,7 +161,7 @@ def measure(chosen: argparse.Namespace) -> dict[str, float]:
         makespan = max(*near, *far)
         free = (idle_s() - idle) / makespan / (os.cpu_count() or 1)
         crossed, origin = made.crossed_bytes() - crossed, made.origin_bytes() - origin
-    bound = 8 * size / 1e6 / PAYLOAD / min(chosen.origin_mbit, chosen.rate_mbit, chosen.wan_mbit)
+    bound = seconds_on_wire(size, min(chosen.origin_mbit, chosen.rate_mbit, chosen.wan_mbit))
     return {
         "bound_s": bound,
         "near_s": max(near),

@@ -22,24 +22,23 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.links import Links, Node, links
-from bench.processes import cpu_s, idle_s
+from bench.processes import idle_s
+from bench.shaped import Programs, programs, together
 from bench.table import figure, median, render
 from p2pdist.model.image import MIRROR_PORT, path_of_upstream
 
 PREFIX = "p2pd-mb-"
 ROLLING_SHARE = 0.2
-READY_S, PULL_S = 60.0, 1800.0
 CASES = ("alone", "at once", "four layers", "rolling")
 WAYS = ("registry", "mirrors")
 REPOSITORY, TAG = "bench/app", "v1"
-P2PDIST = [sys.executable, "-m", "p2pdist.cli.main"]
+SKOPEO = ["skopeo", "--insecure-policy", "copy", "--quiet"]
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,12 @@ def _tar(name: str, data: bytes) -> bytes:
 class Fleet:
     """A registry, a tracker and hosts, with fresh stores."""
 
-    def __init__(self, work: Path, net: Links, chosen: argparse.Namespace, hosts: int) -> None:
-        self.work, self.chosen = work, chosen
+    def __init__(self, programs: Programs, net: Links, chosen: argparse.Namespace, hosts: int) -> None:
+        self.work, self.chosen, self._programs = programs.work, chosen, programs
         self.registry = net.add("o", chosen.origin_mbit)
         self.tracker = net.add("c", 0)
         self.hosts = [net.add(f"h{number}", chosen.rate_mbit) for number in range(hosts)]
         self.upstream = f"{self.registry.address}:5000"
-        self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, layers: int, *, mirrors: bool) -> None:
         """Start everything, and fill the registry."""
@@ -112,122 +110,44 @@ class Fleet:
             f"version: 0.1\nlog: {{level: warn}}\nstorage: {{filesystem: {{rootdirectory: {self.work}/registry}}}}\n"
             f"http: {{addr: '0.0.0.0:5000'}}\n"
         )
-        self._spawn(self.registry, "docker-registry", "serve", f"{self.work}/config.yml")
-        self._until(self.registry, f"http://{self.upstream}/v2/")
+        self._programs.spawn(self.registry, "docker-registry", "serve", f"{self.work}/config.yml")
+        self._programs.answered(self.registry, f"http://{self.upstream}/v2/")
         write_layout(self.work / "layout", layers, self.chosen.size_mib << 20)
         # From inside its own namespace, so that the limit does not count.
         target = f"docker://127.0.0.1:5000/{REPOSITORY}:{TAG}"
-        words = [
-            "skopeo",
-            "--insecure-policy",
-            "copy",
-            "--quiet",
-            "--dest-tls-verify=false",
-            f"oci:{self.work}/layout",
-            target,
-        ]
+        words = [*SKOPEO, "--dest-tls-verify=false", f"oci:{self.work}/layout", target]
         subprocess.run(self.registry.words(*words), check=True, stdin=subprocess.DEVNULL)
         shutil.rmtree(self.work / "layout")
         if mirrors:
             self._start_ours()
 
     def _start_ours(self) -> None:
-        tracker = f"http://{self.tracker.address}:7070"
-        words = [
-            "tracker",
-            "--listen",
-            f"{self.tracker.address}:7070",
-            "--upstream",
-            f"{self.upstream}=http://{self.upstream}",
-        ]
-        words += ["--state", f"{self.work}/state", "--no-discovery", "--log-level", "warning"]
-        self._spawn(self.tracker, *P2PDIST, *words, *self.chosen.tracker_option)
-        self._until(self.tracker, f"{tracker}/healthz")
+        words = ["--upstream", f"{self.upstream}=http://{self.upstream}", "--state", f"{self.work}/state"]
+        tracker = self._programs.tracker(self.tracker, *words, *self.chosen.tracker_option)
         for host in self.hosts:
-            place = self.work / host.name
-            place.mkdir()
-            words = ["agent", "--tracker", tracker, "--listen", f"{host.address}:7071", "--store", f"{place}/store"]
-            words += ["--socket", f"{place}/sock", "--name", host.name, "--log-level", "warning", "--no-discovery"]
-            self._spawn(host, *P2PDIST, *words, "--mirror", f"127.0.0.1:{MIRROR_PORT}")
+            self._programs.agent(host, tracker, "--mirror", f"127.0.0.1:{MIRROR_PORT}")
         for host in self.hosts:
-            self._until(host, f"http://127.0.0.1:{MIRROR_PORT}/v2/")
-            self._until(host, f"http://{host.address}:7071/readyz")
-
-    def _spawn(self, node: Node, *words: str) -> None:
-        with (self.work / f"{node.name}.log").open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(node.words(*words), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            )
-
-    def _until(self, node: Node, url: str) -> None:
-        deadline = time.monotonic() + READY_S
-        while subprocess.run(node.words("curl", "-sf", "-o", "/dev/null", "-m", "2", url), check=False).returncode != 0:
-            if time.monotonic() > deadline:
-                log = (self.work / f"{node.name}.log").read_text(errors="replace")[-1500:]
-                raise RuntimeError(f"{url} does not answer: {log}")
-            time.sleep(0.1)
+            self._programs.answered(host, f"http://127.0.0.1:{MIRROR_PORT}/v2/")
+        self._programs.ready(self.hosts)
 
     def pull(self, hosts: Sequence[Node], *, mirrors: bool) -> list[float]:
         """All these at once; returns the seconds that each took."""
         mirror = f"127.0.0.1:{MIRROR_PORT}/{path_of_upstream(self.upstream)}"
         source = f"docker://{mirror if mirrors else self.upstream}/{REPOSITORY}:{TAG}"
-        words = ["skopeo", "--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", source]
-        began = time.monotonic()
-        running = {
-            host.name: subprocess.Popen(
-                host.words(*words, f"dir:{self.work}/out-{host.name}"), stdin=subprocess.DEVNULL
-            )
-            for host in hosts
-        }
-        seconds: dict[str, float] = {}
-        try:
-            while len(seconds) < len(running):
-                for name, process in running.items():
-                    if name not in seconds and process.poll() is not None:
-                        if process.returncode != 0:
-                            raise RuntimeError(f"skopeo failed at {name}; see what it printed")
-                        seconds[name] = time.monotonic() - began
-                        shutil.rmtree(self.work / f"out-{name}")
-                if time.monotonic() - began > PULL_S:
-                    raise RuntimeError(f"{len(running) - len(seconds)} hosts have not got the image in {PULL_S:.0f} s")
-                time.sleep(0.02)
-        finally:
-            for process in running.values():
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
-        return list(seconds.values())
+        words = [*SKOPEO, "--src-tls-verify=false", source]
+        commands = {host.name: host.words(*words, f"dir:{self.work}/out-{host.name}") for host in hosts}
+        return list(together(commands, ended=lambda name: shutil.rmtree(self.work / f"out-{name}")).values())
 
     def cpu_s(self) -> tuple[float, float]:
         """Processor seconds so far of the registry, and of tracker and agents."""
-        registry, *ours = (cpu_s(process.pid) for process in self._processes)
-        return registry, sum(ours)
-
-    def stop(self) -> None:
-        """End what was started."""
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        return self._programs.cpu_s([self.registry]), self._programs.cpu_s([self.tracker, *self.hosts])
 
 
 @contextlib.contextmanager
 def fleet(chosen: argparse.Namespace, hosts: int) -> Iterator[Fleet]:
     """A fleet on links of its own; nothing of it is left afterwards."""
-    work = Path(tempfile.mkdtemp(prefix="p2pd-mb-", dir=chosen.work))
-    try:
-        with links(PREFIX) as net:
-            made = Fleet(work, net, chosen, hosts)
-            try:
-                yield made
-            finally:
-                made.stop()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with links(PREFIX) as net, programs(PREFIX, chosen.work) as started:
+        yield Fleet(started, net, chosen, hosts)
 
 
 def measure(chosen: argparse.Namespace, case: str, way: str) -> Run:

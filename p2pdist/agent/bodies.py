@@ -17,9 +17,8 @@ from aiohttp import web
 from p2pdist.agent.pull.blob import BlobPull, Body, DemandedBody
 from p2pdist.agent.pull.registry import ClientInterest
 from p2pdist.agent.uplink import RangeFlow
-from p2pdist.gateway.answers import Sent
+from p2pdist.gateway.answers import Late, Sent
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Unavailable
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import in_use
@@ -54,7 +53,7 @@ class BlobBodies:
         flow: RangeFlow | None = None,
     ) -> Sent:
         """Answer a GET for a blob that `fetch` brings, or for ranges of it; `read` begins a reading
-        while it comes. Raises what `fetch` raises, and Unavailable when it has not begun by
+        while it comes. Raises what `fetch` raises, and Late when it has not begun by
         `options.begin_by`; both before the head was sent."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(in_use(request))
@@ -68,7 +67,7 @@ class BlobBodies:
                     blob, pull = await asyncio.shield(begun)  # which goes on for the next request
             except TimeoutError:
                 why = f"{digest} does not begin to come in the time that a client may wait"
-                raise Unavailable(why, remedy="Ask again") from None
+                raise Late(why, remedy="Ask again") from None
             stack.enter_context(blob.held())
             body = read(pull) if pull is not None else None
             if isinstance(body, DemandedBody):

@@ -27,6 +27,10 @@ Asked = TypeVar("Asked")
 logger = logging.getLogger(__name__)
 
 
+class Late(Unavailable):
+    """What a client asks for has not come in the time that it may wait. The read goes on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """An answer. `source`: where its content came from, one of the SOURCES of its interface;
@@ -98,13 +102,13 @@ class Answers(Generic[Asked]):
 
 
 async def answer_by(deadline: float, work: Awaitable[Value]) -> Value:
-    """What `work` gives. Raises Unavailable when that is not there at `deadline`, in the event
+    """What `work` gives. Raises Late when that is not there at `deadline`, in the event
     loop's time."""
     try:
         async with asyncio.timeout_at(deadline):
             return await work
     except TimeoutError as error:
-        raise Unavailable("there is no answer in the time that a client may wait", remedy="Ask again") from error
+        raise Late("there is no answer in the time that a client may wait", remedy="Ask again") from error
 
 
 def result_of(status: int, *, whole: bool = True) -> str:

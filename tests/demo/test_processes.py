@@ -35,7 +35,7 @@ from p2pdist.cli.verbs.demo.script import Interrupted, Options, Script, play
 
 class Endless(Script):
     async def play(self):
-        async with self._place() as cluster:
+        async with self.place() as cluster:
             await cluster.processes.start("host1", [sys.executable, "-c", "import time; time.sleep(60)"])
             await cluster.processes.start("origin", [sys.executable, "-c", {hiding!r}])
             (cluster.place / "stores").mkdir()
@@ -47,7 +47,8 @@ class Endless(Script):
             await cluster.processes.call("pull", [sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=60)
 
 try:
-    asyncio.run(play(Endless(Options(), Console(stderr=True))))
+    endless = Endless(Options(), Console(stderr=True))
+    asyncio.run(play(endless, endless.play))
 except Interrupted as interrupted:
     sys.exit(128 + interrupted.number)
 """

@@ -374,6 +374,20 @@ async def test_a_door_that_answers_enough_has_clients_ask_again(site: HubSite, m
     assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
 
 
+@pytest.mark.parametrize("path", ["config.json", "model-1.safetensors"])
+async def test_a_file_that_does_not_begin_in_time_is_asked_for_again(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Clients repeat a GET of a file on 429, and fail on 503; meanwhile the read goes on."""
+    files = make_files(300_000)
+    site.hub.repository("org/tiny").commit(files)
+    assert (await site.ask(f"/org/tiny/resolve/main/{path}", "HEAD")).status == 200
+    monkeypatch.setattr(door, "BEGIN_S", 0.5)
+    site.hub.hangs = f"/{path}"
+    answer = await site.ask(f"/org/tiny/resolve/main/{path}")
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+
+
 async def test_a_hub_that_hangs_keeps_no_client_waiting(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "BEGIN_S", 0.5)
     files = make_files(300_000)

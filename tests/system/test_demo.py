@@ -14,7 +14,7 @@ import pytest
 from tidiness import mounts_below
 
 COMMAND = [str(Path(sys.executable).with_name("p2pdist")), "demo", "--small"]
-TIMEOUT_S = 170
+TIMEOUT_S, MODEL_TIMEOUT_S = 170, 280
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -58,4 +58,20 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, line: str) -> None:
         demo.kill()
     assert demo.returncode == 130, err + out
     assert mounts_below(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_second_act_ends_with_tensors_in_memory(tmp_path: Path) -> None:
+    """All hosts have the model's tensors, by one HEAD a file, from one copy of the hub and what a
+    busy machine reads again; nothing is left."""
+    demo = start(tmp_path, "--model", "--agents", "3", "--json")
+    out, err = demo.communicate(timeout=MODEL_TIMEOUT_S)
+    assert demo.returncode in (0, 1), err + out
+    told = json.loads(out)
+    claims = {claim["text"]: claim["held"] for claim in told["claims"]}
+    del claims["bytes that the hub sent / bytes of the model"]
+    assert len(claims) == 3 and all(claims.values()), err + out
+    assert told["hub_ratio"] < 2, err + out
+    assert [load["tensors"] for load in told["loads"]] == [told["tensors"]] * 3
     assert list(tmp_path.iterdir()) == []

@@ -235,3 +235,24 @@ def test_with_access_keys_requests_are_signed_with_one_of_them(site: Site) -> No
     file.chmod(0o644)
     refused = programs.run("agent", "--s3", "1", "--s3-settings", file)
     assert refused.returncode == 2 and "chmod 600" in refused.stderr and SECRET not in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_package_of_images_is_refused_with_what_to_do(site: Site) -> None:
+    """Its files are not served one by one, and a client does not ask in vain again and again."""
+    source, layout = site.directory / "source", ("--layout", str(site.directory / "layout"))
+    source.mkdir()
+    (source / "text").write_bytes(b"0123456789")
+    for command in (
+        ("pack", str(source), "-t", "app:v1", "--format", "squashfs", *layout),
+        ("push", "app:v1", "--origin", f"file://{site.layout}", *layout),
+    ):
+        code, _, errors = site.command(*command)
+        assert code == 0, errors
+    client = client_of(agent_of(site, "h0", bucket="apps=app:v1"))
+    with pytest.raises(ClientError) as failure:
+        client.list_objects_v2(Bucket="apps")
+    response = failure.value.response
+    assert (response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]) == (501, "NotImplemented")
+    assert "--format tree" in response["Error"]["Message"]
+    assert response["ResponseMetadata"]["RetryAttempts"] == 0

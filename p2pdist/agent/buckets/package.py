@@ -31,8 +31,9 @@ from p2pdist.agent.pull.registry import Registry
 from p2pdist.agent.pull.trees import Sources, together
 from p2pdist.gateway.answers import Sent
 from p2pdist.gateway.s3.contract import Objects
+from p2pdist.gateway.s3.failures import S3Failure
 from p2pdist.model.device import DeviceChunk, DeviceLayout
-from p2pdist.model.errors import NotFound, P2PDistError, Unavailable, UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, Reference
 from p2pdist.model.messages import PullRequest
 from p2pdist.model.tree import File
@@ -186,9 +187,11 @@ class PackageBucket:
         """What is in a package, by its roots and catalogs."""
         manifest, store = package.manifest, self._context.store
         if images_of(manifest):
-            raise UsageError(
-                f"the bucket {self.name} has no objects: {package.reference} has layers that are images",
-                remedy="Pack it with --format tree",
+            raise S3Failure(
+                501,
+                "NotImplemented",
+                f"the bucket {self.name} has no objects: {package.reference} has layers that are SquashFS images,"
+                " whose files are not served one by one. Pack it with --format tree, or mount it and read the files",
             )
 
         def read() -> PackageVersion:

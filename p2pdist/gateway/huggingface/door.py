@@ -3,10 +3,11 @@ fleet's hub through it.
 
 Theory. Such a client has no other place to ask, and waits ten seconds for a head and between two
 bytes. So a document that takes longer is 503, which clients ask again, and the read goes on
-meanwhile; the head of a file goes out before its first byte when that is late. A file of LFS begins
-with its first verified piece and follows the others in order as they come; its last piece is sent
-once the SHA-256 of the whole matched. A pull that fails later breaks the connection, so that the
-client sees a truncated body and resumes with a Range. Clients compare lengths alone.
+meanwhile; the head of a file goes out before its first byte when that is late. A file whose pull
+has not even begun by then is 429: a GET of a file is asked again on that alone. A file of LFS
+begins with its first verified piece and follows the others in order as they come; its last piece is
+sent once the SHA-256 of the whole matched. A pull that fails later breaks the connection, so that
+the client sees a truncated body and resumes with a Range. Clients compare lengths alone.
 
 Everything is answered by commit: what a branch names is looked up first, and then holds for the
 whole request. Hints at other ways to fetch a file are left out, and links name this server.
@@ -28,7 +29,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from p2pdist.gateway.answers import Answers, Interface, Sent, answer_by
+from p2pdist.gateway.answers import Answers, Interface, Late, Sent, answer_by
 from p2pdist.gateway.huggingface.counts import HubCounts
 from p2pdist.gateway.huggingface.failures import JSON_TYPE, failure_response
 from p2pdist.gateway.huggingface.names import PREFIX, HubRequest, parse_request
@@ -138,6 +139,8 @@ class HubDoor:
         return await self._answers.answer(request, _asked, self._answer)
 
     def _failed(self, request: web.Request, error: Exception, asked: HubRequest | None) -> web.Response:
+        if isinstance(error, Late) and asked is not None and asked.wanted == "file" and request.method == "GET":
+            error.details["retry_after"] = 1  # its clients repeat such a request on 429, and fail on 503
         return failure_response(error)
 
     async def _answer(self, request: web.Request, asked: HubRequest) -> Sent:

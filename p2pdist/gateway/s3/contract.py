@@ -34,7 +34,7 @@ class Objects(Protocol):
 
 
 class Bucket(Protocol):
-    """One bucket. Every method raises P2PDistError."""
+    """One bucket. Every method raises P2PDistError, and S3Failure where S3 has a code for it."""
 
     @property
     def name(self) -> str:

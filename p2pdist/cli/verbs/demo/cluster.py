@@ -30,12 +30,14 @@ RECEIVED_METRIC = "p2pdist_agent_received_bytes_total"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One agent: where it listens for peers (host:port), its Unix socket and its store."""
+    """One agent: where it listens for peers and for clients of a hub (host:port), its Unix socket
+    and its store."""
 
     name: str
     address: str
     socket: Path
     store: Path
+    mirror: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +90,40 @@ class Cluster:
         return f"file://{self.place / 'origin'}"
 
     async def start(self, client: aiohttp.ClientSession) -> None:
-        """Start everything and wait until it is ready. Raises Unavailable."""
+        """Start an origin, a tracker and agents, and wait until they are ready. Raises
+        Unavailable."""
         (self.place / "origin").mkdir()
-        origin_port, tracker_port, *ports = free_ports(2 + self.agents)
-        self.origin_url = f"http://127.0.0.1:{origin_port}"
-        self.tracker_url = f"http://127.0.0.1:{tracker_port}"
-        serve = ["--directory", str(self.place / "origin"), "--listen", f"127.0.0.1:{origin_port}"]
-        await self.processes.start("origin", [sys.executable, "-m", "p2pdist.cli.verbs.demo.origin", *serve])
+        await self._start_origin(client, "origin", "--directory", str(self.place / "origin"))
+        await self._start_fleet(client, "--origin", self.origin_url, mirrors=False)
+
+    async def start_with_hub(self, client: aiohttp.ClientSession, model: Path, repository: str) -> None:
+        """Start a hub with one model, a tracker and agents that clients of hubs may ask, and wait
+        until they are ready. Raises Unavailable."""
+        options = ("--directory", str(model), "--repository", repository)
+        await self._start_origin(client, "model.hub", *options)
+        await self._start_fleet(client, "--hub", self.origin_url, mirrors=True)
+
+    async def _start_origin(self, client: aiohttp.ClientSession, module: str, *options: str) -> None:
+        (port,) = free_ports(1)
+        self.origin_url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", f"p2pdist.cli.verbs.demo.{module}", *options]
+        await self.processes.start("origin", [*command, "--listen", f"127.0.0.1:{port}"])
         await self._wait(client, self.origin_url + SERVED_PATH)
-        tracker = ["tracker", "--listen", f"127.0.0.1:{tracker_port}", "--origin", self.origin_url]
+
+    async def _start_fleet(self, client: aiohttp.ClientSession, *options: str, mirrors: bool) -> None:
+        tracker_port, *ports = free_ports(1 + 2 * self.agents)
+        self.tracker_url = f"http://127.0.0.1:{tracker_port}"
+        tracker = ["tracker", "--listen", f"127.0.0.1:{tracker_port}", *options]
         await self.processes.start("tracker", [*program(), *tracker, "--state", str(self.place / "tracker")])
         await self._wait(client, self.tracker_url + "/readyz")
-        for number, port in enumerate(ports, start=1):
-            name = f"host{number}"
-            host = Host(name, f"127.0.0.1:{port}", self.sockets / f"{name}.sock", self.place / "stores" / name)
+        for number in range(self.agents):
+            name, address = f"host{number + 1}", f"127.0.0.1:{ports[2 * number]}"
+            mirror = f"127.0.0.1:{ports[2 * number + 1]}" if mirrors else "off"
+            host = Host(name, address, self.sockets / f"{name}.sock", self.place / "stores" / name, mirror)
             host.store.mkdir(parents=True)
             agent = ["agent", "--tracker", self.tracker_url, "--listen", host.address, "--store", str(host.store)]
-            await self.processes.start(
-                name, [*program(), *agent, "--socket", str(host.socket), "--name", name, "--mirror", "off"]
-            )
+            agent += ["--socket", str(host.socket), "--name", name, "--mirror", host.mirror]
+            await self.processes.start(name, [*program(), *agent])
             self.hosts.append(host)
         await asyncio.gather(*(self._wait(client, f"http://{host.address}/readyz") for host in self.hosts))
 
@@ -207,8 +224,13 @@ class Cluster:
 
     async def served(self, client: aiohttp.ClientSession) -> int:
         """Bytes of files that the origin has sent, by its own count."""
+        return int((await self.counted(client))["bytes"])
+
+    async def counted(self, client: aiohttp.ClientSession) -> dict[str, Any]:
+        """What the origin, or the hub, has counted."""
         async with client.get(self.origin_url + SERVED_PATH) as response:
-            return int((await response.json())["bytes"])
+            counted: dict[str, Any] = await response.json()
+            return counted
 
     async def received(self, client: aiohttp.ClientSession, host: Host) -> Received:
         """What an agent's metric says; raises Unavailable when it cannot be read."""
@@ -220,7 +242,7 @@ class Cluster:
         origin = peers = 0
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == RECEIVED_METRIC and sample.labels.get("source") == "origin":
+                if sample.name == RECEIVED_METRIC and sample.labels.get("source") in ("origin", "upstream"):
                     origin += int(sample.value)
                 elif sample.name == RECEIVED_METRIC:
                     peers += int(sample.value)

@@ -222,6 +222,11 @@ def show(console: Console, figures: Figures, judged: Sequence[Claim]) -> None:
     for name, value in _facts(figures):
         grid.add_row(name, value)
     console.print(grid)
+    show_claims(console, judged)
+
+
+def show_claims(console: Console, judged: Sequence[Claim]) -> None:
+    """Print what was promised, and whether it held."""
     verdicts = Table(title="Claims", title_justify="left")
     for name in ("", "claim", "measured", "limit"):
         verdicts.add_column(name, overflow="fold")

@@ -80,15 +80,8 @@ async def pad(directory: Path, *, up_to: int, present: int) -> None:
         shard += 1
 
 
-async def build_base(directory: Path, processes: Processes, wheels: tuple[str, ...], size: int) -> Base:
-    """Install `wheels` into `directory`/site-packages with pip and pad to `size` bytes. Raises
-    Unavailable when pip fails twice."""
-    began = time.monotonic()
-    if size > SIZE_MAX:
-        raise UsageError(
-            f"a base layer of {size} bytes is over the limit of {SIZE_MAX}", remedy="Ask for less with --size"
-        )
-    target = directory / "site-packages"
+async def install(processes: Processes, target: Path, wheels: tuple[str, ...]) -> None:
+    """Install `wheels` into a directory with pip. Raises Unavailable when that fails twice."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["--only-binary=:all:", "--no-compile", "--no-warn-script-location", "--target", str(target), *wheels]
     for attempt in (1, 2):
@@ -102,6 +95,17 @@ async def build_base(directory: Path, processes: Processes, wheels: tuple[str, .
                 remedy="The demo needs a package index once, later runs use pip's cache; check the network and pip's settings",
             )
         await asyncio.sleep(3)
+
+
+async def build_base(directory: Path, processes: Processes, wheels: tuple[str, ...], size: int) -> Base:
+    """Install `wheels` into `directory`/site-packages with pip and pad to `size` bytes. Raises
+    Unavailable when pip fails twice."""
+    began = time.monotonic()
+    if size > SIZE_MAX:
+        raise UsageError(
+            f"a base layer of {size} bytes is over the limit of {SIZE_MAX}", remedy="Ask for less with --size"
+        )
+    await install(processes, directory / "site-packages", wheels)
     _files, present = measure(directory)
     if size > present:
         weights = directory / "weights"

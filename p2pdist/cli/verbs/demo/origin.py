@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
 
@@ -55,14 +56,19 @@ class StaticOrigin:
         path = self.find(request.match_info["path"])
         if path is None:
             return web.Response(status=404, text="no such file\n")
+        modified = path.stat().st_mtime
+        tag = f'"{path.stat().st_size:x}-{int(modified * 1e9):x}"'
+        return await self.send(request, path, {"ETag": tag, "Last-Modified": formatdate(modified, usegmt=True)})
+
+    def count(self, path: Path, length: int) -> None:
+        """So many bytes of a file were handed to the kernel."""
+        self.bytes_sent += length
+
+    async def send(self, request: web.Request, path: Path, fields: Mapping[str, str]) -> web.StreamResponse:
+        """Send a file or one range of it, with these fields in the head."""
         with path.open("rb") as file:
             size = path.stat().st_size
-            modified = path.stat().st_mtime
-            headers = {
-                "Accept-Ranges": "bytes",
-                "ETag": f'"{size:x}-{int(modified * 1e9):x}"',
-                "Last-Modified": formatdate(modified, usegmt=True),
-            }
+            headers = {"Accept-Ranges": "bytes", **fields}
             try:
                 start, stop, _step = request.http_range.indices(size)
             except ValueError:
@@ -80,15 +86,15 @@ class StaticOrigin:
                 file.seek(start)
                 while start < stop and (block := file.read(min(BLOCK, stop - start))):
                     await response.write(block)
-                    self.bytes_sent += len(block)
+                    self.count(path, len(block))
                     start += len(block)
             await response.write_eof()
             return response
 
 
-async def serve(directory: Path, host: str, port: int) -> None:
+async def serve(origin: StaticOrigin, host: str, port: int) -> None:
     """Serve until SIGTERM or SIGINT."""
-    runner = web.AppRunner(StaticOrigin(directory).application(), access_log=None, shutdown_timeout=2)
+    runner = web.AppRunner(origin.application(), access_log=None, shutdown_timeout=2)
     await runner.setup()
     await web.TCPSite(runner, host, port).start()
     stop = asyncio.Event()
@@ -104,7 +110,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT")
     options = parser.parse_args()
-    asyncio.run(serve(options.directory, *parse_address(options.listen)))
+    asyncio.run(serve(StaticOrigin(options.directory), *parse_address(options.listen)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from p2pdist.model.errors import Unavailable
 
@@ -82,7 +83,9 @@ class Processes:
         homes = {f"XDG_{kind}_HOME": str(self.place / "home" / kind.lower()) for kind in ("CONFIG", "DATA")}
         return {**kept, **threads, **homes, **self.environment, PLACE_VARIABLE: str(self.place)}
 
-    async def _spawn(self, command: Sequence[str], *, output: int, errors: int) -> asyncio.subprocess.Process:
+    async def _spawn(
+        self, command: Sequence[str], *, output: int, errors: int, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> asyncio.subprocess.Process:
         """Start `command` so that it is told to end when the demo dies without a chance to tidy up
         (setpriv(1))."""
         program = command
@@ -91,7 +94,7 @@ class Processes:
         return await asyncio.create_subprocess_exec(
             *program,
             cwd=self.place,
-            env=self._environment(),
+            env={**self._environment(), **variables},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
@@ -109,11 +112,18 @@ class Processes:
         self.services.append(service)
         return service
 
-    async def call(self, name: str, command: Sequence[str], *, timeout_s: float) -> Outcome:
-        """Run a command to its end. Raises Unavailable when it takes longer than `timeout_s`; it is
-        ended then, as when cancelled."""
-        began = time.monotonic()
-        process = await self._spawn(command, output=asyncio.subprocess.PIPE, errors=asyncio.subprocess.PIPE)
+    async def call(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Outcome:
+        """Run a command, with these variables besides, to its end. Raises Unavailable when it takes
+        longer than `timeout_s`; it is ended then, as when cancelled."""
+        began, pipe = time.monotonic(), asyncio.subprocess.PIPE
+        process = await self._spawn(command, output=pipe, errors=pipe, variables=variables)
         self.calls[process.pid] = process
         try:
             async with asyncio.timeout(timeout_s):

@@ -10,10 +10,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from rich.console import Console
@@ -46,10 +46,13 @@ NOT_ROOT = (
 )
 
 
+Measured = TypeVar("Measured")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the caller asked for; `size` is the least number of bytes in the base layer,
-    unpacked."""
+    """What the caller asked for; `size` is the least number of bytes in the base layer, unpacked,
+    or in the model."""
 
     agents: int = 8
     small: bool = False
@@ -115,7 +118,7 @@ class Script:
     """Set once the demo only ends what it started; from then on it is not to be interrupted."""
 
     @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncIterator[Cluster]:
+    async def place(self) -> AsyncIterator[Cluster]:
         """A cluster that is not started yet, in a directory of its own. Afterwards its processes
         are ended, its mounts and files removed; what did not go by itself is in its `untidy` list,
         and said."""
@@ -127,17 +130,17 @@ class Script:
             yield cluster
         finally:
             self.tidying = True
-            self._say("Stopping and tidying up")
+            self.say("Stopping and tidying up")
             cluster.untidy += await processes.stop()
             cluster.untidy += unmount_below(place)
             if self.options.keep:
-                self._say(f"Kept, as asked: {place} (logs in {place / 'logs'})")
+                self.say(f"Kept, as asked: {place} (logs in {place / 'logs'})")
             else:
                 cluster.untidy += remove(place)
             if sockets != place:
                 cluster.untidy += remove(sockets)
             for line in cluster.untidy:
-                self._say(f"  {line}")
+                self.say(f"  {line}")
 
     async def play(self) -> Figures:
         """Everything, in order. Raises P2PDistError for the first failure, after tidying up."""
@@ -147,7 +150,7 @@ class Script:
             )
         if os.geteuid() != 0:
             self.console.print(NOT_ROOT)
-        async with self._place() as cluster:
+        async with self.place() as cluster:
             timeout = aiohttp.ClientTimeout(total=30)
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
@@ -157,7 +160,8 @@ class Script:
         figures.untidy = cluster.untidy
         return figures
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line."""
         self.console.print(text, highlight=False)
 
     async def _prepare(self, cluster: Cluster, client: aiohttp.ClientSession) -> Figures:
@@ -166,14 +170,14 @@ class Script:
         wheels = WHEELS_SMALL if options.small else WHEELS
         size = max(options.size, 0 if options.small else BASE_BYTES_MIN)
         check_space(cluster.place, agents=options.agents, base_bytes=max(size, 250 << 20), unpacks=os.geteuid() != 0)
-        self._say(f"Base layer: installing {', '.join(wheels)} with pip")
+        self.say(f"Base layer: installing {', '.join(wheels)} with pip")
         base = await build_base(cluster.place / "base", cluster.processes, wheels, size)
-        self._say(f"  {base.files} files, {megabytes(base.bytes)}, {base.seconds:.1f} s")
+        self.say(f"  {base.files} files, {megabytes(base.bytes)}, {base.seconds:.1f} s")
         figures = Figures(options.agents, base)
-        self._say(f"Starting an origin, a tracker and {options.agents} agents")
+        self.say(f"Starting an origin, a tracker and {options.agents} agents")
         began = time.monotonic()
         await cluster.start(client)
-        self._say(f"  ready after {time.monotonic() - began:.1f} s")
+        self.say(f"  ready after {time.monotonic() - began:.1f} s")
         await self._publish(cluster, figures, cluster.place / "base", BASE)
         return figures
 
@@ -189,7 +193,7 @@ class Script:
         figures.push_s += time.monotonic() - began
         if pushed["digest"] != packed["digest"]:
             raise Corrupt(f"{reference} was packed as {packed['digest']} and pushed as {pushed['digest']}")
-        self._say(
+        self.say(
             f"Packed and pushed {reference}: layers {', '.join(megabytes(size) for size in content_layers(packed))};"
             f" sent {megabytes(pushed['bytes_sent'])}, already there {megabytes(pushed['bytes_skipped'])}"
         )
@@ -200,17 +204,17 @@ class Script:
         reference = f"{APP}:v{version}"
         changed = write_app(cluster.place / "trainer", version=version)
         if version > 1:
-            self._say(f"Changed one file of the app: {changed.name}")
+            self.say(f"Changed one file of the app: {changed.name}")
         more = ["--base", BASE, "--entrypoint", json.dumps(ENTRYPOINT)]
         more += [word for entry in ENVIRONMENT for word in ("--env", entry)]
         packed = await self._publish(cluster, figures, cluster.place / "trainer", reference, *more)
         layers = content_layers(packed)
-        self._say(f"Pulling {reference} on {len(cluster.hosts)} agents at once")
+        self.say(f"Pulling {reference} on {len(cluster.hosts)} agents at once")
         served = await cluster.served(client)
         missing = sum(layers) if version == 1 else layers[-1]
         pulls, makespan = await pull_everywhere(self.console, cluster, client, reference, missing)
         served = await cluster.served(client) - served
-        self._say(f"Running {reference} on {len(cluster.hosts)} agents at once")
+        self.say(f"Running {reference} on {len(cluster.hosts)} agents at once")
         async with asyncio.TaskGroup() as group:
             runs = [group.create_task(cluster.run(host, reference)) for host in cluster.hosts]
         if version == 1:
@@ -228,11 +232,11 @@ class Script:
         )
 
 
-async def play(script: Script) -> Figures:
-    """Play the script; SIGINT, SIGTERM and SIGHUP end it early, tidied up, as Interrupted. Later
-    signals do not hurry it."""
+async def play(script: Script, act: Callable[[], Awaitable[Measured]]) -> Measured:
+    """Play an act of the script; SIGINT, SIGTERM and SIGHUP end it early, tidied up, as
+    Interrupted. Later signals do not hurry it."""
     received: list[int] = []
-    task = asyncio.ensure_future(script.play())
+    task = asyncio.ensure_future(act())
 
     def interrupt(number: int) -> None:
         if script.tidying:
