@@ -335,7 +335,7 @@ class Receiving:
     """As of `moved_at`."""
     response_s: float = 0.0
     """How long the source took to respond, which is a round trip at least; 0 while not known
-    (`_quiet`)."""
+    (`silent`)."""
     awaiting: bool = False
     """A piece has come and waits for its hash."""
     starves: bool = False
@@ -458,6 +458,7 @@ class _Stripe:
         receiving = self.state
         if not isinstance(receiving, Receiving) or receiving.delivered or receiving.source.is_origin:
             return None
+        receiving.response_s = event.response_s
         if receiving.awaiting or event.waits:
             return None
         limit_s = sources.silence_s(receiving.source, responded=event.responded)
@@ -489,7 +490,7 @@ class _Stripe:
         return self.slow_windows.bit_count() == 1
 
 
-def opening_s(piece_size: int, round_trip_s: float) -> float:
+def first_piece_s(piece_size: int, round_trip_s: float) -> float:
     """How long a new connection takes to carry its first piece, however fast the path is. Over a
     long path that is no stall: a stream that is opened anew begins from the smallest window
     again."""
@@ -624,15 +625,16 @@ class _Turns:
             self._first_at = now
         self._pieces, self._last_at = self._pieces + 1, now
 
-    def stall_s(self, *, begun: bool) -> float:
+    def stall_s(self, receiving: Receiving, *, begun: bool) -> float:
         """For how long a stripe may stand still at least. `begun`: a piece of it has come."""
+        opening_s = 0.0 if receiving.delivered else first_piece_s(self.layout.piece_size, receiving.response_s)
         if not self.layout.large:
-            return STALL_FIRST_S
+            return STALL_FIRST_S + opening_s
         limit_s = STALL_TURNS * self.layout.turn_s()
         if self._pieces > 1:
             turn_s = self.stripes * (self._last_at - self._first_at) / (self._pieces - 1)
             limit_s = STALL_TURNS * turn_s if begun else min(limit_s, FILL_TURNS * turn_s)
-        return max(STALL_FIRST_S, limit_s)
+        return max(STALL_FIRST_S, limit_s) + opening_s
 
 
 @dataclass(slots=True)
@@ -899,9 +901,7 @@ class Download:
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
         alone_since = None if self._tracker else self._alone_since
-        least_s = self._turns.stall_s(begun=self.counts[stripe.number] > 0)
-        if not receiving.delivered:
-            least_s += opening_s(self.layout.piece_size, receiving.response_s)
+        least_s = self._turns.stall_s(receiving, begun=self.counts[stripe.number] > 0)
         if not stripe.stalled(receiving, least_s, alone_since=alone_since, now=now):
             return
         source = receiving.source
@@ -918,8 +918,6 @@ class Download:
     def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
         """Complain of a source that was silent for too long, and leave it if there is another."""
         stripe = self._streams.stripes.get(event.stream) if self._tracker else None
-        if stripe is not None and isinstance(stripe.state, Receiving):
-            stripe.state.response_s = event.response_s
         if stripe is not None and not len(self.have):
             out += stripe.starved(self.sources, self.layout, waits=event.waits, now=now)
         source = stripe.silent(event, self.sources, now=now) if stripe is not None else None
