@@ -5,14 +5,15 @@ every tracker from every host, and one blob.
                               [--hosts 4000] [--trackers 3] [--pieces 4096] [--json]
 
 Half of the hosts join the blob at its owner. Then the owner is killed. As soon as a host hears of
-it from another tracker, it tells the next owner from which hosts it receives, as agents do; the
-other half of the hosts joins there in that moment. The hosts move no data.
+it from another tracker, it tells the next owner from which hosts it receives, as agents do, and
+again where that one had not heard of it yet and refused; the other half of the hosts joins there in
+that moment. The hosts move no data.
 
 Figures: `noticed` from the kill until the first and until the last host heard of the next epoch;
 `planned` from then until every host that joined has a parent for every stripe, though a tracker
-that takes over waits for what hosts say before it lets one read the origin; `cpu_s` of the next
-owner meanwhile; its resident bytes per session and per host of the blob. The database must be
-empty, or that of this benchmark alone.
+that takes over waits for what hosts say before it lets one read the origin; `refused` how many had
+to speak twice; `cpu_s` of the next owner meanwhile; its resident bytes per session and per host of
+the blob. The database must be empty, or that of this benchmark alone.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from bench.load_hosts import BLOB, CONNECTING_MAX, PIECE_BYTES, Host, Load, layo
 from bench.processes import cpu_s
 from bench.several_trackers import share_evenly, trackers
 from bench.tracker_load import resident
-from p2pdist.model.messages import Assign, Holding, OwnershipChanged, decode_from_tracker
+from p2pdist.model.messages import Assign, EpochSeen, Holding, NotOwner, OwnershipChanged, decode_from_tracker
 from p2pdist.model.ownership import Ownership, owner
 
 NOTICE_S, PLAN_S = 60.0, 60.0
@@ -48,10 +49,12 @@ class Session(Host):
         self._tracker = tracker
 
     def _frame(self, opcode: int, payload: bytes) -> None:
-        if opcode == 1 and payload.startswith((b'{"type":"ownership', b'{"type":"assign')):
+        if opcode == 1 and payload.startswith((b'{"type":"ownership', b'{"type":"assign', b'{"type":"notowner')):
             message = decode_from_tracker(payload)
             if isinstance(message, OwnershipChanged) and message.ownership is not None:
-                self.load.heard(self.number, message.ownership)
+                self.load.heard(self.number, self._tracker, message.ownership)
+            if isinstance(message, NotOwner):
+                self.load.refused(self.number, self._tracker)
             if isinstance(message, Assign):
                 self.load.planned_for(self.number, self._tracker, message)
         super()._frame(opcode, payload)
@@ -73,6 +76,9 @@ class Fleet(Load):
         self.owner = -1
         self.epoch = 0
         self.heard_at: dict[int, float] = {}
+        self.refusals: set[int] = set()
+        """Hosts that the next owner refused, since it had not heard of the epoch."""
+        self.refused_count = 0
         self.missing: dict[int, set[int]] = {}
         self.planned_last = 0.0
         self.done = asyncio.Event()
@@ -135,16 +141,32 @@ class Fleet(Load):
                 self.planned_last = time.monotonic()
                 self.done.set()
 
-    def heard(self, number: int, ownership: Ownership) -> None:
-        """A host has heard of an epoch: it speaks to the next owner, once."""
-        if self.dead < 0 or number in self.heard_at:
+    def heard(self, number: int, tracker: int, ownership: Ownership) -> None:
+        """A host has heard of an epoch: it speaks to the next owner, once, and again where that had
+        not heard of the epoch yet."""
+        if self.dead < 0:
             return
         following = self.ids.index(owner(ownership, BLOB).id)
         if following == self.dead:
             return
-        self.owner = following
+        if number in self.heard_at:
+            if tracker == following and number in self.refusals:
+                self.refusals.remove(number)
+                self._speak(number)
+            return
+        self.owner, self.epoch = following, ownership.epoch
         self.heard_at[number] = time.monotonic()
-        session = self.sessions[following][number]
+        self._speak(number)
+
+    def refused(self, number: int, tracker: int) -> None:
+        """A tracker does not own the blob by what it has heard."""
+        if tracker == self.owner and self.dead >= 0:
+            self.refusals.add(number)
+            self.refused_count += 1
+            self.sessions[tracker][number].send(EpochSeen(self.epoch))
+
+    def _speak(self, number: int) -> None:
+        session = self.sessions[self.owner][number]
         if number >= self.count // 2:
             session.join()
             return
@@ -166,6 +188,7 @@ class Fleet(Load):
             "noticed_last_s": last - killed_at,
             "planned_after_notice_s": self.planned_last - last,
             "planned_after_kill_s": self.planned_last - killed_at,
+            "refused": float(self.refused_count),
         }
 
 

@@ -13,11 +13,11 @@ A stream that fails is complained of and replaced by the next usable alternate a
 answers with a better plan when it can. A stripe that stands still while its stream is open is
 complained of after STALL_FIRST_S, or after several times as long as its pieces took of late, and
 then with pauses that double until a piece arrives from any source; over a slow link a piece may
-take long. Only the tracker can tell a slow parent from a starved one, so the host leaves the
-tracker's choice by itself only while no tracker answers. An alternate is the host's own choice,
-perhaps a host that receives through this one by now, and is left as soon as it stands still. A plan
-that names a source which failed this host a moment ago is answered with a complaint, or the tracker
-would wait for what never comes.
+take long, and over a long path the first one of a stream. Only the tracker can tell a slow parent
+from a starved one, so the host leaves the tracker's choice by itself only while no tracker answers.
+An alternate is the host's own choice, perhaps a host that receives through this one by now, and is
+left as soon as it stands still. A plan that names a source which failed this host a moment ago is
+answered with a complaint, or the tracker would wait for what never comes.
 
 A source that has given nothing yet and is silent is no starved parent: an agent responds at once,
 and says when it has nothing to send (`Quiet`). It is complained of as stalled as soon as its
@@ -54,6 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil, log2
 from typing import Literal
 
 from msgspec import Struct
@@ -73,6 +74,9 @@ STALL_TURNS, FILL_TURNS = 3.0, 12.0
 their turns at the downlink (PieceLayout.turn_s). It may do so for STALL_TURNS turns as long as they
 took of late, and before its first piece, which comes through a tree of some depth, for FILL_TURNS,
 but not longer than for STALL_TURNS turns on a slow link."""
+
+INITIAL_WINDOW_BYTES = 10 * 1448
+"""What TCP sends in the first round trip of a connection (RFC 6928); it doubles in each."""
 
 COMES_MIN_S = 0.2
 COMES_PACES = 3.0
@@ -159,12 +163,14 @@ class StreamEnded:
 @dataclass(frozen=True, slots=True)
 class Quiet:
     """A stream has given no piece so far: whether the source has responded, how many bytes have
-    come over the connection, and whether the source said that it had none to send."""
+    come over the connection, whether the source said that it had none to send, and how long its
+    response took."""
 
     stream: int
     responded: bool
     received_bytes: int
     waits: bool = False
+    response_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +333,9 @@ class Receiving:
     responded: bool = False
     received_bytes: int = 0
     """As of `moved_at`."""
+    response_s: float = 0.0
+    """How long the source took to respond, which is a round trip at least; 0 while not known
+    (`silent`)."""
     awaiting: bool = False
     """A piece has come and waits for its hash."""
     starves: bool = False
@@ -449,6 +458,7 @@ class _Stripe:
         receiving = self.state
         if not isinstance(receiving, Receiving) or receiving.delivered or receiving.source.is_origin:
             return None
+        receiving.response_s = event.response_s
         if receiving.awaiting or event.waits:
             return None
         limit_s = sources.silence_s(receiving.source, responded=event.responded)
@@ -478,6 +488,13 @@ class _Stripe:
         slow = receives and best >= SLOW_PIECES and gained < SLOW_SHARE * best
         self.slow_windows = self.slow_windows + 1 if slow else 0
         return self.slow_windows.bit_count() == 1
+
+
+def first_piece_s(piece_size: int, round_trip_s: float) -> float:
+    """How long a new connection takes to carry its first piece, however fast the path is. Over a
+    long path that is no stall: a stream that is opened anew begins from the smallest window
+    again."""
+    return round_trip_s * ceil(log2(1 + piece_size / INITIAL_WINDOW_BYTES))
 
 
 @dataclass(slots=True)
@@ -608,15 +625,16 @@ class _Turns:
             self._first_at = now
         self._pieces, self._last_at = self._pieces + 1, now
 
-    def stall_s(self, *, begun: bool) -> float:
+    def stall_s(self, receiving: Receiving, *, begun: bool) -> float:
         """For how long a stripe may stand still at least. `begun`: a piece of it has come."""
+        opening_s = 0.0 if receiving.delivered else first_piece_s(self.layout.piece_size, receiving.response_s)
         if not self.layout.large:
-            return STALL_FIRST_S
+            return STALL_FIRST_S + opening_s
         limit_s = STALL_TURNS * self.layout.turn_s()
         if self._pieces > 1:
             turn_s = self.stripes * (self._last_at - self._first_at) / (self._pieces - 1)
             limit_s = STALL_TURNS * turn_s if begun else min(limit_s, FILL_TURNS * turn_s)
-        return max(STALL_FIRST_S, limit_s)
+        return max(STALL_FIRST_S, limit_s) + opening_s
 
 
 @dataclass(slots=True)
@@ -883,7 +901,7 @@ class Download:
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
         alone_since = None if self._tracker else self._alone_since
-        least_s = self._turns.stall_s(begun=self.counts[stripe.number] > 0)
+        least_s = self._turns.stall_s(receiving, begun=self.counts[stripe.number] > 0)
         if not stripe.stalled(receiving, least_s, alone_since=alone_since, now=now):
             return
         source = receiving.source

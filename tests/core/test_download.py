@@ -31,6 +31,7 @@ from p2pdist.core.download import (
     Tick,
     TrackerChanged,
     Wanted,
+    first_piece_s,
 )
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import (
@@ -750,3 +751,22 @@ def test_a_host_that_has_a_piece_or_may_be_slow_itself_does_not_starve(case: str
         assert pull.quiet(3, responded=False, after_s=pull.limit_s) == []
         return
     assert pull.quiet(1, responded=False, after_s=pull.limit_s) == []
+
+
+def test_a_connection_takes_more_round_trips_for_a_larger_first_piece() -> None:
+    """TCP sends ten segments in the first one, and twice as much in each that follows."""
+    assert first_piece_s(14 << 10, 0.08) == 0.08
+    assert first_piece_s(64 << 10, 0.08) == pytest.approx(3 * 0.08)
+    assert first_piece_s(1 << 20, 0.08) == pytest.approx(7 * 0.08)
+    assert first_piece_s(1 << 20, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("response_s", [0.0, 0.16])
+def test_a_first_piece_over_a_long_path_is_no_stall(response_s: float) -> None:
+    """Its source responded late, as everything takes there."""
+    pull = Pull(count=8, piece_size=1 << 20)
+    pull.plan(0, A)
+    pull(Quiet(1, True, 200, response_s=response_s))
+    allowed_s = STALL_FIRST_S + first_piece_s(1 << 20, response_s)
+    assert pull(Tick(), allowed_s - 0.01) == []
+    assert pull(Tick(), 0.02) == [Complain(0, A, "stalled")]

@@ -1,5 +1,7 @@
 """What one of several trackers plans, refuses and gives away."""
 
+from itertools import pairwise
+
 from test_fleet import PIECE, Control
 
 from p2pdist.model.digest import Digest, digest_of
@@ -192,3 +194,25 @@ def test_the_trackers_share_the_limits_on_reading_the_origin() -> None:
     for _ in range(20):
         control.tick(0.2)
     assert control.fleet.leases() == 4
+
+
+def test_hosts_that_come_from_another_owner_do_not_have_to_prove_what_they_hold_in_time() -> None:
+    """Thousands of hosts join in the same moment, and get their first pieces late. None of the
+    holders may be doubted for that, or the newcomers would have no parent."""
+    control = Owner()
+    blob = THEIRS[0]
+    holders, newcomers = [f"h{number}" for number in range(12)], [f"n{number}" for number in range(12)]
+    control.open(*holders, *newcomers)
+    control.tick(2 * GRACE_S)
+    control.follow(ALONE)
+    control.hold(holders[0], blob, 4, "")
+    for above, host in pairwise(holders):
+        control.hold(host, blob, 4, above)
+    for host in newcomers:
+        control.hold(host, blob)
+    for _ in range(100):
+        control.tick(0.1)
+    swarm = control.fleet.swarms[blob]
+    assert all(swarm.members[host].parents[0] is not None for host in newcomers)
+    assert not any("claims pieces" in text for _, text in swarm.story)
+    assert not any(swarm.members[host].doubted_until for host in holders)

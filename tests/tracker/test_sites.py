@@ -2,16 +2,18 @@
 twice in one direction."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from test_fleet import Control
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Holding
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Assign, Hello, Holding, Report
 from p2pdist.model.pieces import PieceLayout
-from tracker.core.events import Received, Send, SessionOpened
+from tracker.core.events import Received, Send, SessionOpened, Tick
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN
+from tracker.core.monitor.progress import IMPORT_S
 from tracker.core.origin.superpeers import SUPERPEERS, superpeers
 from tracker.core.planning.assignments import alternates
 from tracker.core.planning.planner import Planner
@@ -139,3 +141,76 @@ def test_a_starved_host_reads_the_origin_only_where_its_site_may(site: str, read
     planner.plan(swarm, leases=64)
     assert (swarm.members[host].parents[0] == FROM_ORIGIN) is reads
     assert swarm.members[host].parents[0] is not None
+
+
+class Broadcast:
+    """Eight hosts at each of two sites, of which `near` reads the origin. All report every
+    INTERVAL_S how many pieces they have."""
+
+    INTERVAL_S = 0.5
+
+    def __init__(self) -> None:
+        planner = Planner(origin_sites=frozenset(["near"]))
+        self.control = Control(planner=planner, report_interval_s=self.INTERVAL_S)
+        self.now = 0.0
+        self.counts = {f"{site}{number}": [0, 0] for site in ("near", "far") for number in range(8)}
+        for session, host in enumerate(self.counts):
+            hello = Hello(PROTOCOL_VERSION, host, f"{host}:1", zone="z", site=host[:-1])
+            self.control.fleet.handle(SessionOpened(session, hello), now=0.0)
+            joins = Holding(BLOB, 1024 << 16, 65536, (0, 0), (None, None))
+            self.control.fleet.handle(Received(session, joins), now=0.0)
+        self.go(1, lambda host, stripe: 0)
+
+    @property
+    def swarm(self) -> Swarm:
+        return self.control.fleet.swarms[BLOB]
+
+    def imports(self) -> list[tuple[int, str, str]]:
+        """Stripe, host and parent of each edge over the WAN."""
+        return [
+            (stripe, child, parent)
+            for stripe in range(2)
+            for child, parent in self.swarm.edges.pairs(stripe)
+            if parent != FROM_ORIGIN and self.swarm.members[parent].site != self.swarm.members[child].site
+        ]
+
+    def go(self, reports: int, gain: Callable[[str, int], int]) -> None:
+        """Let so many reports pass, in each of which a host gains so many pieces of a stripe."""
+        for _ in range(reports):
+            for session, (host, counts) in enumerate(self.counts.items()):
+                for stripe in range(2):
+                    counts[stripe] = min(512, counts[stripe] + gain(host, stripe))
+                report = Report((Advance(BLOB, tuple(counts)),))
+                self.control.fleet.handle(Received(session, report), now=self.now)
+            for _ in range(5):
+                self.now += self.INTERVAL_S / 5
+                self.control.fleet.handle(Tick(), now=self.now)
+
+
+def test_a_wan_that_is_slower_than_the_hosts_is_no_fault_of_a_host() -> None:
+    """Every host beyond it lags behind the other site. None loses upload slots, and the streams
+    over the WAN, which begin slowly, go on."""
+    broadcast = Broadcast()
+    before = broadcast.imports()
+    assert len(before) == 2
+    broadcast.go(20, lambda host, stripe: 20 if host.startswith("near") else 4)
+    assert broadcast.imports() == before
+    assert all(member.slots == 2 for member in broadcast.swarm.members.values())
+    assert not any("complains" in text or "lags" in text for _, text in broadcast.swarm.story)
+
+
+def test_an_import_that_gets_far_less_than_the_other_one_gets_another_parent_in_time() -> None:
+    """But no sooner than streams over a long path need until each has its share, and without a
+    word against the hosts at its ends."""
+    broadcast = Broadcast()
+    stripe, child, parent = broadcast.imports()[0]
+    reports = int(IMPORT_S / broadcast.INTERVAL_S)
+
+    def gain(host: str, which: int) -> int:
+        return 20 if host.startswith("near") else (1 if which == stripe else 10)
+
+    broadcast.go(reports - 2, gain)
+    assert broadcast.swarm.members[child].parents[stripe] == parent
+    broadcast.go(6, gain)
+    assert broadcast.swarm.members[child].parents[stripe] != parent
+    assert all(member.slots == 2 for member in broadcast.swarm.members.values())

@@ -9,7 +9,15 @@ import time
 import pytest
 
 from p2pdist.transfer.stream import sendfile
-from p2pdist.transfer.stream.sendfile import CHECK_BYTES, COVER_MAX, SEND_BUFFER_MAX, SEND_BUFFER_MIN, SendBuffer
+from p2pdist.transfer.stream.sendfile import (
+    CHECK_BYTES,
+    COVER_MAX,
+    SEND_BUFFER_MAX,
+    SEND_BUFFER_MIN,
+    SendBuffer,
+    first_size,
+    size_for,
+)
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -61,3 +69,43 @@ def test_a_fast_stream_gets_more_and_keeps_it() -> None:
         assert buffer.size == grown
         client.shutdown(socket.SHUT_WR)
         reader.join(10)
+
+
+def test_a_long_path_is_filled_from_the_start_and_a_short_one_begins_small() -> None:
+    """A window that holds less than rate times round trip would hold the rate down."""
+    assert first_size(0.0) == first_size(0.005) == SEND_BUFFER_MIN
+    for round_trip_s in (0.02, 0.08, 0.2):
+        assert first_size(round_trip_s) >= 12.5e6 * round_trip_s
+    assert first_size(10.0) == SEND_BUFFER_MAX
+
+
+@pytest.mark.parametrize("round_trip_s", [0.0, 0.001, 0.02, 0.08, 0.3])
+def test_no_buffer_is_smaller_than_what_the_rate_fills_in_a_round_trip(round_trip_s: float) -> None:
+    sizes = [size_for(rate_bytes_s, round_trip_s) for rate_bytes_s in (0.0, 1e4, 1e6, 12.5e6, 100e6)]
+    assert sizes == sorted(sizes) and sizes[0] == first_size(round_trip_s)
+    for rate_bytes_s, size in zip((0.0, 1e4, 1e6, 12.5e6, 100e6), sizes, strict=True):
+        assert size >= min(SEND_BUFFER_MAX, rate_bytes_s * round_trip_s)
+
+
+class _Far(SendBuffer):
+    """A real connection whose round trips take what a test says: loopback has none that is long."""
+
+    round_trip_s = 0.08
+
+    def _round_trip_s(self) -> float:
+        return self.round_trip_s
+
+
+def test_a_stream_over_a_long_path_begins_with_room_and_loses_it_once_the_path_is_short() -> None:
+    client, server = connected()
+    with client, server:
+        buffer = _Far(client)
+        assert buffer.size == first_size(0.08)
+        assert granted(client) > SEND_BUFFER_MIN  # as much as net.core.wmem_max allows to other users than root
+        time.sleep(0.3)
+        buffer.sent(CHECK_BYTES)
+        assert buffer.size == first_size(0.08)
+        buffer.round_trip_s = 0.001
+        time.sleep(0.3)
+        buffer.sent(CHECK_BYTES)
+        assert buffer.size == granted(client) < first_size(0.08)

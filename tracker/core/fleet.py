@@ -71,7 +71,7 @@ from tracker.core.history.history import History
 from tracker.core.host import Host
 from tracker.core.membership import HOSTS_MAX, Membership
 from tracker.core.monitor.lateness import Lateness
-from tracker.core.monitor.presence import GRACE_S, Presence
+from tracker.core.monitor.presence import Presence
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, ask_reports
 from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
@@ -281,11 +281,11 @@ class Fleet:
             member = self.membership.join(host, swarm, counts, now=now)
             if any(counts):
                 swarm.passes.set_under_way()
-                self._claims.joined(host, swarm, timed=now - self.started_at >= GRACE_S, now=now)
+                self._claims.joined(host, swarm, timed=self.handover.settled(swarm.blob, now=now), now=now)
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             swarm.set_location(host.name, host.location, host.rack)
-            self._counts.take(swarm, member, counts, judge=now - self.started_at >= GRACE_S, now=now)
+            self._counts.take(swarm, member, counts, judge=self.handover.settled(swarm.blob, now=now), now=now)
             member.set_slots(max(member.slots, self.reputation.slots(host, swarm, now=now)))
             if not member.present:
                 swarm.edges.notify_children(host.name)
@@ -309,11 +309,11 @@ class Fleet:
         for blob in self._presence.heard(host):
             self.schedule.ask(blob, "back", now)
         advanced = {host.key(advance.blob): advance for advance in report.blobs}
-        judge = now - self.started_at >= GRACE_S
         for blob, advance in advanced.items():
             swarm, counts = self.swarms.get(blob), list(advance.counts)
             if swarm is not None and name in swarm.members:
                 swarm.check_counts(counts)
+                judge = self.handover.settled(swarm.blob, now=now)
                 self._counts.take(swarm, swarm.members[name], counts, advance.origin_bytes, judge=judge, now=now)
         self.capacities.sample(name, report.sent_bytes, report.busy_s)
         if report.sent_bytes:

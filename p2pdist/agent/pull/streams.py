@@ -233,7 +233,13 @@ class PullStreams:
         """The streams whose sources have given nothing. A preseed whose source has responded is
         none: it gives way to starts, there and here."""
         return [
-            Quiet(number, stream.responded_s is not None, stream.received_bytes, stream.waits)
+            Quiet(
+                number,
+                stream.responded_s is not None,
+                stream.received_bytes,
+                stream.waits,
+                stream.responded_s or 0.0,
+            )
             for number, stream in self._open.items()
             if isinstance(stream, IncomingStream)
             and stream.quiet

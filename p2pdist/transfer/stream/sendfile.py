@@ -17,6 +17,12 @@ behind the bytes of its other streams; while all of a stream's bytes do, none is
 host's own link. So a fast stream gets what it fills in COVER_S, up to COVER_MAX. A slow one does
 not: its bytes would fill the queue before this host's link, and acknowledgements wait behind them.
 
+Between sites round trips are long. There a buffer that follows the rate holds the rate down: the
+stream can send no more in a round trip than its buffer takes, and TCP doubles its own window in
+each until the path is full. So a stream whose round trips take LONG_ROUND_TRIP_S or more begins
+with what a path of LONG_PATH_BYTES_S holds, and leaves the rest to TCP. Its handshake may only have
+waited in a queue: if a later round trip is short, the stream goes on as others do.
+
 Invariants: while a plain Connection is open nothing writes through the transport, except the head
 of the response before `flushed`; the duplicate is closed on leaving, whatever happens.
 """
@@ -43,6 +49,7 @@ SEND_BUFFER_MIN = 64 << 10
 SEND_BUFFER_MAX = 8 << 20
 SLACK_S = 0.002
 COVER_S, COVER_MAX = 0.1, 128 << 10
+LONG_ROUND_TRIP_S, LONG_PATH_BYTES_S = 0.02, 12.5e6
 CHECK_BYTES = 1 << 20
 """Bytes after which the size of a send buffer is computed again."""
 
@@ -50,16 +57,32 @@ _SO_SNDBUFFORCE = 32  # socket(7): beyond net.core.wmem_max, with CAP_NET_ADMIN
 _MIN_RTT = struct.Struct("=148xI")  # struct tcp_info, tcpi_min_rtt in microseconds (linux/tcp.h)
 
 
+def first_size(round_trip_s: float) -> int:
+    """Bytes of a send buffer before a rate is known, for a path with this round trip."""
+    if round_trip_s < LONG_ROUND_TRIP_S:
+        return SEND_BUFFER_MIN
+    return min(SEND_BUFFER_MAX, int(2 * LONG_PATH_BYTES_S * round_trip_s))
+
+
+def size_for(rate_bytes_s: float, round_trip_s: float) -> int:
+    """Bytes of a send buffer that neither holds this rate down nor has more than it needs."""
+    size = max(2 * rate_bytes_s * (round_trip_s + SLACK_S), min(COVER_MAX, COVER_S * rate_bytes_s))
+    return min(SEND_BUFFER_MAX, max(first_size(round_trip_s), int(size)))
+
+
 class SendBuffer:
     """Sizes the send buffer of `connection`, in bytes, from the rate at which the kernel takes
     bytes."""
 
-    def __init__(self, connection: socket.socket, size: int = SEND_BUFFER_MIN) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self.size = size
+        round_trip_s = self._round_trip_s()
+        self.size = first_size(round_trip_s)
+        self._long = round_trip_s >= LONG_ROUND_TRIP_S
+        """Whether all round trips were long so far."""
         self._bytes = 0
         self._since = time.monotonic()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        self._apply()
 
     def sent(self, length: int) -> None:
         """The kernel has taken `length` more bytes."""
@@ -69,10 +92,12 @@ class SendBuffer:
         now = time.monotonic()
         rate_bytes_s = self._bytes / max(now - self._since, 1e-6)
         self._bytes, self._since = 0, now
-        size = int(2 * rate_bytes_s * (self._round_trip_s() + SLACK_S))
-        size = max(size, min(COVER_MAX, int(COVER_S * rate_bytes_s)))
-        if size > self.size * 5 // 4:
-            self.size = min(size, SEND_BUFFER_MAX)
+        round_trip_s = self._round_trip_s()
+        size = size_for(rate_bytes_s, round_trip_s)
+        shortened = self._long and round_trip_s < LONG_ROUND_TRIP_S
+        self._long = self._long and not shortened
+        if size > self.size * 5 // 4 or shortened:
+            self.size = size
             self._apply()
 
     def _round_trip_s(self) -> float:

@@ -21,12 +21,19 @@ parent may do better. A root has no parent to lag behind, and reads no faster th
 follow, so it is compared with the roots of other stripes. Acting on less costs more than it gains:
 after a move a host may be at half its rate for a moment. But the more pieces wait at the parent
 while they trickle in, the plainer it is.
+
+Between two sites lies a WAN, which has a rate of its own, shared by all stripes, and over which a
+new stream needs many round trips until it is as fast as that. So a host that imports a stripe into
+its site is never called slow for it, nor is its parent: whatever the WAN does, a site that is as
+late as its WAN keeps its upload slots. It is compared with the hosts that import other stripes into
+the site, and where it alone gets little for IMPORT_S, the edge is at fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Lag, Member
 from tracker.core.swarm import Swarm
 
@@ -41,6 +48,10 @@ PLAIN_PIECES = 12
 
 EDGE_S = 2.0
 EDGE_SHARE = 0.25
+IMPORT_S = 6.0
+"""Streams over a long path take seconds until they have equal shares of it, and each change of the
+parent begins that anew."""
+
 SLOW_SHARE = 0.45
 OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
@@ -104,15 +115,21 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
             member.set_lag(stripe, Lag(max(member.heard_at, member.attached_at[stripe]), member.counts[stripe]))
 
 
+def imports(swarm: Swarm, member: Member, stripe: int) -> bool:
+    """Whether a host receives a stripe from a host of another site, over a WAN."""
+    parent = member.parents[stripe]
+    return bool(parent) and SITE_END in member.zone and swarm.members[parent or ""].site != member.site
+
+
 def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
     """Whether a child lags behind its parent in a stripe, with these new counts."""
     if counts[stripe] >= swarm.totals[stripe]:
         return False
     if sum(child.rates) > FULL_SHARE * swarm.typical_rate * swarm.stripes:
         return False  # its downlink is full: what it does not get of this stripe it gets of others
-    if name == FROM_ORIGIN:
-        # It reads no further ahead than its children follow, so it shows nothing but its rate; and
-        # that jumps where pieces are few.
+    if name == FROM_ORIGIN or imports(swarm, child, stripe):
+        # A root reads no further ahead than its children follow, so it shows nothing but its rate;
+        # and that jumps where pieces are few.
         behind = _waiting(swarm, child, stripe) > LAG_PIECES
         return behind and child.rates[stripe] < SLOW_SHARE * _usual_rate(swarm, child, stripe)
     parent = swarm.members[name]
@@ -131,7 +148,9 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
     late = [
         stripe
         for stripe, lag in enumerate(member.lags)
-        if lag is not None and now - lag.since >= _patience_s(swarm, member, stripe, now)
+        if lag is not None
+        and now - lag.since >= _patience_s(swarm, member, stripe, now)
+        and not imports(swarm, member, stripe)
     ]
     for stripe in late:
         if member.parents[stripe] == FROM_ORIGIN:
@@ -186,7 +205,11 @@ def _holds_up(swarm: Swarm, parent: Member, stripe: int) -> bool:
     """Whether the children of a host lag in a stripe because of its uplink: all of them do, and not
     for a reason of their own. A child that lags elsewhere too may have two slow parents, and says
     nothing against the other children; an only child must be seen to keep up elsewhere."""
-    children = [child for name in parent.children[stripe] if not (child := swarm.members[name]).slow_receiver]
+    children = [
+        child
+        for name in parent.children[stripe]
+        if not (child := swarm.members[name]).slow_receiver and not imports(swarm, child, stripe)
+    ]
     if not children or any(child.lags[stripe] is None for child in children):
         return False
     return any(_keeps_up_elsewhere(swarm, child, stripe, sure=len(children) == 1) for child in children)
@@ -233,9 +256,16 @@ def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         for stripe, lag in enumerate(member.lags)
         if lag is not None
         and member.parents[stripe]
-        and now - lag.since >= (EDGE_S if _sisters(swarm, member, stripe) else LAG_S)
-        and _rate(member, stripe, now) < EDGE_SHARE * swarm.typical_rate
+        and now - lag.since >= _edge_patience_s(swarm, member, stripe)
+        and _rate(member, stripe, now) < EDGE_SHARE * _usual_rate(swarm, member, stripe)
     ]
+
+
+def _edge_patience_s(swarm: Swarm, member: Member, stripe: int) -> float:
+    """How long a host must lag in a stripe before another parent is tried."""
+    if imports(swarm, member, stripe):
+        return IMPORT_S
+    return EDGE_S if _sisters(swarm, member, stripe) else LAG_S
 
 
 def keeps_up(swarm: Swarm, member: Member) -> bool:
@@ -285,27 +315,48 @@ def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
 
 
 def _usual_rate(swarm: Swarm, member: Member, stripe: int) -> float:
-    """The rate to compare a host with: the typical one, or for a root that of the roots of other
-    stripes. Should the origin be slow, they all are, and no host is at fault."""
+    """The rate to compare a host with: the typical one, for a root that of the roots of other
+    stripes, and for a host that imports a stripe into its site that of other stripes' imports.
+    Should the origin or the WAN be slow, they all are, and no host is at fault."""
+    if imports(swarm, member, stripe):
+        return max((other.rates[each] for each, other in _other_imports(swarm, member, stripe)), default=0.0)
     if member.parents[stripe] != FROM_ORIGIN:
         return swarm.typical_rate
     return max((root.rates[each] for each, root in _other_roots(swarm, member)), default=0.0)
 
 
+def _other_imports(swarm: Swarm, member: Member, stripe: int) -> list[tuple[int, Member]]:
+    """The other stripes that come to a host over the WAN, and the hosts above it at its site that
+    import them."""
+    found = []
+    for other in range(swarm.stripes):
+        above: Member | None = member if other != stripe else None
+        while above is not None and not imports(swarm, above, other):
+            parent = above.parents[other]
+            above = swarm.members[parent] if parent else None
+        if above is not None:
+            found.append((other, above))
+    return found
+
+
 def _waiting(swarm: Swarm, member: Member, stripe: int) -> int:
     """Pieces of a stripe that wait for a host at its parent; for a root, those by which another
-    root is ahead."""
-    parent = member.parents[stripe]
+    root is ahead; for an import, no more than those by which another import is."""
+    parent, imported = member.parents[stripe], imports(swarm, member, stripe)
     if parent:
-        return swarm.members[parent].counts[stripe] - member.counts[stripe]
+        waiting = swarm.members[parent].counts[stripe] - member.counts[stripe]
+        ahead = (other.counts[each] for each, other in _other_imports(swarm, member, stripe)) if imported else ()
+        return min(waiting, max(ahead, default=0) - member.counts[stripe]) if imported else waiting
     return max((root.counts[each] for each, root in _other_roots(swarm, member)), default=0) - member.counts[stripe]
 
 
 def _sisters(swarm: Swarm, member: Member, stripe: int) -> list[str]:
-    """The other children of the host's parent in a stripe, without slow receivers."""
+    """The other children of the host's parent in a stripe at the parent's site, without slow
+    receivers."""
     parent = member.parents[stripe]
     children = swarm.members[parent].children[stripe] if parent else ()
-    return [name for name in children if name != member.host and not swarm.members[name].slow_receiver]
+    others = ((name, swarm.members[name]) for name in children if name != member.host)
+    return [name for name, other in others if not other.slow_receiver and not imports(swarm, other, stripe)]
 
 
 def _unfinished(swarm: Swarm, member: Member) -> list[int]:

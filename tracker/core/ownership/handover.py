@@ -8,7 +8,8 @@ streams run on.
 
 A swarm that comes here from another owner has its roots among hosts that may not have spoken yet.
 So for GRACE_S after the change a swarm under way gets no new lease, as after a start, and one of
-which nothing is known yet none for NEWCOMER_S.
+which nothing is known yet none for NEWCOMER_S. Nor is what its hosts hold a claim that they have to
+prove in time: thousands join at that moment, and wait for pieces longer than usual.
 """
 
 from __future__ import annotations
@@ -142,10 +143,17 @@ class Handover:
         tracker of, since it started, or another one owned the swarm, a moment ago."""
         if not self.leases_allowed or (swarm.passes.under_way and now - self.started_at < GRACE_S):
             return False
-        wait_s = GRACE_S if swarm.passes.under_way else NEWCOMER_S
-        return not any(
-            now - replaced_at < wait_s and owner(former, swarm.blob).id != self.me
-            for replaced_at, former in self._former
+        return not self._came(swarm.blob, GRACE_S if swarm.passes.under_way else NEWCOMER_S, now)
+
+    def settled(self, blob: Digest, *, now: float) -> bool:
+        """Whether what hosts say of a blob is news. For GRACE_S after this tracker started, or
+        another one owned the blob, they only say again what they hold, all at once."""
+        return now - self.started_at >= GRACE_S and not self._came(blob, GRACE_S, now)
+
+    def _came(self, blob: Digest, within_s: float, now: float) -> bool:
+        """Whether another tracker owned a blob `within_s` ago."""
+        return any(
+            now - replaced_at < within_s and owner(former, blob).id != self.me for replaced_at, former in self._former
         )
 
     def tick(self, dissolve: Callable[[Swarm], None]) -> list[Broadcast]:

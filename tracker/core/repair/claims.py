@@ -8,8 +8,8 @@ spares the origin for no host. Where DOUBTS_MAX claims in one swarm turned out l
 there are doubted as well, for DISBELIEF_S: it is better to read the origin, or to ask hosts that
 have proved something, than to try one silent host after the other.
 
-While the tracker has just started all hosts come again at once, and are late: then no deadline is
-set, and a host is doubted only when a child complains of it.
+While the tracker has just started, or taken the swarm over, all hosts come again at once, and are
+late: then no deadline is set, and a host is doubted only when a child complains of it.
 """
 
 from __future__ import annotations
