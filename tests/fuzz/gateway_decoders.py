@@ -150,16 +150,24 @@ def _from_json(kind: type) -> Callable[[bytes], object]:
 
 PROGRESS = msgspec.json.encode(
     {
-        "id": "p1", "state": "done", "settled": True, "package": "a:b", "priority": "start", "hosts_total": 1,
-        "hosts_done": 1, "hosts_absent": 0, "bytes_total": 5, "bytes_done": 5, "eta_s": None, "failures": [],
-
-            "failures_by_reason": {},
-            "replicas": {},
-            "picked": [],
-            "created_at": 1.0,
-            "deadline_at": None,
-            "expires_at": None
-        ,
+        "id": "p1",
+        "state": "done",
+        "settled": True,
+        "package": "a:b",
+        "priority": "start",
+        "hosts_total": 1,
+        "hosts_done": 1,
+        "hosts_absent": 0,
+        "bytes_total": 5,
+        "bytes_done": 5,
+        "eta_s": None,
+        "failures": [],
+        "failures_by_reason": {},
+        "replicas": {},
+        "picked": [],
+        "created_at": 1.0,
+        "deadline_at": None,
+        "expires_at": None,
     }
 )
 RECORD = (
