@@ -319,7 +319,10 @@ def proxy_for(uri: str) -> str:
     """The proxy that the environment names for an http(s) URL, without its password; empty where it
     is asked directly. As the HTTP client does it: HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, in either
     case; NO_PROXY has names, domains, addresses, networks and `*`."""
-    parts, proxies = urlsplit(uri), getproxies_environment()
+    try:
+        parts, proxies = urlsplit(uri), getproxies_environment()
+    except ValueError:  # it is cut out of a text
+        return ""
     proxy = proxies.get(parts.scheme) or proxies.get("all", "")
     host = (parts.hostname or "").lower()
     if not proxy or not host:

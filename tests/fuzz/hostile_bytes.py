@@ -24,6 +24,7 @@ from urllib.parse import quote_from_bytes
 from uuid import UUID
 
 import access_decoders
+import gateway_decoders
 import msgspec
 
 from p2pdist.gateway.huggingface.names import parse_request as parse_hub_request
@@ -347,8 +348,14 @@ AGENT_MESSAGES = (
     _encode(messages.Holding(BLOB, 100_000, 65536, (1,), ("",))),
     _encode(messages.Report((messages.Advance(BLOB, (1, 2)),))),
     _encode(messages.Complaint(BLOB, 0, "h2", "stalled")),
+    _encode(messages.Hello(1, "h1", "10.0.0.1:7071", "z", "r", site="s", partial=True)),
+    _encode(messages.Vouched(BLOB, 1, (5,), bytes(32))),
+    _encode(messages.PullFailed("a:b", "disk-full: no room", BLOB, 1.5)),
 )
-TRACKER_MESSAGES = (_encode(messages.Assign(Plan(BLOB, (StripePlan(0, Source("h2", "10.0.0.2:7071")),)))),)
+TRACKER_MESSAGES = (
+    _encode(messages.Assign(Plan(BLOB, (StripePlan(0, Source("h2", "10.0.0.2:7071")),)))),
+    _encode(messages.Listed(BLOB, 1, (5,), bytes(32))),
+)
 QUERY = f"info_hash={quote_from_bytes(bytes(range(20)))}&peer_id={'a' * 20}&port=6881&left=0&event=started&numwant=50"
 PLAIN: tuple[type[BaseException], ...] = (P2PDistError,)
 JSON: tuple[type[BaseException], ...] = (P2PDistError, *UNDECODABLE)
@@ -481,7 +488,7 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("EROFS image", in_file(patch), (), (image,)),
         Decoder("ELF", in_file(lambda path: executable._loader(str(path))), (), (ELF,)),
         Decoder("script", in_file(search), PLAIN, (b"#!/bin/sh -e\n", b"#!/usr/bin/env -S sh 'b c'\n", b"#!tool\n")),
-        *(Decoder(*call) for call in access_decoders.calls()),
+        *(Decoder(*call) for call in (*access_decoders.calls(), *gateway_decoders.calls())),
     )
 
 

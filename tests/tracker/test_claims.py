@@ -9,11 +9,12 @@ from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, 
 from tracker.core.complaints import was_told
 from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
-from tracker.core.member import STARVED_BY
+from tracker.core.member import GIVING_STILL_S, STARVED_BY, STILL_S, Starvation
 from tracker.core.monitor.presence import GRACE_S
 from tracker.core.planning.rescue import RESCUES_MAX
 from tracker.core.planning.schedule import SMALL_BATCH_S
 from tracker.core.repair.claims import DISBELIEF_S, DOUBT_S, FIRST_PIECE_S
+from tracker.core.repair.remedies import DRY_S
 
 PIECE, ALL = 65536, 8
 BLOB = digest_of(b"blob")
@@ -250,6 +251,69 @@ def test_a_host_that_has_a_piece_or_complains_of_whom_it_was_not_told_is_not_sta
     control.run(0.3)
     control.report("h2", 1)
     assert "" not in starve(control, "h2", 6) and "h2" not in swarm.starved
+
+
+def complain_for(control: Control, host: str, seconds: float) -> None:
+    """A host that gets no more complains of each parent in turn."""
+    until = control.now + seconds
+    while control.now < until and control.parent(host) != "":
+        if parent := control.parent(host):
+            control.complain(host, parent, "stalled")
+        control.run(0.6)
+
+
+def strangers_that_stopped() -> Control:
+    """Strangers that have given a host half of the blob, and say that they have more."""
+    control = strangers(20)
+    control.join("h1")
+    control.run(0.3)
+    control.report("h1", ALL // 2)
+    return control
+
+
+def test_a_host_that_strangers_stopped_giving_to_reads_the_origin_once_it_stood_still_for_long() -> None:
+    control = strangers_that_stopped()
+    swarm = control.fleet.swarms[BLOB]
+    complain_for(control, "h1", STILL_S - 0.6)
+    assert control.parent("h1") != "" and not swarm.starved, "honest hosts may all pause for a while"
+    complain_for(control, "h1", 2.0)
+    assert control.parent("h1") == "" and 0 in swarm.members["h1"].rescued
+    assert len(swarm.edges.roots[0]) == 2, "the root that was there keeps its lease"
+    control.report("h1", ALL // 2 + 1)
+    assert not swarm.starved
+
+
+def test_a_piece_from_anywhere_ends_the_time_for_which_a_host_stands_still() -> None:
+    control = strangers_that_stopped()
+    swarm = control.fleet.swarms[BLOB]
+    complain_for(control, "h1", STILL_S - 0.6)
+    control.report("h1", ALL // 2 + 1)
+    complain_for(control, "h1", STILL_S - 0.6)
+    assert control.parent("h1") != "" and not swarm.starved
+
+
+def test_parents_that_give_to_others_count_much_later() -> None:
+    """Most likely the paths from them are cut."""
+    starvation = Starvation()
+    starvation.stand_still(now=0.0)
+    for number in range(STARVED_BY):
+        starvation.stop_by(0, f"s{number}", gives=True)
+    assert not starvation.stopped_in(0, now=GIVING_STILL_S - 0.1) and starvation.stopped_in(0, now=GIVING_STILL_S)
+    assert not starvation.stopped_in(1, now=GIVING_STILL_S), "none failed it there"
+
+
+def test_a_lease_leaves_a_holder_that_stopped_for_the_host_that_waits() -> None:
+    control = Control()
+    for host in ("root", "child"):
+        control.join(host)
+        control.run(0.3)
+    assert control.parent("root") == "" and control.parent("child") == "root"
+    control.report("root", 4)
+    control.report("child", 4)
+    complain_for(control, "child", DRY_S - 1.2)
+    assert control.parent("root") == ""
+    complain_for(control, "child", 3.0)
+    assert control.parent("child") == "" and control.fleet.leases() == 1
 
 
 def say_starved(control: Control, host: str, source: str) -> None:

@@ -36,8 +36,12 @@ LAYOUT = PieceLayout(8 << 20, 65536)
 STRIPES = LAYOUT.stripes
 BLOB = digest_of(b"blob")
 STEP_S, REPORT_S, FLEET_TICK_S = 0.01, 0.25, 0.05
-ORIGIN_PIECES_S = LAYOUT.count / 0.3
-"""The origin sends the whole blob in 0.3 s; so does a host to another."""
+WHOLE_S = 0.3
+"""The origin sends the whole blob in so long; so does a host to another."""
+
+
+STOPPED_S = 12.0
+"""A pull takes so much longer at most where its parents give half of it and stop."""
 
 
 @dataclass
@@ -58,10 +62,12 @@ class Host:
 
 class Lab:
     """A tracker, hosts, and strangers. `how` strangers treat a child: "silent", "head" (they
-    respond and send nothing), "waits" (they say that they have none)."""
+    respond and send nothing), "waits" (they say that they have none), "drips" (a byte a second),
+    "half" (they give the first half of a stripe), "wrong" (wrong bytes)."""
 
-    def __init__(self, how: str = "silent") -> None:
+    def __init__(self, how: str = "silent", *, whole_s: float = WHOLE_S) -> None:
         self.fleet, self.now, self.how = Fleet(-100.0), 0.0, how
+        self.pieces_s = LAYOUT.count / whole_s
         self.hosts: dict[str, Host] = {}
         self.numbers: dict[str, int] = {}
         self.said: dict[str, list[int]] = {}
@@ -117,10 +123,15 @@ class Lab:
     def _receive(self, host: Host) -> None:
         for stream, (source, stripe, due) in list(host.streams.items()):
             sender = self.hosts.get(source.host)
-            if not source.is_origin and sender is None:
+            if source.host in self.said and self.how == "wrong":
+                del host.streams[stream]
+                self.submit(host, StreamEnded(stream, "corrupt", stripe))
                 continue
-            due += ORIGIN_PIECES_S / STRIPES * STEP_S
-            for piece in range(stripe, LAYOUT.count, STRIPES):
+            if not source.is_origin and sender is None and self.how != "half":
+                continue
+            due += self.pieces_s / STRIPES * STEP_S
+            end = LAYOUT.count // 2 if source.host in self.said else LAYOUT.count
+            for piece in range(stripe, end, STRIPES):
                 if due < 1.0 or stream not in host.streams:
                     break
                 if piece not in host.core.have and (sender is None or piece in sender.core.have):
@@ -131,10 +142,13 @@ class Lab:
                 host.streams[stream] = (source, stripe, min(due, 1.0))
 
     def _look(self, host: Host) -> None:
-        for stream, (source, _, _) in list(host.streams.items()):
-            if source.host in self.said and stream in host.streams:
-                responded = self.how != "silent"
-                self.submit(host, Quiet(stream, responded, 200 if responded else 0, self.how == "waits"))
+        for stream, (source, stripe, _) in list(host.streams.items()):
+            gives = self.how == "half" and any(
+                piece not in host.core.have for piece in range(stripe, LAYOUT.count // 2, STRIPES)
+            )
+            if source.host in self.said and stream in host.streams and not gives:
+                responded, dripped = self.how != "silent", int(self.now) if self.how == "drips" else 0
+                self.submit(host, Quiet(stream, responded, 200 * responded + dripped, self.how == "waits"))
 
     # -- strangers
 
@@ -197,14 +211,14 @@ class Lab:
         return self.now - began
 
 
-def usual_s(count: int = 1) -> float:
+def usual_s(count: int = 1, *, whole_s: float = WHOLE_S) -> float:
     """How long pulls of so many hosts take without strangers."""
-    lab = Lab()
+    lab = Lab(whole_s=whole_s)
     return lab.until_complete(*[lab.pull(f"h{number}") for number in range(count)])
 
 
 @pytest.mark.parametrize("seeds", [True, False])
-@pytest.mark.parametrize("how", ["silent", "head", "waits"])
+@pytest.mark.parametrize("how", ["silent", "head", "waits", "drips", "wrong"])
 @pytest.mark.parametrize("count", [4, 20, 120])
 def test_strangers_that_vouch_for_each_other_cost_a_pull_as_much_again_at_most(
     count: int, how: str, seeds: bool
@@ -213,7 +227,31 @@ def test_strangers_that_vouch_for_each_other_cost_a_pull_as_much_again_at_most(
     lab.strangers(count, seeds=seeds)
     host = lab.pull("h1")
     assert lab.until_complete(host) <= 2 * usual_s()
-    assert host.starvers and host.from_origin == LAYOUT.count
+    assert host.from_origin == LAYOUT.count and bool(host.starvers) == (how != "wrong")
+
+
+@pytest.mark.parametrize("whole_s", [WHOLE_S, 8.0])
+@pytest.mark.parametrize("claim", ["everything", "most", "little"])
+def test_strangers_that_give_half_of_each_stripe_and_stop_are_left_for_the_origin(claim: str, whole_s: float) -> None:
+    """Each proves itself by what it gives. Those that claim `everything` or `most` say that they
+    have the rest; those that claim `little` hold the leases and read nothing more."""
+    lab = Lab("half", whole_s=whole_s)
+    lab.strangers(20, seeds=claim == "everything")
+    if claim == "most":
+        lab.said = {name: [LAYOUT.count // STRIPES - 1] * STRIPES for name in lab.said}
+    host = lab.pull("h1")
+    usual = usual_s(whole_s=whole_s)
+    assert lab.until_complete(host) <= usual + max(usual, STOPPED_S)
+    assert host.from_origin == LAYOUT.count // 2
+
+
+def test_hosts_that_strangers_stopped_giving_to_read_the_origin_few_times() -> None:
+    """The first one that is rescued gives to the others."""
+    lab = Lab("half")
+    lab.strangers(20, seeds=True)
+    hosts = [lab.pull(f"h{number}") for number in range(8)]
+    lab.until_complete(*hosts)
+    assert sum(host.from_origin for host in hosts) <= RESCUES_MAX * LAYOUT.count // 2
 
 
 @pytest.mark.parametrize("seeds", [True, False])

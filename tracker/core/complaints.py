@@ -25,19 +25,21 @@ from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
-from tracker.core.planning.rescue import below_rescue, may_be_rescued, rescuer
+from tracker.core.planning.rescue import below_rescue, lacks, may_be_rescued, rescuer
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.remedies import (
     AVOID_S,
     GIVES_S,
     GIVING_COMPLAINTS,
+    SLOW_RECEIVER_COMPLAINTS,
     STUCK_COMPLAINTS,
     at_fault,
     avoid_s,
     free_blocked,
     move_lease,
     origin_failed,
+    pass_on_lease,
     under_way,
 )
 from tracker.core.repair.reputation import Reputation
@@ -119,13 +121,12 @@ class Complaints:
         if was_told(child, source):
             if reason in {"stalled", "short"}:
                 self.claims.complained(swarm, source, now=now)
-            self._starves(swarm, child, swarm.members[source], stripe, now)
+            self._starves(swarm, child, swarm.members[source], complaint, now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
-            if free_blocked(swarm, stripe, child.host, now=now):
+            if free_blocked(swarm, stripe, child.host, now=now) or pass_on_lease(swarm, stripe, child.host, now=now):
                 self.schedule.ask(swarm.key, "stuck", now)
             return
-        parent = self.membership.hosts.get(source)
-        gives = parent is not None and now - parent.sent_at < GIVES_S
+        parent, gives = self.membership.hosts.get(source), self._gives(source, now)
         if reason == "stalled" and child.complaints[stripe] < (GIVING_COMPLAINTS if gives else STUCK_COMPLAINTS):
             edges.part(child.host, source, now + AVOID_S)
         else:  # not its own rate, then
@@ -146,17 +147,32 @@ class Complaints:
                     self.history.sent_wrong_bytes(parent, self.membership.hosts[child.host], swarm, now=now)
         self.schedule.ask(swarm.key, reason, now)
 
-    def _starves(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
-        """A parent that says that it has pieces gives nothing to a host without any of the stripe.
-        Once the host is starved it leaves the parents of all such stripes for the origin, or for
-        another host that was."""
-        if not parent.counts[stripe] or child.counts[stripe]:
+    def _gives(self, source: str, now: float) -> bool:
+        """Whether a host has sent something of late."""
+        host = self.membership.hosts.get(source)
+        return host is not None and now - host.sent_at < GIVES_S
+
+    def _starves(self, swarm: Swarm, child: Member, parent: Member, complaint: Complaint, now: float) -> None:
+        """A parent that says that it has more of a stripe than a host gives it nothing. Once the
+        host is starved it leaves the parents of all such stripes for the origin, or for another
+        host that was."""
+        stripe, claims = complaint.stripe, parent.counts[complaint.stripe] > child.counts[complaint.stripe]
+        if not child.counts[stripe]:
+            starved = claims and child.starve().fail_by(stripe, parent.host)
+        elif complaint.reason in {"stalled", "short"}:
+            starvation = child.starve()
+            starvation.stand_still(now=now)
+            if claims and (not child.slow_receiver or child.complaints[stripe] >= SLOW_RECEIVER_COMPLAINTS):
+                starvation.stop_by(stripe, parent.host, gives=self._gives(parent.host, now))
+            starved = starvation.stopped_in(stripe, now=now)
+        else:
             return
-        if not child.starve().fail_by(stripe, parent.host):
+        if not starved:
             return
         swarm.starved[child.host] = None
+        swarm.edges.set_now(now)
         for number in _stripes_from_peers(child):
-            if not child.counts[number] and not below_rescue(swarm, number, child.host):
+            if lacks(swarm, number, child.host) and not below_rescue(swarm, number, child.host):
                 swarm.edges.detach(number, child.host)
         self.schedule.ask(swarm.key, "starved", now)
 

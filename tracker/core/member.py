@@ -30,6 +30,15 @@ tracker, is starved: these parents may be any, and vouch for each other."""
 FAILED_MAX = 16
 """Stripes and parents of which one host says that they failed it."""
 
+STILL_S = 4.0
+"""A host that has pieces is starved only where nothing of any stripe has come for so long since it
+first complained. Honest parents may all pause for a while, as on a busy machine, and what a second
+host reads of the origin is read twice."""
+
+GIVING_STILL_S = 18.0
+"""Parents that give to others, as they say, count from then on: before, it is more likely that the
+paths from them are cut."""
+
 TOLD_MAX = 8
 """Plans in which a host may complain of parents and alternates; it forgets earlier ones itself."""
 
@@ -59,6 +68,13 @@ class Starvation:
     starved_by: dict[int, str] = field(default_factory=dict)
     """By stripe the parent of which the host said that nothing came, while it has no piece of any.
     `starve`, `feed`."""
+    still_since: float | None = None
+    """Time at which the host, which has pieces, first complained since it got the last one, of any
+    stripe; None where it has not. `stand_still`, `feed`."""
+    stopped_by: dict[tuple[int, str], bool] = field(default_factory=dict)
+    """Stripes of which the host has pieces, with parents that the tracker named, that said that
+    they have more and gave nothing since its last piece, and whether they gave to others, as they
+    say; at most FAILED_MAX. `stop_by`, `feed`."""
 
     def fail_by(self, stripe: int, parent: str) -> bool:
         """A parent gave nothing of a stripe of which the host has no piece; whether it is
@@ -71,17 +87,43 @@ class Starvation:
         """The host, which has no piece, says that nothing has come from its parent yet."""
         self.starved_by[stripe] = parent
 
-    def feed(self, counts: list[int]) -> bool:
-        """The host has so many pieces by stripe, of some at least one; whether it is starved still,
-        of another stripe."""
+    def stand_still(self, *, now: float) -> None:
+        """The host, which has pieces, complains that it gets no more."""
+        self.still_since = now if self.still_since is None else self.still_since
+
+    def stop_by(self, stripe: int, parent: str, *, gives: bool) -> None:
+        """A parent that says that it has more of a stripe gave nothing since the host's last piece;
+        `gives`: it says that it sent something of late."""
+        if len(self.stopped_by) < FAILED_MAX:
+            self.stopped_by[stripe, parent] = gives
+
+    def stopped_in(self, stripe: int, *, now: float) -> bool:
+        """Whether the host has got nothing for long, and so many parents stopped giving, one of
+        them in this stripe, that they may be in league."""
+        still_s = 0.0 if self.still_since is None else now - self.still_since
+        if still_s < STILL_S:
+            return False
+        stopped = [each for each, gives in self.stopped_by.items() if not gives or still_s >= GIVING_STILL_S]
+        return any(number == stripe for number, _ in stopped) and len({parent for _, parent in stopped}) >= STARVED_BY
+
+    def feed(self, counts: list[int], moved: list[int]) -> bool:
+        """The host has so many pieces by stripe, of some at least one, and got some of the `moved`
+        ones; whether it is starved still, of another stripe."""
         self.failed_by = {each: None for each in self.failed_by if not counts[each[0]]}
+        self.stopped_by = {each: gives for each, gives in self.stopped_by.items() if each[0] not in moved}
+        self.still_since = None if moved else self.still_since
         self.starved_by.clear()
-        return self._starved
+        return self._starved or self._stopped
 
     @property
     def _starved(self) -> bool:
         """Whether so many parents gave nothing that they may be in league."""
         return len({parent for _, parent in self.failed_by}) >= STARVED_BY
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether so many parents stopped giving that they may be in league."""
+        return len({parent for _, parent in self.stopped_by}) >= STARVED_BY
 
 
 @dataclass(slots=True)

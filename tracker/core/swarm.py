@@ -298,13 +298,13 @@ class Swarm:
         if member.seed:
             return False
         self.edges.set_now(now)
-        for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
-            if new > old:
-                member.forgive(stripe)
-                member.moved_at[stripe] = now
-                if new == self.totals[stripe]:
-                    self.edges.finish(stripe, member)
-        if member.starvation is not None and any(counts) and not member.starvation.feed(counts):
+        moved = [stripe for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)) if new > old]
+        for stripe in moved:
+            member.forgive(stripe)
+            member.moved_at[stripe] = now
+            if counts[stripe] == self.totals[stripe]:
+                self.edges.finish(stripe, member)
+        if member.starvation is not None and any(counts) and not member.starvation.feed(counts, moved):
             self.starved.pop(host, None)
         member.counts = counts
         member.seed = counts == self.totals

@@ -80,7 +80,7 @@ def _require_served(query: Mapping[str, str], served: frozenset[str]) -> None:
 
 
 def _key(raw: str, query: Mapping[str, str]) -> bytes:
-    key = unquote_to_bytes(raw)
+    key = unquote_to_bytes(raw.encode("utf-8", "surrogateescape"))  # as the HTTP server decodes
     if len(key) > KEY_BYTES_MAX:
         raise S3Failure(400, "KeyTooLongError", f"a key has at most {KEY_BYTES_MAX} bytes, not {len(key)}")
     if query.get("versionId", "null") != "null":

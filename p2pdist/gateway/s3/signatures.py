@@ -89,7 +89,7 @@ def signature(request: SignedRequest, shown: _Signature, key: AccessKey) -> str:
     canonical = "\n".join(
         [
             request.method,
-            quote(unquote_to_bytes(request.raw_path), safe="/~"),
+            quote(_bytes(request.raw_path), safe="/~"),
             _canonical_query(request.raw_query),
             *(f"{name}:{_value(request.fields.get(name, ()))}" for name in shown.names),
             "",
@@ -97,7 +97,9 @@ def signature(request: SignedRequest, shown: _Signature, key: AccessKey) -> str:
             shown.body,
         ]
     )
-    text = "\n".join([ALGORITHM, shown.date, shown.scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    text = "\n".join(
+        [ALGORITHM, shown.date, shown.scope, hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()]
+    )
     derived = f"AWS4{key.secret}".encode()
     for part in shown.scope.split("/"):
         derived = hmac.digest(derived, part.encode(), "sha256")
@@ -123,7 +125,7 @@ def _in_query(request: SignedRequest) -> _Signature:
     for part in request.raw_query.split("&"):
         name, _, value = part.partition("=")
         if name.startswith("X-Amz-"):
-            fields[name] = unquote_to_bytes(value).decode(errors="replace")
+            fields[name] = _bytes(value).decode(errors="replace")
     expires = fields.get("X-Amz-Expires", "")
     if fields.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch("[0-9]{1,7}", expires):
         raise S3Failure(400, "AuthorizationQueryParametersError", "the URL is not presigned as it should be")
@@ -176,4 +178,10 @@ def _canonical_query(raw: str) -> str:
 
 
 def _encoded(text: str) -> str:
-    return quote(unquote_to_bytes(text), safe="~")
+    return quote(_bytes(text), safe="~")
+
+
+def _bytes(text: str) -> bytes:
+    """The bytes of a part of a URL. What is no UTF-8 in a request is decoded with surrogates by the
+    HTTP server."""
+    return unquote_to_bytes(text.encode("utf-8", "surrogateescape"))

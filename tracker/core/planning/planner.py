@@ -19,9 +19,9 @@ and so become roots: their peers get from them what they read, and so do their c
 trees. What comes by trees alone no peer has, and BitTorrent brings it to no host.
 
 A host without a piece of a stripe that several parents failed, each of which says that it has
-pieces, is starved: those hosts may be strangers that vouch for each other, and one of them the
-root. Such hosts, few a stripe, read the origin besides the roots, and keep that lease until they
-have the stripe (rescue.py).
+pieces, is starved, and so is one that has stood still for long: those hosts may be strangers that
+vouch for each other, and one of them the root. Such hosts, few a stripe, read the origin besides
+the roots, and keep that lease until they have the stripe (rescue.py).
 
 Repair uses the same pass: the children of a lost parent are receivers without a parent. The one
 with the most pieces comes first and so gets the slot that became free. Where a rack lacks slots,
@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member, site_of
 from tracker.core.monitor.progress import GOOD_SHARE
-from tracker.core.planning.rescue import may_be_rescued, rescuer
+from tracker.core.planning.rescue import lacks, may_be_rescued, rescuer
 from tracker.core.planning.slot_index import SlotIndex
 from tracker.core.planning.slots import allot, clear, outgrown
 from tracker.core.swarm import Swarm
@@ -144,7 +144,7 @@ class _StripePass:
         their site has a root, or a host says that it has everything."""
         swarm, stripe = self.swarm, self.stripe
         for queue in queues.values() if swarm.starved else ():
-            for host in [each for each in queue if each in swarm.starved and not swarm.members[each].counts[stripe]]:
+            for host in [each for each in queue if each in swarm.starved and lacks(swarm, stripe, each)]:
                 parent = rescuer(swarm, stripe, host)
                 if parent is not None:
                     if parent.free(stripe) <= 0:

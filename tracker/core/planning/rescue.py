@@ -5,6 +5,9 @@ pieces, may be among hosts that vouch for each other. It receives from a host th
 because it was starved itself, or that receives the stripe through such a host. Where there is none
 it reads the origin, besides the roots. A host that was rescued may be one of those that starve
 others, so another is rescued once it gave nothing either, up to RESCUES_MAX a stripe.
+
+The same holds for a host that has pieces and has stood still for long, since several hosts that say
+that they have more gave nothing after that.
 """
 
 from __future__ import annotations
@@ -14,6 +17,13 @@ from tracker.core.swarm import Swarm
 
 RESCUES_MAX = 3
 """So many starved hosts read a stripe from the origin at once, besides the roots."""
+
+
+def lacks(swarm: Swarm, stripe: int, host: str) -> bool:
+    """Whether a host, if it is starved, is so in this stripe."""
+    member = swarm.members[host]
+    starvation = member.starvation
+    return not member.counts[stripe] or (starvation is not None and starvation.stopped_in(stripe, now=swarm.edges.now))
 
 
 def rescuer(swarm: Swarm, stripe: int, host: str) -> Member | None:

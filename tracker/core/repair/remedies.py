@@ -12,7 +12,9 @@ one of its children. The origin itself may be away, so leases move with growing 
 LEASE_MOVE_S, unless the holder says that the content is wrong. Where agents bring along a lease for
 a stripe that has one, as when the tracker restarted and a newcomer spoke first, the holder with the
 most pieces keeps it: the others would read again what it has read. Once a host has the whole of a
-stripe, no host reads that from the origin any more.
+stripe, no host reads that from the origin any more. A holder may also stop after a while. Its
+children have all that it has then, and one that complained keeps waiting: after DRY_S the lease
+goes to the one with the most pieces, and nothing is read again.
 
 Reattaching. After a restart of the tracker, or a break of its session, an agent says from which
 hosts it receives. Such a stream becomes an edge and runs on, unless it would close a cycle, or
@@ -47,6 +49,10 @@ SLOW_RECEIVER_COMPLAINTS = 3
 """Over a slow downlink a piece takes long from any parent, and what came of it is lost with every
 change: only once the host has complained so often since it last got a piece is its parent at
 fault."""
+
+DRY_S, DRY_PIECES = 5.0, 8.0
+"""A holder of a lease has stopped that got no piece for so long, and for so many times as long as
+its pieces took so far."""
 
 UNDER_WAY_TURNS = 3.0
 """A parent that gets a large piece has passed it on after one turn (PieceLayout.turn_s), as a
@@ -146,6 +152,30 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
     for child in list(member.children[stripe]):
         swarm.edges.detach(stripe, child)
     swarm.edges.detach(stripe, host)
+    return True
+
+
+def pass_on_lease(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
+    """Take a stripe's lease from its holder, which has stopped, where a host that receives through
+    it waits for the next piece; return whether it moved. The planner gives it to the host with the
+    most pieces of those that lose their parents here."""
+    waiting, root = swarm.members[child], swarm.members[child]
+    for _ in range(len(swarm.members)):
+        if not root.parents[stripe] or root.counts[stripe] > waiting.counts[stripe]:
+            break
+        root = swarm.members[root.parents[stripe] or ""]
+    count = root.counts[stripe]
+    if root.parents[stripe] != FROM_ORIGIN or root is waiting or not 0 < count <= waiting.counts[stripe]:
+        return False
+    if not root.present or root.host in swarm.swarming or waiting.complaints[stripe] < STUCK_COMPLAINTS:
+        return False
+    since = root.moved_at[stripe]
+    if now - since < max(DRY_S, DRY_PIECES * (since - root.joined_at) / count):
+        return False
+    if not move_lease(swarm, stripe, root.host, now=now, at_once=False):
+        return False
+    swarm.record(now, f"{root.host} loses the lease of stripe {stripe}: it has stopped reading")
+    swarm.edges.detach(stripe, child)
     return True
 
 

@@ -30,7 +30,7 @@ from tracker.core.monitor.progress import (
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import relocate
 from tracker.core.policy.book import PolicyBook
-from tracker.core.repair.remedies import AVOID_S
+from tracker.core.repair.remedies import AVOID_S, GIVES_S
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
 
@@ -103,6 +103,9 @@ class Slowness:
             parent = member.parents[stripe] or ""
             if (member.host, parent) in swarm.edges.parted:
                 continue  # it got no other parent, or no more from another
+            if member.counts[stripe] and member.moved_at[stripe] == member.attached_at[stripe]:
+                gives = now - self.hosts[parent].sent_at < GIVES_S
+                member.starve().stop_by(stripe, parent, gives=gives)  # it goes without complaining
             swarm.edges.part(member.host, parent, now + PARTED_S)
             swarm.record(now, f"{member.host} gets too little of stripe {stripe} from {parent}")
             swarm.edges.avoid(member.host, parent, now + AVOID_S)
