@@ -11,6 +11,7 @@ from heapq import nlargest
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from p2pdist.model.digest import Digest
@@ -186,15 +187,14 @@ class Report:
         messages: int,
         events: int,
     ) -> Report:
-        """The figures of a scenario (Scenario.filled) that was run: its hosts by name, the hosts
-        that were lost, the messages that the tracker handled, and the events of the clock."""
+        """The figures of a scenario (Scenario.filled) that was run: its hosts by name, those that
+        were lost, the messages that the tracker handled, and the clock's events."""
         size, layout = scenario.size * scenario.blobs, PieceLayout(scenario.size, scenario.piece_size)
         pulls = [pull for host in hosts.values() for pull in host.pulls.values()]
         delivered = max(1, sum(pull.bytes_origin + pull.bytes_peers for pull in pulls))
         sent = [host.server.sent_bytes / size for host in hosts.values()]
-        imported = [rack.bytes_in / size for rack in racks]
-        disturbed = {fault.host for fault in scenario.faults if isinstance(fault, Crash | Leave | Slow)}
-        times = _Times.of(scenario, hosts, disturbed)
+        imported = [each.bytes_in / size for each in racks] or [0.0]
+        times = _Times.of(scenario, hosts, disturbed := _disturbed(scenario))
         bound_s = _bound_without(scenario, [name for name, host in hosts.items() if name in lost and _lacks(host)])
         return cls(
             hosts=scenario.hosts,
@@ -218,8 +218,8 @@ class Report:
             origin_ratio=origin.bytes_sent / size,
             host_sent_ratio_mean=sum(sent) / len(sent),
             host_sent_ratio_max=max(sent),
-            rack_rx_ratio_max=max(imported, default=0.0),
-            rack_rx_ratio_mean=sum(imported) / len(imported) if imported else 0.0,
+            rack_rx_ratio_max=max(imported),
+            rack_rx_ratio_mean=mean(imported),
             zone_origin_ratios={zone: count / size for zone, count in sorted(origin.bytes_by_zone.items()) if zone},
             wanted=len(pulls),
             complete=sum(pull.completed_at is not None for pull in pulls),
@@ -297,6 +297,10 @@ def _path(hosts: Mapping[str, Host], digest: Digest, stripe: int, name: str) -> 
 
 def _bound_without(scenario: Scenario, names: Container[str]) -> float:
     return scenario.bound_s(scenario.parties(without=names))
+
+
+def _disturbed(scenario: Scenario) -> set[str]:
+    return {fault.host for fault in scenario.faults if isinstance(fault, Crash | Leave | Slow)}
 
 
 def _lacks(host: Host) -> bool:

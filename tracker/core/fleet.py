@@ -383,8 +383,7 @@ class Fleet:
             self.reputation.set_fanout(swarm, now=now)
             free = leases.free(swarm) if owned.leases_allowed else 0
             knows = owned.granting(swarm, now=now)
-            granted = free if knows else 0
-            self.planner.plan(swarm, leases=granted, rescues=free, imports=knows or not owned.leases_allowed)
+            self.planner.plan(swarm, leases=free * knows, rescues=free, imports=knows or not owned.leases_allowed)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
