@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,17 @@ class Yardstick:
         self.program, self.wait_idle = program, wait_idle
         self.prefix = f"pb{os.getpid()}-"
 
-    def run(self, method: Method, case: Case, number: int) -> Run:
-        """One run; a failure is part of what is returned. Whatever happens, nothing of it is
-        left."""
+    def run(
+        self,
+        method: Method,
+        case: Case,
+        number: int,
+        more: Mapping[str, str] | None = None,
+        look: Callable[[Path], Figures] | None = None,
+    ) -> Run:
+        """One run; a failure is part of what is returned. Whatever happens, nothing of it is left.
+        `more` are variables of run.sh; `look` gets the directory of a run that has ended, and adds
+        figures."""
         case = method.adapted(case)
         work = Path(tempfile.mkdtemp(prefix="p2pdist-bench-", dir=room_for((case.links.hosts + 2) * case.links.size)))
         words = method.words(self.program, sys.executable)
@@ -106,10 +114,13 @@ class Yardstick:
         if self.wait_idle:
             words += ["--wait-idle", f"{self.wait_idle:g}"]
         p2pdist = str(Path(sys.executable).parent / "p2pdist")
-        environment = {"P2PDIST": p2pdist, "PYTHON": sys.executable, "WARM_MIB": str(case.warm_mib)}
+        environment = {"P2PDIST": p2pdist, "PYTHON": sys.executable, "WARM_MIB": str(case.warm_mib), **(more or {})}
+        words += ["--keep"] if look is not None else []
         try:
             ended = run(words, timeout_s=FIXED_S + BOUNDS_MAX * case.bound_s, env=environment)
             figures = last_line(ended.output)
+            if look is not None and figures:
+                figures |= look(work / "run")
             error = "" if figures.get("verified") else failure(figures) or ended.tail()
             return Run(method.name, case, number, figures, error)
         except ProgramFailed as failed:

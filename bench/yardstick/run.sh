@@ -30,7 +30,7 @@ if [ "${TRACKER:-}" = none ]; then
   ctl=true knows="--origin http://{origin_ip} --network-id yardstick" path=healthz
 fi
 if [ -n "${TRACKERS:-}" ]; then
-  ctl="$root/.venv/bin/python $here/trackers.py $p2pdist {ctl_ip} {dir} {work} '$STATE' http://{origin_ip} $TRACKERS '${FAULTS:-}' pd-sw {n} {size}"
+  ctl="$root/.venv/bin/python $here/trackers.py $p2pdist {ctl_ip} {dir} {work} '$STATE' http://{origin_ip} $TRACKERS '${FAULTS:-}' {ns} {n} {size}"
 fi
 exec "$python" "$swarm" --method custom --label p2pdist --py "$root/.venv/bin/python" \
   --ctl-cmd "$ctl" \

@@ -3,29 +3,33 @@ own, and brings the fault that was asked for once the hosts have received a shar
 
 A fault is WHAT@SHARE, several are separated by commas:
 
-    kill@0.3        SIGKILL for the tracker that owns the blob at that moment
+    kill@0.3        SIGKILL for the tracker that owns the blob at that moment; once more at 0.6 for
+                    its successor: kill@0.3,kill@0.6
     freeze@0.3      SIGSTOP for it, and SIGCONT after FREEZE_S
     cut@0.3         for CUT_S no packet passes between the trackers, nor between the owner and every
                     second host
-    database@0.3    PostgreSQL's processes get SIGSTOP for DATABASE_S
+    database@0.3    the processes of the PostgreSQL behind STATE get SIGSTOP for DATABASE_S
 
 Usage: trackers.py P2PDIST IP DIR WORK STATE ORIGIN COUNT FAULTS NAMESPACE HOSTS SIZE
 
 COUNT trackers answer at port 7070 of IP and addresses behind it. STATE is the URL of an empty
-PostgreSQL database, NAMESPACE that with the bridge of the hosts. The run has begun when the file GO
-is in the directory of the first host below WORK; the digest of the blob is in pushed.json below the
-origin's. Each line on standard output is a JSON document: what was done when, in seconds after that
-moment.
+PostgreSQL database on this machine, NAMESPACE that of this program, which has a prefix and `c` for
+a name; the bridge of the hosts is in the one of that prefix and `sw`. The run has begun when the
+file GO is in the directory of the first host below WORK; the digest of the blob is in pushed.json
+below the origin's. Each line on standard output is a JSON document: what was done when, in seconds
+after that moment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -54,7 +58,7 @@ class Trackers:
     """The trackers of this run, by identity."""
 
     def __init__(self, p2pdist: str, ip: str, directory: Path, state: str, origin: str, count: int) -> None:
-        self._state = state
+        self.state = state
         self._ips = [str(IPv4Address(ip) + 10 * number) for number in range(count)]
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for number, address in enumerate(self._ips):
@@ -67,10 +71,10 @@ class Trackers:
 
     def share_evenly(self) -> None:
         """Return when all own blobs."""
-        share_evenly(self._state, set(self._processes))
+        share_evenly(self.state, set(self._processes))
 
     def owner(self, blob: Digest) -> str:
-        with psycopg.connect(self._state) as connection:
+        with psycopg.connect(self.state) as connection:
             row = connection.execute("SELECT body FROM cluster_ownership").fetchone()
         assert row is not None
         return owner(msgspec.json.decode(row[0], type=Ownership), blob).id
@@ -104,36 +108,58 @@ def host_ip(number: int) -> str:
     return f"10.77.{1 + number // 200}.{1 + number % 200}"
 
 
-def postgresql() -> list[int]:
-    """The processes of the servers on this machine."""
-    found = subprocess.run(["pgrep", "-x", "postgres"], check=False, capture_output=True, text=True)
-    return [int(pid) for pid in found.stdout.split()]
+def parent(pid: int) -> int:
+    """The process that started another one (proc_pid_stat(5)); 0 when there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def database_processes(state: str) -> list[int]:
+    """The processes of the server that has a database, the first one first, and of no other server
+    of this machine."""
+    with psycopg.connect(state) as connection:
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        assert row is not None
+        server = parent(int(row[0]))
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [server, *(pid for pid in pids if parent(pid) == server)]
+
+
+@contextlib.contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """Processes stand still for a while; whatever ends it, they go on."""
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def bring(fault: str, trackers: Trackers, blob: Digest, hosts: int, since: float) -> None:
-    """One fault, and its end."""
-    name = trackers.owner(blob)
-    process = trackers.process(name)
+    """One fault, and its end. An owner that was killed has a successor first."""
+    while (process := trackers.process(name := trackers.owner(blob))).poll() is not None:
+        time.sleep(LOOK_S)
     log(fault=fault, owner=name, at_s=round(time.monotonic() - since, 2))
     match fault:
         case "kill":
             process.kill()
         case "freeze":
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(FREEZE_S)
-            process.send_signal(signal.SIGCONT)
+            with stopped([process.pid]):
+                time.sleep(FREEZE_S)
         case "cut":
             some = [host_ip(number) for number in range(0, hosts, 2)]
             trackers.cut(some, name, True)
             time.sleep(CUT_S)
             trackers.cut(some, name, False)
         case "database":
-            pids = postgresql()
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-            time.sleep(DATABASE_S)
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+            with stopped(database_processes(trackers.state)):
+                time.sleep(DATABASE_S)
         case _:
             raise SystemExit(f"{fault!r} is no fault: kill, freeze, cut or database")
     log(fault=fault, ended_s=round(time.monotonic() - since, 2), owner=trackers.owner(blob))
@@ -141,6 +167,8 @@ def bring(fault: str, trackers: Trackers, blob: Digest, hosts: int, since: float
 
 def main(words: list[str]) -> None:
     p2pdist, ip, directory, work, state, origin, count, faults, namespace, hosts, size = words
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what stands still goes on
+    bridges = namespace.removesuffix("c") + "sw"
     trackers = Trackers(p2pdist, ip, Path(directory), state, origin, int(count))
     trackers.share_evenly()
     log(trackers=int(count), ready=True)
@@ -149,9 +177,9 @@ def main(words: list[str]) -> None:
         time.sleep(LOOK_S)
     since = time.monotonic()
     blob = Digest(json.loads((Path(work) / "o" / "pushed.json").read_text())["digest"])
-    before = received(namespace, int(hosts))
+    before = received(bridges, int(hosts))
     for fault, share in (pair.split("@") for pair in faults.split(",") if pair):
-        while received(namespace, int(hosts)) - before < float(share) * int(size):
+        while received(bridges, int(hosts)) - before < float(share) * int(size):
             time.sleep(4 * LOOK_S)
         bring(fault, trackers, blob, int(hosts), since)
     signal.pause()

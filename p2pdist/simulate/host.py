@@ -69,6 +69,8 @@ class Pull:
         "proof",
         "rejected",
         "reported",
+        "sources",
+        "streams",
         "swarm",
     )
 
@@ -87,6 +89,10 @@ class Pull:
         self.swarm: SwarmFetch | None = None
         #: Open streams by their number in the download core; StreamClient keeps them.
         self.incoming: dict[int, Stream] = {}
+        #: The host that each stripe came from last, "" for the origin, and how many streams were
+        #: opened in all.
+        self.sources: list[str | None] = [None] * blob.stripes
+        self.streams = 0
         #: Pieces of each stripe, as the tracker has heard of last.
         self.reported: tuple[int, ...] = ()
         #: When the host started for the first time, and when it had all pieces, in seconds.
@@ -222,6 +228,7 @@ class StreamClient:
 
     def open(self, pull: Pull, number: int, source: Source, stripe: int) -> None:
         """Open stream `number` of a pull."""
+        pull.sources[stripe], pull.streams = source.host, pull.streams + 1
         if source.is_origin:
             stream = pull.incoming[number] = Stream(self, None, pull, number, stripe)
             self._context.origin.open(stream)
@@ -376,6 +383,7 @@ class StreamServer:
         "_number",
         "_processor",
         "_pulls",
+        "_tick_s",
         "_waiting",
         "_watching",
         "_world",
@@ -420,8 +428,11 @@ class StreamServer:
         self._waiting: list[Stream] = []
         #: Counts lives, so that a tick of an earlier one does nothing.
         self._life = 0
-        #: Whether a tick of the uplink core is due.
+        #: Whether a tick of the uplink core is due, and how often one is: a piece that takes long
+        #: anyway is no sooner taken for stuck.
         self._watching = False
+        pieces_s = (pull.blob.layout.piece_size / link.up_bytes_s for pull in pulls.values())
+        self._tick_s = max(UPLINK_TICK_S, *pieces_s)
 
     # -- life and faults
 
@@ -538,7 +549,7 @@ class StreamServer:
         """Tick the uplink core while blocks are in flight."""
         if not self._watching:
             self._watching = True
-            self._world.after(UPLINK_TICK_S, self._tick, self._life)
+            self._world.after(self._tick_s, self._tick, self._life)
 
     def _tick(self, life: int) -> None:
         if life != self._life:

@@ -7,10 +7,14 @@ import importlib.util
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from heapq import nlargest
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.faults import Crash, Leave, Slow
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKS = (0.5, 0.99, 0.999)
+LATE_HOSTS = 10
 FORMATS = frozenset([".png", ".svg", ".pdf"])
 
 
@@ -75,6 +80,24 @@ def picture(report: Report) -> Figure:
     axes.grid(alpha=0.3)
     axes.legend(loc="center left")
     return figure
+
+
+@dataclass(frozen=True, slots=True)
+class LateHost:
+    """A host that completed among the last, and how far below the origin it was in the end."""
+
+    host: str
+    #: The name of its site, "" without sites.
+    site: str
+    #: When its pull completed, in seconds from the start of the run.
+    completed_s: float
+    #: Of each stripe, how many edges lead to it from the host that reads the origin, by the parents
+    #: that hosts had last.
+    levels: tuple[int, ...]
+    #: How many of these edges cross the WAN.
+    crossings: tuple[int, ...]
+    #: How many streams it opened; one for each stripe where nothing happened.
+    streams: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +166,8 @@ class Report:
     blamed: tuple[str, ...] = ()
     #: What came into each site over the WAN, over the size; none without sites.
     site_rx_ratios: tuple[float, ...] = ()
+    #: The LATE_HOSTS that completed last, the last one first.
+    late: tuple[LateHost, ...] = ()
 
     def curve(self) -> list[float | None]:
         """When 1 %, 2 %, to 100 % of the pulls were complete, in seconds from the start of the run;
@@ -162,15 +187,14 @@ class Report:
         messages: int,
         events: int,
     ) -> Report:
-        """The figures of a scenario (Scenario.filled) that was run: its hosts by name, the hosts
-        that were lost, the messages that the tracker handled, and the events of the clock."""
+        """The figures of a scenario (Scenario.filled) that was run: its hosts by name, those that
+        were lost, the messages that the tracker handled, and the clock's events."""
         size, layout = scenario.size * scenario.blobs, PieceLayout(scenario.size, scenario.piece_size)
         pulls = [pull for host in hosts.values() for pull in host.pulls.values()]
         delivered = max(1, sum(pull.bytes_origin + pull.bytes_peers for pull in pulls))
         sent = [host.server.sent_bytes / size for host in hosts.values()]
-        imported = [rack.bytes_in / size for rack in racks]
-        disturbed = {fault.host for fault in scenario.faults if isinstance(fault, Crash | Leave | Slow)}
-        times = _Times.of(scenario, hosts, disturbed)
+        imported = [each.bytes_in / size for each in racks] or [0.0]
+        times = _Times.of(scenario, hosts, disturbed := _disturbed(scenario))
         bound_s = _bound_without(scenario, [name for name, host in hosts.items() if name in lost and _lacks(host)])
         return cls(
             hosts=scenario.hosts,
@@ -194,8 +218,8 @@ class Report:
             origin_ratio=origin.bytes_sent / size,
             host_sent_ratio_mean=sum(sent) / len(sent),
             host_sent_ratio_max=max(sent),
-            rack_rx_ratio_max=max(imported, default=0.0),
-            rack_rx_ratio_mean=sum(imported) / len(imported) if imported else 0.0,
+            rack_rx_ratio_max=max(imported),
+            rack_rx_ratio_mean=mean(imported),
             zone_origin_ratios={zone: count / size for zone, count in sorted(origin.bytes_by_zone.items()) if zone},
             wanted=len(pulls),
             complete=sum(pull.completed_at is not None for pull in pulls),
@@ -210,6 +234,7 @@ class Report:
             events=events,
             fingerprint=_fingerprint(hosts, origin, events),
             completions=tuple(times.ends),
+            late=_late_hosts(scenario, hosts),
         )
 
 
@@ -242,8 +267,40 @@ class _Times(NamedTuple):
         return times
 
 
+def _late_hosts(scenario: Scenario, hosts: Mapping[str, Host]) -> tuple[LateHost, ...]:
+    ends = [
+        (pull.completed_at, host.name, digest)
+        for host in hosts.values()
+        for digest, pull in host.pulls.items()
+        if pull.completed_at is not None
+    ]
+    sites = {name: scenario.site_of(number) for number, name in enumerate(hosts)}
+    late = []
+    for completed_s, name, digest in nlargest(LATE_HOSTS, ends):
+        pull = hosts[name].pulls[digest]
+        paths = [_path(hosts, digest, stripe, name) for stripe in range(pull.blob.stripes)]
+        crossings = (sum(sites[one] != sites[other] for one, other in pairwise(path)) for path in paths)
+        site = f"s{sites[name]}" if scenario.sites else ""
+        levels = tuple(len(path) - 1 for path in paths)
+        late.append(LateHost(name, site, completed_s, levels, tuple(crossings), pull.streams))
+    return tuple(late)
+
+
+def _path(hosts: Mapping[str, Host], digest: Digest, stripe: int, name: str) -> list[str]:
+    """The hosts by which a stripe came to a host, itself first, by the parents that they had
+    last."""
+    path = [name]
+    while (source := hosts[path[-1]].pulls[digest].sources[stripe]) and source not in path:
+        path.append(source)
+    return path
+
+
 def _bound_without(scenario: Scenario, names: Container[str]) -> float:
     return scenario.bound_s(scenario.parties(without=names))
+
+
+def _disturbed(scenario: Scenario) -> set[str]:
+    return {fault.host for fault in scenario.faults if isinstance(fault, Crash | Leave | Slow)}
 
 
 def _lacks(host: Host) -> bool:

@@ -24,12 +24,16 @@ def test_json_has_the_fields_that_scripts_use() -> None:
     assert body["p50_s"] <= body["p99_s"] <= body["p999_s"] <= body["makespan_s"]
     assert (body["hosts"], body["complete"], body["size"], body["piece_size"]) == (20, 20, 8 << 20, 65536)
     assert body["fingerprint"] == same["fingerprint"]
+    last = body["late"][0]
+    assert last["completed_s"] == body["makespan_s"] and len(body["late"]) == 10
+    assert (last["site"], last["crossings"], last["streams"]) == ("", [0, 0], 2) and max(last["levels"]) > 1
 
 
 def test_people_get_a_table() -> None:
     done = simulate("--hosts", "5", "--size", "2MB", "--nic", "80Mbit/s", "--origin-rate", "10MB/s", "--latency", "1ms")
     assert done.returncode == 0
     assert "makespan" in done.stdout and "x the bound" in done.stdout and "origin sent     1.000 x" in done.stdout
+    assert "\nlast host       h0" in done.stdout and "hosts below the origin's readers, by 2 streams" in done.stdout
 
 
 def test_several_runs_with_faults() -> None:

@@ -78,6 +78,31 @@ def test_few_large_pieces_on_slow_links_cost_the_filling_alone() -> None:
     assert report.makespan_s < report.bound_s + 15 * 2 * piece / rate_bytes_s
 
 
+@pytest.mark.slow
+def test_a_tracker_that_starts_while_all_stand_still_lets_the_sites_import_as_before() -> None:
+    """A root loses its power, and what it did not send is missing ever further down. Just then the
+    tracker dies: the next one hears complaints of hosts that wait themselves, and of hosts that it
+    has not heard of. It takes none of them for one that gives nothing, and no site imports anew."""
+    piece, rate_bytes_s = 16 << 20, 67e6
+    few = Scenario(
+        80, 64 * piece, rate_bytes_s, zones=8, sites=8, wan_bytes_s=rate_bytes_s, wan_s=0.04, piece_size=piece
+    )
+    few = replace(few, origin_sites=frozenset(["s0"]), faults=(TrackerLoss(8.0, 1.0),))
+    simulation = Simulation(few)
+
+    def lose_root() -> None:
+        assert simulation.tracker.fleet is not None
+        [swarm] = simulation.tracker.fleet.swarms.values()
+        [root] = swarm.edges.roots[0]
+        simulation.inject(Crash(root, simulation.world.now, None, power=True))
+
+    simulation.world.at(4.0, lose_root)
+    report = simulation.run()
+    assert report.complete == 79
+    assert max(site.bytes_in / report.size for site in simulation.sites) < 1.1
+    assert report.ratio < 1.65
+
+
 def test_paths_between_sites_are_longer() -> None:
     _, report = run()
     assert report.ratio > 0

@@ -100,6 +100,19 @@ def test_a_complaint_is_as_good_as_the_deadline() -> None:
     assert control.parent("h1") == ""
 
 
+@pytest.mark.parametrize(("claimed", "doubted"), [(3, False), (4, True)])
+def test_a_parent_that_claims_no_more_than_its_child_has_is_not_doubted(claimed: int, doubted: bool) -> None:
+    """Whatever is above it has stopped: a complaint proves something of a host that could give."""
+    control = Control()
+    control.join("a", claimed)
+    control.run(SMALL_BATCH_S)
+    control.join("b", 3)
+    control.run(0.2)
+    assert (control.parent("a"), control.parent("b")) == ("", "a")
+    control.complain("b", "a", "stalled")
+    assert bool(control.fleet.hosts["a"].doubted_until) is doubted
+
+
 def test_hosts_that_proved_something_stay_in_play_beside_those_that_did_not() -> None:
     control = silent_seeds(1)
     control.join("h1")

@@ -74,6 +74,28 @@ def test_a_site_that_lacks_slots_overloads_its_hosts_rather_than_the_wan(slots: 
         assert set(Counter(into for _, into in crossings(swarm, stripe)).values()) == {1}
 
 
+def test_a_tracker_that_does_not_know_which_hosts_import_lets_no_other_import() -> None:
+    """It has just started, and the host by which a stripe enters a site has not spoken yet."""
+    planner = Planner(origin_sites=frozenset(["s1"]))
+    swarm = at_sites(96)
+    planner.plan(swarm, leases=64)
+    [importer] = [
+        child
+        for child, parent in swarm.edges.pairs(0)
+        if parent and swarm.members[parent].site == "s1" and swarm.members[child].site != "s1"
+    ]
+    site = swarm.members[importer].site
+    swarm.edges.detach(0, importer)
+    orphan = swarm.members[importer].children[0][0]
+    swarm.edges.detach(0, orphan)
+    for _ in range(2):
+        planner.plan(swarm, leases=64, imports=False)
+        assert not [edge for edge in crossings(swarm, 0) if edge[1] == site]
+    planner.plan(swarm, leases=64)
+    assert not swarm.edges.unplanned
+    assert [into for _, into in crossings(swarm, 0)].count(site) == 1
+
+
 def test_an_importer_that_is_lost_is_replaced_and_there_is_one_again() -> None:
     swarm = at_sites(96)
     planner = Planner(origin_sites=frozenset(["s1"]))

@@ -49,6 +49,9 @@ from tracker.core.vouching.vouching import Vouching
 NAMELESS_S = 15.0
 """So long a host without answering name servers is given no other that is known by name."""
 
+UNHEARD_S = 1.5
+"""So long after the tracker's start agents that live have mostly opened a session again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Complaints:
@@ -117,10 +120,12 @@ class Complaints:
             rate_bytes_s = self.reputation.capacities.typical()
             if under_way(swarm, child, stripe, rate_bytes_s, now=now):
                 return
+        if reason == "stalled" and self._unheard(swarm.members[source], now):
+            return
         child.complain(stripe)
         if was_told(child, source):
             if reason in {"stalled", "short"}:
-                self.claims.complained(swarm, source, now=now)
+                self.claims.complained(swarm, child, stripe, source, now=now)
             self._starves(swarm, child, swarm.members[source], complaint, now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, child.host, now=now) or pass_on_lease(swarm, stripe, child.host, now=now):
@@ -146,6 +151,11 @@ class Complaints:
                     self.vouching.accused(swarm, source, voter)
                     self.history.sent_wrong_bytes(parent, self.membership.hosts[child.host], swarm, now=now)
         self.schedule.ask(swarm.key, reason, now)
+
+    def _unheard(self, parent: Member, now: float) -> bool:
+        """Whether a parent has not spoken for itself since the tracker started, and is still
+        expected to: until then nothing tells whether it could give more."""
+        return parent.hearsay and now - self.membership.presence.started_at < UNHEARD_S
 
     def _gives(self, source: str, now: float) -> bool:
         """Whether a host has sent something of late."""

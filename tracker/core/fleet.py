@@ -382,8 +382,8 @@ class Fleet:
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
             free = leases.free(swarm) if owned.leases_allowed else 0
-            granted = free if owned.granting(swarm, now=now) else 0
-            self.planner.plan(swarm, leases=granted, rescues=free)
+            knows = owned.granting(swarm, now=now)
+            self.planner.plan(swarm, leases=free * knows, rescues=free, imports=knows or not owned.leases_allowed)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)

@@ -379,6 +379,7 @@ def _show(worst: Report, runs: int, seconds: float, origin_bytes_s: float) -> No
         ("makespan", f"{worst.makespan_s:.3f} s, {worst.ratio:.3f} x the bound"),
         ("host done", f"p50 {worst.p50_s:.3f} s, p99 {worst.p99_s:.3f} s, p99.9 {worst.p999_s:.3f} s"),
         *_healthy(worst),
+        *_late(worst),
         ("own time", f"{worst.own_ratio_max:.3f} x what a host alone would need, at worst"),
         ("origin sent", f"{worst.origin_ratio:.3f} x the blob"),
         ("host sent", f"{worst.host_sent_ratio_mean:.3f} x the blob on average, {worst.host_sent_ratio_max:.3f} x at most"),
@@ -390,6 +391,17 @@ def _show(worst: Report, runs: int, seconds: float, origin_bytes_s: float) -> No
     ]  # fmt: skip
     for name, value in lines:
         click.echo(f"{name:<15} {value}")
+
+
+def _late(report: Report) -> list[tuple[str, str]]:
+    """The last host, and why it was the last: how deep it is in its trees, and what happened to
+    it."""
+    if not report.late:
+        return []
+    last = report.late[0]
+    levels = " and ".join(map(str, last.levels))
+    where = f"{last.host}{f' at {last.site}' if last.site else ''}"
+    return [("last host", f"{where}: {levels} hosts below the origin's readers, by {last.streams} streams")]
 
 
 def _healthy(report: Report) -> list[tuple[str, str]]:

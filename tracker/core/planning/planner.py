@@ -58,19 +58,19 @@ class Planner:
     origin_sites: frozenset[str] = frozenset()
     """The sites whose hosts may read the origin; none: all."""
 
-    def plan(self, swarm: Swarm, *, leases: int, rescues: int | None = None) -> None:
+    def plan(self, swarm: Swarm, *, leases: int, rescues: int | None = None, imports: bool = True) -> None:
         """Give parents to all unplanned receivers for which one exists. `leases`: how many new ones
-        may be granted; `rescues`: how many of them to starved hosts, where that is not the
-        same."""
+        may be granted; `rescues`: how many of them to starved hosts, where that is not the same;
+        `imports`: whether hosts may be given parents at other sites."""
         if not any(swarm.members[host].present for _, host in swarm.edges.unplanned):
             return
         rescues = leases if rescues is None else rescues
         redraw = outgrown(swarm)
-        granted = self._draw(swarm, leases, rescues, anew=redraw)
+        granted = self._draw(swarm, leases, rescues, anew=redraw, imports=imports)
         if not redraw and outgrown(swarm):
-            self._draw(swarm, leases - granted, rescues - granted, anew=True)
+            self._draw(swarm, leases - granted, rescues - granted, anew=True, imports=imports)
 
-    def _draw(self, swarm: Swarm, leases: int, rescues: int, *, anew: bool) -> int:
+    def _draw(self, swarm: Swarm, leases: int, rescues: int, *, anew: bool, imports: bool) -> int:
         """Make one pass over all stripes that have work, in trees that are cleared before if
         `anew`; return how many leases it granted."""
         before: dict[tuple[str, int], str] = {}
@@ -93,7 +93,8 @@ class Planner:
                 # its own.
                 rootless -= not roots
                 left = leases - granted - rootless
-                _StripePass(swarm, stripe, hosts, self, left).run(rescues - granted, redraw=anew)
+                one = _StripePass(swarm, stripe, hosts, self, left, imports=imports)
+                one.run(rescues - granted, redraw=anew)
                 granted += max(0, len(swarm.edges.roots[stripe]) - roots)
         for (host, stripe), parent in before.items():
             if swarm.members[host].parents[stripe] == parent:
@@ -106,9 +107,11 @@ class Planner:
 class _StripePass:
     """Fills one stripe's tree from the top with hosts that lack a parent."""
 
-    def __init__(self, swarm: Swarm, stripe: int, hosts: list[str], limits: Planner, leases: int) -> None:
+    def __init__(
+        self, swarm: Swarm, stripe: int, hosts: list[str], limits: Planner, leases: int, *, imports: bool
+    ) -> None:
         self.swarm, self.stripe = swarm, stripe
-        self.limits, self.leases = limits, leases
+        self.limits, self.leases, self.imports = limits, leases, imports
         self.hosts = hosts
         self.slots = SlotIndex(swarm, stripe, hosts)
         self.imported: dict[str, None] = {}
@@ -210,7 +213,13 @@ class _StripePass:
     def _from_outside(self, member: Member) -> str | None:
         if not self.slots.whole and self._may_read(member):
             return FROM_ORIGIN
-        return self.slots.outside(member, self.slots.near(member), spare_wan=True)
+        near = self.slots.near(member) if self._may_import(member) else "site"
+        return self.slots.outside(member, near, spare_wan=True)
+
+    def _may_import(self, member: Member) -> bool:
+        """Whether a host may be given a parent at another site. As with leases, a tracker that has
+        just started does not know yet which hosts import, and waits for what they say."""
+        return self.imports or SITE_END not in member.zone
 
     def _fill(self, rack: str, queue: list[str], limit: int) -> int:
         count = 0
@@ -235,7 +244,8 @@ class _StripePass:
             else:
                 if SITE_END in member.zone:
                     parent = self._parent_sparing_wan(member)
-                parent = parent or slots.outside(member) or slots.extra_slot(member, None) or self._again(member)
+                if parent is None and self._may_import(member):
+                    parent = slots.outside(member) or slots.extra_slot(member, None) or self._again(member)
                 if parent is None and may_read:
                     parent = FROM_ORIGIN
         if parent is None:
@@ -246,7 +256,7 @@ class _StripePass:
     def _parent_sparing_wan(self, member: Member) -> str | None:
         """A parent at the host's own site, or at the site that feeds the fewest others, even beyond
         the allotted slots."""
-        near = self.slots.near(member)
+        near = self.slots.near(member) if self._may_import(member) else "site"
         if near != "anywhere":
             return self.slots.outside(member, near) or self.slots.extra_slot(member, None, member.site)
         found = (self.slots.extra_slot(member, None, site) for site in self.slots.fed_sites())

@@ -90,9 +90,11 @@ class Claims:
             elif parent in swarm.claims:
                 self._prove(self.hosts[parent], now)
 
-    def complained(self, swarm: Swarm, parent: str, *, now: float) -> None:
-        """A child complains that nothing came from its parent."""
-        if parent in swarm.claims:
+    def complained(self, swarm: Swarm, child: Member, stripe: int, parent: str, *, now: float) -> None:
+        """A child complains that nothing came from its parent. Where that claims no more than the
+        child has, it may wait for pieces itself, as all do below a root that is lost, and proves
+        nothing."""
+        if parent in swarm.claims and swarm.members[parent].counts[stripe] > child.counts[stripe]:
             self._fail(swarm, parent, now)
 
     def look(self, *, late: bool, now: float) -> None:
