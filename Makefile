@@ -49,7 +49,7 @@ help:
 
 setup: $(VENV)/.installed
 
-setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/.torch
+setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/api-generator/.installed $(VENV)/.torch
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 
@@ -87,6 +87,11 @@ $(VENV)/.installed: pyproject.toml Makefile | $(VENV)/.programs
 
 $(VENV)/hub-clients/%/.installed: | $(VENV)/.programs
 	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check huggingface-hub==$*
+	@touch $@
+
+# Makes clients from the descriptions of the HTTP interfaces; it wants other versions of what the project uses.
+$(VENV)/api-generator/.installed: | $(VENV)/.programs
+	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'openapi-python-client==0.29.*'
 	@touch $@
 
 # torch comes only from a directory of wheels that pip is told of: what indexes have brings gigabytes of libraries for GPUs.
