@@ -52,7 +52,7 @@ help:
 
 setup: $(VENV)/.installed
 
-setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/hub-clients/loaders/.loaders $(VENV)/hub-clients/node/.node $(VENV)/.torch
+setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/hub-clients/loaders/.loaders $(VENV)/hub-clients/node/.node $(VENV)/api-generator/.installed $(VENV)/.torch
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 
@@ -102,6 +102,11 @@ $(VENV)/hub-clients/node/.node: | $(VENV)/.programs
 	else \
 		echo 'There is no npm: what needs the JavaScript client is skipped'; \
 	fi
+
+# Makes clients from the descriptions of the HTTP interfaces; it wants other versions of what the project uses.
+$(VENV)/api-generator/.installed: | $(VENV)/.programs
+	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'openapi-python-client==0.29.*'
+	@touch $@
 
 # torch comes only from a directory of wheels that pip is told of: what indexes have brings gigabytes of libraries for GPUs.
 $(VENV)/.torch: $(VENV)/.installed

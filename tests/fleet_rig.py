@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from p2pdist.model.digest import Digest, digest_of
+from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Report
 from p2pdist.model.pieces import PieceLayout
 from tracker.content import Content
@@ -102,3 +103,19 @@ async def tracker_of(hosts: Hosts) -> AsyncIterator[tuple[Service, str]]:
         yield service, f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await asyncio.wait_for(runner.cleanup(), 10)
+
+
+def spread_packages(hosts: Hosts, count: int, holders: int = 4) -> None:
+    """So many packages of one blob each: every second one is complete at a few hosts, the others
+    are on their way to them."""
+    names = sorted(hosts.sessions)
+    for number in range(count):
+        blob, manifest = digest_of(f"blob {number}".encode()), digest_of(f"manifest {number}".encode())
+        hosts.fleet.policies.note(
+            parse_reference(f"team-{number % 7}/model-{number:03}:v{number % 9}"), manifest, [blob]
+        )
+        for member in range(holders):
+            host = names[(number * holders + member) % len(names)]
+            done = PIECES // stripes() if member == 0 or number % 2 else PIECES // stripes() * member // holders
+            hosts.hold(host, (done,) * stripes(), blob)
+    hosts.pass_time(1.0)

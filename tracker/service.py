@@ -27,7 +27,9 @@ from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import (
     Assign,
+    Condition,
     EpochSeen,
+    Evicted,
     FromAgent,
     FromTracker,
     Hello,
@@ -64,6 +66,7 @@ from tracker.core.fleet import Fleet
 from tracker.core.report_rate import ReportRate
 from tracker.founding import Founding
 from tracker.history.keeper import HistoryKeeper
+from tracker.hosts.desk import HostDesk
 from tracker.kept_lists import KeptLists
 from tracker.names import Names, conflict
 from tracker.networks import Network, check_address
@@ -226,6 +229,8 @@ class Service:
         self.blamed_hosts = 0
         """How often a host was blamed for wrong hashes of a vouched list; a metric."""
         self._lists = KeptLists(content.documents)
+        self.desk = HostDesk(self.send)
+        """What operators have hosts do."""
         self.history = HistoryKeeper(fleet.history)
         """What has happened; the owner may give another one, which outlives the process."""
         self.traces = Traces()
@@ -303,6 +308,8 @@ class Service:
         self._names.pop(number, None)
         self._founding.closed(number)
         self.submit(SessionClosed(number, why))
+        if host is not None:
+            self.desk.closed(host)
         if self.listener is not None and host is not None:
             self.listener.closed(host)
         self._rates.count(len(self._outboxes))
@@ -355,6 +362,10 @@ class Service:
             if self.listener is not None and host is not None:
                 self.listener.heard(host, event.message)
             return
+        if isinstance(event, Received) and isinstance(event.message, Condition | Evicted):
+            if (host := self._at_home(event.session)) is not None:
+                self.desk.heard(host, event.message)
+            return
         if isinstance(event, Received) and isinstance(event.message, EpochSeen):
             known = self.fleet.hosts.get(self._names.get(event.session, ""))
             self.heard_epoch(event.message.epoch, known.voter if known is not None else "")
@@ -399,7 +410,7 @@ class Service:
     def _completed(self, session: int, message: FromTracker) -> FromTracker:
         """A message of the core with what the core does not know."""
         if isinstance(message, Welcome):
-            return msgspec.structs.replace(message, time=round(time.time(), 3), failures=True)
+            return msgspec.structs.replace(message, time=round(time.time(), 3), failures=True, conditions=True)
         if self.access is not None and isinstance(message, Assign):
             return self.access.with_ticket(session, self._names[session], message)
         return message

@@ -44,6 +44,7 @@ from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
 from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
 from p2pdist.agent.scrub import StoreScrub
 from p2pdist.agent.tracker.address import address_for_others, wildcard
+from p2pdist.agent.tracker.desk import NOISE_BYTES, Desk
 from p2pdist.agent.tracker.failures import PullFailures
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
@@ -59,10 +60,13 @@ from p2pdist.gateway.s3.counts import S3Counts
 from p2pdist.model.address import parse_address
 from p2pdist.model.errors import Refused, from_problem
 from p2pdist.model.messages import (
+    MOUNTED_MAX,
     PROTOCOL_VERSION,
     Access,
     Assign,
+    Condition,
     Drained,
+    Evict,
     Hello,
     Keep,
     Leaving,
@@ -83,6 +87,7 @@ from p2pdist.transfer.pacer import Pacer
 from p2pdist.transfer.tls import TlsFiles
 
 STREAMS_MIN = 4
+VERSION = version("p2pdist")
 
 logger = logging.getLogger(__name__)
 
@@ -198,9 +203,16 @@ class Agent:
         self.maintenance = Maintenance(store, self.pulls, self.mounts, self.inventory)
         self.disk_use = DiskUse(store, self.pulls, self.mounts, self.inventory, self.maintenance)
         self.verification = Verification(store, self.pulls, self.mounts, self.inventory)
+        self.desk = Desk(session, self._condition, self.maintenance.evict)
         self.retention = Retention(store, self.policies, self.maintenance, order)
         self.scrub = StoreScrub(store, self.verification, lambda: self.pulls.running, period_s=settings.scrub_s)
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _condition(self) -> Condition:
+        usage, mounted = self.store.usage(), [mount.reference[:512] for mount in self.mounts.list()]
+        free = usage.disk_free // NOISE_BYTES * NOISE_BYTES
+        known = tuple(sorted(set(mounted))[:MOUNTED_MAX])
+        return Condition(VERSION, usage.bytes_total, self.store.capacity, free, len(mounted), known)
 
     def _access(self, identity: Membership | WorkloadIdentity | None) -> AgentAccess:
         return AgentAccess(
@@ -287,6 +299,7 @@ class Agent:
             asyncio.create_task(self.retention.run(), name="retention"),
             asyncio.create_task(self.reachability.run(), name="reachability"),
             asyncio.create_task(self.scrub.run(), name="scrub"),
+            asyncio.create_task(self.desk.run(), name="desk"),
         ]
         self.mounts.start()
         self.package_mounts.start()
@@ -333,6 +346,8 @@ class Agent:
             case Keep() | Release():
                 if not self.drain.draining:  # else the tracker asks again after the next start
                     self.preseeds.receive(message)
+            case Evict():
+                self.desk.receive(message)
             case Assign(plan, ticket):
                 self.registry.planned(plan, ticket)
             case Access():
@@ -366,6 +381,7 @@ class Agent:
             self.session.send(Leaving())
         elif present:
             self.failures.tell()
+            self.desk.connected()
             self.preseeds.connected()
 
 

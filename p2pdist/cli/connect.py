@@ -204,6 +204,15 @@ class TrackerClient(Tracker):
         super().__init__(urls, access=TrackerAccess.current())
 
 
+def tracker_named(ctx: click.Context, tracker: str) -> str:
+    """The trackers that the command line names, before the verb of this command or behind it."""
+    line = click.core.ParameterSource.COMMANDLINE
+    before = ctx.parent if ctx.get_parameter_source("tracker") is not line else None
+    if before is not None and before.get_parameter_source("tracker") is line:
+        return str(before.params["tracker"])
+    return tracker
+
+
 def default_layout() -> Path:
     """The layout in the user's data directory (XDG Base Directory specification). Root, which may
     have another user's environment (sudo -E), does not take that user's. Raises UsageError for a

@@ -48,6 +48,8 @@ VERBS = {
     "rank": "Print which hosts lack the fewest bytes of packages.",
     "cache": "Bring compile caches of one host to all hosts like it.",
     "slurm": "Bring packages to the jobs of a Slurm cluster.",
+    "evict": "Remove a package from the hosts of a fleet.",
+    "hosts": "List the hosts of a fleet, and drain them.",
     "mirror": "Have container runtimes ask this host's agent before a registry.",
     "events": "Print what has happened in a fleet, and what happens.",
     "report": "Print how a package reached its hosts.",

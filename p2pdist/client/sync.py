@@ -9,7 +9,18 @@ from types import TracebackType
 from typing import Self
 
 from p2pdist.client.tracker import WAIT_S, Tracker
-from p2pdist.model.fleet import Assignment, HostDetail, HostStatus, Ranked, StoryEvent, SwarmDetail, SwarmStatus
+from p2pdist.model.fleet import (
+    Assignment,
+    Eviction,
+    EvictRequest,
+    HostDetail,
+    HostStatus,
+    Me,
+    Ranked,
+    StoryEvent,
+    SwarmDetail,
+    SwarmStatus,
+)
 from p2pdist.model.preseed import PreseedRequest, PreseedSummary, Progress, RankRequest
 
 
@@ -81,6 +92,22 @@ class SyncTracker:
     def host(self, name: str) -> HostDetail:
         """One host."""
         return self._runner.run(self._tracker.host(name))
+
+    def drain(self, name: str) -> None:
+        """Have a host serve no other host, until `fill` or a new start of the tracker."""
+        self._runner.run(self._tracker.drain(name))
+
+    def fill(self, name: str) -> None:
+        """Have a host that is drained serve other hosts again."""
+        self._runner.run(self._tracker.fill(name))
+
+    def evict(self, request: EvictRequest) -> Eviction:
+        """Remove a package from the stores of hosts; what came of it at each host."""
+        return self._runner.run(self._tracker.evict(request))
+
+    def me(self) -> Me:
+        """What this client may do."""
+        return self._runner.run(self._tracker.me())
 
     def swarms(self) -> list[SwarmStatus]:
         """The swarms of blobs that this identity may read."""

@@ -13,7 +13,18 @@ import msgspec
 
 from p2pdist.client.access import Access
 from p2pdist.model.errors import UNDECODABLE, NotFound, P2PDistError, Unavailable, UsageError, from_problem, unreached
-from p2pdist.model.fleet import Assignment, HostDetail, HostStatus, Ranked, StoryEvent, SwarmDetail, SwarmStatus
+from p2pdist.model.fleet import (
+    Assignment,
+    Eviction,
+    EvictRequest,
+    HostDetail,
+    HostStatus,
+    Me,
+    Ranked,
+    StoryEvent,
+    SwarmDetail,
+    SwarmStatus,
+)
 from p2pdist.model.preseed import (
     ENDED,
     PreseedBrief,
@@ -148,6 +159,22 @@ class Tracker:
     async def host(self, name: str) -> HostDetail:
         """One host."""
         return await self.send("GET", f"/v1/hosts/{quote(name, safe='')}", HostDetail)
+
+    async def drain(self, name: str) -> None:
+        """Have a host serve no other host, until `fill` or a new start of the tracker."""
+        await self.ask("POST", f"/v1/hosts/{quote(name, safe='')}/drain")
+
+    async def fill(self, name: str) -> None:
+        """Have a host that is drained serve other hosts again."""
+        await self.ask("DELETE", f"/v1/hosts/{quote(name, safe='')}/drain")
+
+    async def evict(self, request: EvictRequest) -> Eviction:
+        """Remove a package from the stores of hosts; what came of it at each host."""
+        return await self.send("POST", "/v1/evictions", Eviction, request)
+
+    async def me(self) -> Me:
+        """What this client may do."""
+        return await self.send("GET", "/v1/me", Me)
 
     async def swarms(self) -> list[SwarmStatus]:
         """The swarms of blobs that this identity may read."""

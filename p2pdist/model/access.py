@@ -38,6 +38,7 @@ Right = Literal[
     "watch",
     "metrics",
     "trackers",
+    "hosts",
     "ticket",
     "image",
     "object",
@@ -49,14 +50,15 @@ Right = Literal[
 open: nothing. join: a join token. agent: a certificate of this fleet's agents. read: some packages,
 of which the route answers for those that the identity may read. rank: rank hosts. preseed: order
 preseeds and cancel one's own. cancel-any: cancel the preseeds of others. watch: see hosts, swarms
-and events. metrics: read metrics. trackers: have a tracker give its blobs to others. ticket: a
+and events. metrics: read metrics. trackers: have a tracker give its blobs to others. hosts:
+drain hosts, and evict packages from them. ticket: a
 ticket for the blob (between agents). image: reading the image that is asked for, which the registry
 interface judges. object: reading the object that is asked for, which the S3 interface judges.
 local: a process at the agent's Unix socket. local-admin: root, or the agent's own user, at that
 socket.
 """
 
-GRANTABLE: tuple[Right, ...] = ("rank", "preseed", "cancel-any", "watch", "metrics", "trackers")
+GRANTABLE: tuple[Right, ...] = ("rank", "preseed", "cancel-any", "watch", "metrics", "trackers", "hosts")
 """Rights that a role may have. `read` comes with the role's patterns."""
 
 PATTERN_CHARACTERS_MAX = 255

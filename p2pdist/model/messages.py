@@ -49,6 +49,8 @@ ListedPieces = Annotated[tuple[Count, ...], Meta(max_length=LISTED_MAX)]
 ListedHashes = Annotated[bytes, Meta(max_length=LISTED_MAX * 32)]
 REASON_CHARACTERS_MAX = 500
 DRAIN_S_MAX = 86400.0
+MOUNTED_MAX = 32
+EvictionId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 CHOSEN_BYTES_MAX = 8192
 
 
@@ -242,6 +244,31 @@ class PullFailed(Message, frozen=True):
     age_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
+class Condition(Message, frozen=True):
+    """How the host does, for people: the `version` of its agent; the bytes of its store and their
+    limit, null where the disk alone limits it; the free bytes of its disk; how many views it shows,
+    and the packages of the first MOUNTED_MAX of them. Sent to the home when a session opens and
+    when it has changed, and only to a tracker whose welcome says that it takes `conditions`. A host
+    that sends it takes Evict."""
+
+    version: Annotated[str, Meta(max_length=64)]
+    store_bytes: Count
+    capacity_bytes: Count | None
+    disk_free_bytes: Count
+    mounts: Count = 0
+    mounted: Annotated[tuple[Annotated[str, Meta(max_length=512)], ...], Meta(max_length=MOUNTED_MAX)] = ()
+
+
+class Evicted(Message, frozen=True):
+    """Answers Evict: the package has left the store, or `problem` is the slug of why it stays
+    (`not-found`: it was not here), and `reason` what happened."""
+
+    id: EvictionId
+    bytes_freed: Count = 0
+    problem: Annotated[str, Meta(max_length=64)] = ""
+    reason: Annotated[str, Meta(max_length=REASON_CHARACTERS_MAX)] = ""
+
+
 class Spares(Message, frozen=True):
     """The host's redundant packs: blobs that it need not fetch for any package, held or not, since
     complete trees of its store have their contents. Sent when a session opens and when they change;
@@ -259,7 +286,7 @@ class Welcome(Message, frozen=True):
     without credentials: any process that reaches a tracker may open a session. `time` is the
     tracker's clock, in seconds since the epoch; 0 from trackers that do not send it. `ownership`:
     this is the tracker with the id `tracker` of several; absent where there is one tracker.
-    `failures`: the tracker takes PullFailed."""
+    `failures`: the tracker takes PullFailed; `conditions`: it takes Condition."""
 
     protocol: int
     report_interval_s: float
@@ -268,6 +295,7 @@ class Welcome(Message, frozen=True):
     ownership: Ownership | None = None
     tracker: Annotated[str, Meta(pattern=OPTIONAL_TRACKER_ID)] = ""
     failures: bool = False
+    conditions: bool = False
 
 
 class OwnershipChanged(Message, frozen=True):
@@ -369,6 +397,16 @@ class Keep(Message, frozen=True):
     left_s: float | None = None
 
 
+class Evict(Message, frozen=True):
+    """An operator wants a package to leave the store of this host, which answers with Evicted. What
+    is mounted, pinned or being pulled stays. With a `digest`, of its manifest, all names of that
+    package go, and `package` only says what people call it."""
+
+    id: EvictionId
+    package: Annotated[str, Meta(min_length=1, max_length=512)]
+    digest: Annotated[str, Meta(pattern=r"\A(sha256:[0-9a-f]{64})?\Z")] = ""
+
+
 class Release(Message, frozen=True):
     """The preseed needs the host no longer: the agent may evict what it pinned for the preseed, and
     fetches nothing more for it."""
@@ -395,6 +433,8 @@ FromAgent = (
     | Leaving
     | Kept
     | PullFailed
+    | Condition
+    | Evicted
     | Spares
     | Vouched
     | Judged
@@ -407,6 +447,7 @@ FromTracker = (
     | Assign
     | Access
     | Keep
+    | Evict
     | Release
     | Reject
     | Listed

@@ -264,6 +264,9 @@ def _portable(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     portable = {name: _portable(part) for name, part in schema.items()}
+    fixed = portable.get("prefixItems")
+    if fixed and portable.get("items") is False and portable.get("maxItems") == len(fixed):
+        del portable["items"]  # says nothing more, and some generators of clients stumble over it
     if isinstance(pattern := portable.get("pattern"), str):
         portable["pattern"] = pattern.replace(r"\A", "^").replace(r"\Z", "$")
     if isinstance(description := portable.get("description"), str):

@@ -277,14 +277,16 @@ async def test_agents_are_told_when_the_fleet_has_doubled_and_when_it_has_halved
     rates = {2: 1.0, 4: 2.0, 8: 4.0}
     for number, socket in enumerate(sockets, start=1):
         welcome = max((interval for at, interval in rates.items() if at <= number), default=0.25)
-        assert await heard(socket) == Welcome(PROTOCOL_VERSION, welcome, failures=True)
+        assert await heard(socket) == Welcome(PROTOCOL_VERSION, welcome, failures=True, conditions=True)
         for interval in (interval for at, interval in rates.items() if at > number):
             assert await heard(socket) == Pace(interval)
     for socket in sockets[:4]:
         await socket.close()
     await site.settled(4)
     assert await heard(sockets[-1]) == Pace(2.0)
-    assert await heard(await site.join("h9", "10.0.0.9:1")) == Welcome(PROTOCOL_VERSION, 2.0, failures=True)
+    assert await heard(await site.join("h9", "10.0.0.9:1")) == Welcome(
+        PROTOCOL_VERSION, 2.0, failures=True, conditions=True
+    )
 
 
 def test_a_busy_tracker_asks_for_fewer_reports_until_it_has_time_again() -> None:
@@ -313,7 +315,7 @@ async def test_agents_are_told_when_the_tracker_becomes_busy(site: Site, monkeyp
     ticking = asyncio.create_task(site.service.run())
     try:
         sockets = [await site.join(f"h{number}", f"10.0.0.{number}:1") for number in range(2)]
-        assert await heard(sockets[1]) == Welcome(PROTOCOL_VERSION, 1.0, failures=True)
+        assert await heard(sockets[1]) == Welcome(PROTOCOL_VERSION, 1.0, failures=True, conditions=True)
         monkeypatch.setattr(report_rate, "BUSY_SHARE", 0.0)
         assert await heard(sockets[1]) == Pace(2.0)
         monkeypatch.setattr(report_rate, "BUSY_SHARE", 100.0)

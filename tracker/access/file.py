@@ -49,13 +49,13 @@ revoked = []                # such as "host:r17n04", "token:7f3a0c..." or "join:
 read = ["*"]                # packages that these hosts may receive
 zones = []                  # zones that they may say they are in; none: any
 
-# Rights: preseed, rank, cancel-any, watch, metrics, trackers. p2pdist token create --role NAME makes tokens.
+# Rights: preseed, rank, cancel-any, watch, metrics, trackers, hosts. p2pdist token create --role NAME makes tokens.
 [role.scheduler]
 may = ["preseed", "rank"]
 read = ["*"]
 
 [role.operator]
-may = ["preseed", "rank", "cancel-any", "watch", "metrics", "trackers"]
+may = ["preseed", "rank", "cancel-any", "watch", "metrics", "trackers", "hosts"]
 read = ["*"]
 
 [role.metrics]

@@ -172,6 +172,25 @@ class Siblings:
         silent = [each.id for each, asked in answers.items() if asked is None or asked.status not in (200, 404)]
         return [asked.body for asked in answers.values() if asked is not None and asked.status == 200], silent
 
+    async def send_all(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> tuple[list[Asked], list[str]]:
+        """What the other trackers answer to a request that changes something, and the ids of those
+        that did not answer."""
+
+        async def one(tracker: Tracker) -> Asked | None:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    return await self._send(method, tracker, f"{path}?{LOCAL}=1", headers, body)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                logger.debug("%s does not answer: %r", tracker.id, error)
+                return None
+
+        others = self.cluster.others()
+        answers = await asyncio.gather(*map(one, others))
+        silent = [each.id for each, asked in zip(others, answers, strict=True) if asked is None]
+        return [asked for asked in answers if asked is not None], silent
+
     async def held(self, wanted: HeldRequest, headers: Mapping[str, str], path: str = HELD_PATH) -> list[Held]:
         """What the other trackers know of hosts and of blobs; nothing of those that do not
         answer."""

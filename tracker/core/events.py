@@ -85,7 +85,26 @@ class LeasesAllowed:
     allowed: bool
 
 
-Event = SessionOpened | SessionClosed | Received | Tick | Due | Described | ListKept | Followed | LeasesAllowed
+@dataclass(frozen=True, slots=True)
+class HostDrained:
+    """An operator drains this host, or ends that; the host may be one that is not known yet."""
+
+    host: str
+    drained: bool
+
+
+Event = (
+    SessionOpened
+    | SessionClosed
+    | Received
+    | Tick
+    | Due
+    | Described
+    | ListKept
+    | Followed
+    | LeasesAllowed
+    | HostDrained
+)
 
 # -- commands
 

@@ -59,6 +59,7 @@ from tracker.core.events import (
     Drop,
     Event,
     Followed,
+    HostDrained,
     LeasesAllowed,
     ListKept,
     Received,
@@ -108,8 +109,7 @@ class Fleet:
     report_interval_s: float = SHORTEST_S
     """How often agents are asked to report. The service writes it."""
     patience_s: float = 0.0
-    """Hosts that were just asked to report more often may still take so long. The service writes
-    it."""
+    """Hosts just asked to report more often may still take so long. The service writes it."""
     hosts: dict[str, Host] = field(default_factory=dict)
     """Hosts by name. `handle`, Membership, Presence."""
     swarms: dict[Digest, Swarm] = field(default_factory=dict)
@@ -177,6 +177,8 @@ class Fleet:
                     self.membership.describe(blob, layout, now=now)
             case ListKept():
                 out += self.vouching.kept(event)
+            case HostDrained(name, drained):
+                self.reputation.drain(name, drained=drained, now=now)
             case Followed() | LeasesAllowed():
                 self.handover.handle(event, self._sessions, now=now)
         self._plan_due(now, out)  # Due asks for nothing else
@@ -184,8 +186,7 @@ class Fleet:
 
     @property
     def lost(self) -> dict[str, Host]:
-        """Hosts that ended without saying so in the last hour, by name; for people, and nothing is
-        planned with them."""
+        """Hosts that ended without saying so in the last hour, by name; for people alone."""
         return self._presence.gone
 
     def leases(self) -> int:
@@ -199,7 +200,7 @@ class Fleet:
         if (refusal := _refusal(hello, self.hosts)) is not None:
             out += [Send(session, Reject(refusal.problem())), Drop(session)]
             return
-        host = self.hosts.setdefault(hello.host, Host(hello.host))
+        host = self.hosts.setdefault(hello.host, Host(hello.host, drained=hello.host in self.reputation.drained))
         self._presence.found(host, now)
         if host.session is not None:
             self._sessions.pop(host.session, None)

@@ -72,6 +72,8 @@ class Host:
     """Its session is about blobs alone, and its home is with another tracker. `connect`."""
     leaving: bool = False
     """It said that it is about to end. `drain`, `connect`."""
+    drained: bool = False
+    """An operator drains it: it serves no other host, and no preseed picks it. Reputation.drain."""
     tls: bool = False
     """It speaks TLS with other hosts. `connect`."""
     instance: str = ""
@@ -100,8 +102,9 @@ class Host:
 
     @property
     def available(self) -> bool:
-        """Whether anything may be asked of the host: it is connected, and not about to end."""
-        return self.session is not None and not self.leaving
+        """Whether anything may be asked of the host: it is connected, not about to end, and not
+        drained."""
+        return self.session is not None and not self.leaving and not self.drained
 
     @property
     def banned(self) -> bool:

@@ -133,7 +133,7 @@ class Membership:
         if host is None:
             if len(self.hosts) >= HOSTS_MAX // 2:
                 return False  # the other half is for hosts that speak for themselves
-            host = self.hosts[name] = Host(name, absent_since=now)
+            host = self.hosts[name] = Host(name, absent_since=now, drained=name in self.reputation.drained)
         if host.leaving or host.key(swarm.blob) in host.swarms:  # in a swarm of the blob it speaks for itself
             return False
         self.join(host, swarm, [0] * swarm.stripes, now=now)

@@ -13,7 +13,7 @@ from p2pdist.transfer.guard import OwnNames, identity_of
 from p2pdist.transfer.openapi import Answer, Index, Route, index, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.cluster.siblings import Siblings
-from tracker.http import access, bittorrent, content, pages, scheduler, sessions, traces, trackers
+from tracker.http import access, bittorrent, content, hosts, pages, scheduler, sessions, traces, trackers
 from tracker.http.history import routes as history
 from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE, SIBLINGS
 from tracker.http.metrics import registry
@@ -93,6 +93,7 @@ ROUTES = (
     *traces.ROUTES,
     *bittorrent.ROUTES,
     *scheduler.ROUTES,
+    *hosts.ROUTES,
     *trackers.ROUTES,
     *history.ROUTES,
     *pages.ROUTES,

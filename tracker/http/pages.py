@@ -80,6 +80,7 @@ _FILES = {"/": "health.html"} | {
         "feed.js",
         "host_map.js",
         "host_view.js",
+        "orders.js",
         "packages.js",
         "plot.js",
         "preseeds.js",

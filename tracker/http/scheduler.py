@@ -114,6 +114,7 @@ def _host(host: Host) -> HostStatus:
         {name: reason for name, (reason, _) in host.penalties.items()},
         host.site,
         host.partial,
+        host.drained,
     )
 
 
@@ -176,6 +177,7 @@ async def host(request: web.Request) -> web.Response:
                 swarms=_readable(request, swarms),
                 uplink_bytes_s=fleet.capacities.uplink(name),
                 download_bytes_s=host.download_bytes_s or None,
+                **_condition(request, name),
             )
         )
     bodies, unanswered = await from_others(request)
@@ -184,6 +186,23 @@ async def host(request: web.Request) -> web.Response:
         guess = near(name[:255], fleet.hosts)
         raise NotFound(f"no host named {name[:255]!r} is known here", remedy=f"Did you mean {guess}?" if guess else "")
     return _answer(_joined(details)[0], headers=unanswered)
+
+
+def _condition(request: web.Request, name: str) -> dict[str, Any]:
+    """What a host last said of itself. Of what it shows, the packages that the identity may
+    read."""
+    condition, identity = request.app[SERVICE].desk.conditions.get(name), identity_of(request)
+    if condition is None:
+        return {}
+    fields = msgspec.structs.asdict(condition)
+    names = [text for text in condition.mounted if identity.reads_everything or identity.may_read([_name(text)])]
+    return {**fields, "mounted": names}
+
+
+def _name(reference: str) -> str:
+    """The name in a reference, without tag and digest."""
+    head, _, last = reference.partition("@")[0].rpartition("/")
+    return f"{head}/{last.partition(':')[0]}" if head else last.partition(":")[0]
 
 
 async def reachability(request: web.Request) -> web.Response:

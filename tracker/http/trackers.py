@@ -242,7 +242,7 @@ async def survey(request: web.Request, own: Affinity, parts: Parts) -> Affinity:
     siblings = request.app.get(SIBLINGS)
     if siblings is None:
         return own
-    return _joined(own, parts, await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), _passed_on(request)))
+    return _joined(own, parts, await siblings.held(HeldRequest(tuple(parts)[:BLOBS_MAX]), passed_on(request)))
 
 
 def pool_of(siblings: Siblings, own: Affinity) -> Callable[[Parts], Awaitable[Affinity]]:
@@ -286,7 +286,8 @@ def siblings_of(request: web.Request) -> Siblings | None:
     return request.app.get(SIBLINGS) if request.query.get(LOCAL) != "1" else None
 
 
-def _passed_on(request: web.Request) -> Mapping[str, str]:
+def passed_on(request: web.Request) -> Mapping[str, str]:
+    """The client's token, for the other trackers."""
     token = request.headers.get("Authorization")
     return {"Authorization": token} if token else {}
 
@@ -298,7 +299,7 @@ async def from_owner(request: web.Request, blob: Digest) -> web.Response | None:
     owner = siblings.owner(blob) if siblings is not None else None
     if siblings is None or owner is None:
         return None
-    asked = await siblings.ask(owner, request.rel_url.raw_path, _passed_on(request))
+    asked = await siblings.ask(owner, request.rel_url.raw_path, passed_on(request))
     kind = JSON_TYPE if asked.status < 400 else PROBLEM_TYPE
     return web.Response(body=asked.body, status=asked.status, content_type=kind)
 
@@ -309,7 +310,7 @@ async def from_others(request: web.Request) -> tuple[list[bytes], dict[str, str]
     siblings = siblings_of(request)
     if siblings is None:
         return [], {}
-    bodies, silent = await siblings.ask_all(request.rel_url.raw_path, _passed_on(request))
+    bodies, silent = await siblings.ask_all(request.rel_url.raw_path, passed_on(request))
     return bodies, {UNANSWERED_HEADER: ",".join(silent)} if silent else {}
 
 

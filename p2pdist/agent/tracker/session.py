@@ -43,6 +43,7 @@ from p2pdist.model.messages import (
     Access,
     Advance,
     Assign,
+    Evict,
     FromAgent,
     FromTracker,
     Hello,
@@ -102,7 +103,7 @@ OUTBOX_MAX = 4096
 """Messages to a tracker that does not read them, before the session is broken off."""
 
 
-ToHost = Assign | Access | OriginShare | Keep | Release | Reject | Listed | Reread | Recall
+ToHost = Assign | Access | OriginShare | Keep | Evict | Release | Reject | Listed | Reread | Recall
 """What a tracker sends that is not about the session itself."""
 
 OwnershipNews = Welcome | OwnershipChanged | NotOwner
@@ -221,6 +222,8 @@ class TrackerSession:
         """The id of the tracker that answers, "" while none does and where there is one alone."""
         self.takes_failures = False
         """Whether the tracker that answered last takes PullFailed."""
+        self.takes_conditions = False
+        """The same for Condition."""
         self.problem = ""
         """Why no tracker answers, in words for the user."""
         self.place = {"zone": hello.zone, "site": hello.site}
@@ -346,7 +349,7 @@ class TrackerSession:
                 welcome = await self._say_hello(socket)
                 welcomed_at = loop.time()
                 self.origin, self.problem, self.tracker = welcome.origin, "", welcome.tracker
-                self.takes_failures = welcome.failures
+                self.takes_failures, self.takes_conditions = welcome.failures, welcome.conditions
                 self.attention.opened(self._url, self._context, self._tracker_name)
                 self._connection = _Connection(socket, handlers, welcome.report_interval_s, self.attention)
                 handlers.on_ownership(welcome)

@@ -37,6 +37,7 @@ from p2pdist.model.messages import (
     Assign,
     Complaint,
     EpochSeen,
+    Evict,
     FromAgent,
     Holding,
     Holdings,
@@ -298,7 +299,7 @@ class Trackers:
                 ours = self._speaks_of(session, plan.blob)
             case Listed(blob) | Reread(blob) | Recall(blob) | Reject(_, blob):
                 ours = blob is None or self._speaks_of(session, blob)
-            case Access() | Keep() | Release():
+            case Access() | Keep() | Evict() | Release():
                 ours = session is self.home
             case OriginShare(bytes_s):
                 self._shares[session.tracker] = bytes_s

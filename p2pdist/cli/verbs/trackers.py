@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from p2pdist.cli import output
-from p2pdist.cli.connect import TrackerClient, tracker_option
+from p2pdist.cli.connect import TrackerClient, tracker_named, tracker_option
 
 
 @click.group("trackers", invoke_without_command=True)
@@ -42,7 +42,7 @@ def command(ctx: click.Context, tracker: str, as_json: bool) -> None:
 def drain(ctx: click.Context, tracker_id: str, tracker: str) -> None:
     """Have a tracker give all its blobs to the others, as before its machine is taken away. Streams
     go on. It lasts until the tracker starts anew, or p2pdist trackers fill."""
-    asyncio.run(_ask(_named(ctx, tracker), "POST", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
+    asyncio.run(_ask(tracker_named(ctx, tracker), "POST", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
     output.say(f"{tracker_id} gives its blobs to the other trackers")
 
 
@@ -52,17 +52,8 @@ def drain(ctx: click.Context, tracker_id: str, tracker: str) -> None:
 @click.pass_context
 def fill(ctx: click.Context, tracker_id: str, tracker: str) -> None:
     """Have a tracker that drains take its share of the blobs again, a little at a time."""
-    asyncio.run(_ask(_named(ctx, tracker), "DELETE", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
+    asyncio.run(_ask(tracker_named(ctx, tracker), "DELETE", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
     output.say(f"{tracker_id} takes its share of the blobs again")
-
-
-def _named(ctx: click.Context, tracker: str) -> str:
-    """The trackers that the command line names, before the verb of this command or behind it."""
-    given = click.core.ParameterSource.COMMANDLINE
-    before = ctx.parent if ctx.get_parameter_source("tracker") is not given else None
-    if before is not None and before.get_parameter_source("tracker") is given:
-        return str(before.params["tracker"])
-    return tracker
 
 
 def _show(answer: dict[str, Any]) -> None:

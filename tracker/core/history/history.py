@@ -296,9 +296,10 @@ class History:
             text = f"the tracker can read the origin {url} again"
         self._report(Event("origin", text, reason=problem))
 
-    def changed(self, text: str) -> None:
-        """A setting of the tracker is another one from now on."""
-        self._report(Event("change", text))
+    def changed(self, text: str, *, host: str = "", package: str = "", digest: str = "") -> None:
+        """A setting of the tracker is another one from now on, or an operator has a host or package
+        go another way."""
+        self._report(Event("change", text, package, digest, host))
 
     def _report(self, event: Event, *, began_s: float | None = None) -> None:
         if len(self._events) >= WAITING_MAX:

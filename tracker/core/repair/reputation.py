@@ -3,7 +3,8 @@ it.
 
 A host's slots follow its uplink (capacity.py), and where a blob has but one stripe the number of
 hosts. A host that several others found sending wrong bytes or refusing to serve is banned for a
-while and has none.
+while and has none. Nor has a host that an operator drains: it goes on to receive, gives only what
+no other host has, and reads the origin only where no other host could.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tracker.core.planning.slow_receivers import reclassify
 from tracker.core.repair.remedies import demote
 from tracker.core.swarm import Swarm
 
+DRAINED_MAX = 20_000
 RECOVERY_S = 3.0
 """How long after the last start preseeds are not judged yet: they return to their rates, and old
 lags are made up."""
@@ -35,6 +37,9 @@ class Reputation:
     """Hears which swarms are to be planned anew."""
     capacities: Capacities
     """Remembers uplinks and downlinks."""
+    drained: dict[str, None] = field(default_factory=dict)
+    """Names of hosts that an operator drains, at most DRAINED_MAX, also of hosts that are away.
+    `drain`."""
     _penalised: dict[str, None] = field(default_factory=dict)
     """Hosts with penalties. `penalise`, `expire`."""
     _start_at: float = -inf
@@ -44,7 +49,7 @@ class Reputation:
         """Upload slots of a host in a swarm."""
         member = swarm.members.get(host.name)
         doubted = member is not None and member.doubted_until
-        return 0 if host.banned or doubted else self.capacities.slots(host.name, swarm.fanout, now=now)
+        return 0 if host.banned or host.drained or doubted else self.capacities.slots(host.name, swarm.fanout, now=now)
 
     def set_fanout(self, swarm: Swarm, *, now: float) -> None:
         """Before a swarm is planned: where a blob has but one stripe, its hosts get as many slots
@@ -109,8 +114,23 @@ class Reputation:
         if banned and not host.banned:
             self._give_back(host, now)
 
+    def drain(self, name: str, *, drained: bool, now: float) -> None:
+        """An operator drains a host, or ends that."""
+        host = self.hosts.get(name)
+        if drained and len(self.drained) < DRAINED_MAX:
+            self.drained[name] = None
+        else:
+            self.drained.pop(name, None)
+        if host is None or host.drained == (name in self.drained):
+            return
+        host.drained = name in self.drained
+        if host.drained:
+            self.fit_children(host, "drained", now=now)
+        else:
+            self._give_back(host, now)
+
     def _give_back(self, host: Host, now: float) -> None:
-        """A host that is no longer banned has its upload slots again."""
+        """A host that is neither banned nor drained any more has its upload slots again."""
         for blob in host.swarms:
             swarm = self.swarms[blob]
             swarm.members[host.name].set_slots(self.slots(host, swarm, now=now))

@@ -41,7 +41,7 @@ LEFT_S = 600.0
 BLOBS_COUNTED_MAX = 8
 """Of the blobs that a host is receiving, how many count for how far it is."""
 
-AWAY, RECEIVING, SLOW, BLAMED, SHUNNED = 1, 2, 4, 8, 16
+AWAY, RECEIVING, SLOW, BLAMED, SHUNNED, DRAINED = 1, 2, 4, 8, 16, 32
 """Flags of a host."""
 
 
@@ -232,6 +232,8 @@ class View:
             flags |= AWAY
         if slow:
             flags |= SLOW
+        if host.drained:
+            flags |= DRAINED
         if host.penalties:
             flags |= BLAMED | (SHUNNED if host.banned else 0)
         if flags & AWAY and not row.flags & AWAY:
@@ -261,6 +263,8 @@ class View:
             return
         if host.leaving:
             yield "leaving: its agent is about to end"
+        if host.drained:
+            yield "drained: an operator has it serve no other host"
         if row.flags & SLOW:
             which = "downlink" if self.fleet.capacities.slow_receiver(host.name) else "uplink"
             rate = self.fleet.capacities.rate(host.name)

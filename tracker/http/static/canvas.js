@@ -27,7 +27,7 @@ export function make(tag, text, name) {
 export function readInk() {
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   ink = { text: style("--ink"), faint: style("--faint"), edge: style("--edge"), sheet: style("--sheet"),
-    line: style("--line"), idle: style("--idle"), veil: style("--veil"), away: style("--away"), slow: style("--slow"), blamed: style("--blamed"), accent: style("--accent"),
+    line: style("--line"), idle: style("--idle"), veil: style("--veil"), away: style("--away"), slow: style("--slow"), blamed: style("--blamed"), drained: style("--drained"), accent: style("--accent"),
     ramp: matchMedia("(prefers-color-scheme: dark)").matches ? RAMPS.dark : RAMPS.light };
 }
 

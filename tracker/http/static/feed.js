@@ -5,7 +5,7 @@
 
 import { askForToken, credentials } from "./credential.js";
 
-export const AWAY = 1, RECEIVING = 2, SLOW = 4, BLAMED = 8; // flags of a host
+export const AWAY = 1, RECEIVING = 2, SLOW = 4, BLAMED = 8, DRAINED = 32; // flags of a host
 export const ORIGIN = -1, NO_PARENT = -2; // in place of a parent's number
 export const ABSENT = -1, WHOLE = 1000; // progress is in thousandths; ABSENT: the host has left the swarm
 export const STORY_LINES_MAX = 300;

@@ -2,7 +2,7 @@
 // that changed are drawn again.
 
 import { behind, element, ink, nearest, penOf, ROWS_PER_STEP, setText, shade, sizeOf } from "./canvas.js";
-import { AWAY, BLAMED, changedHosts, hosts, layouts, naturalKey, RECEIVING, SLOW } from "./feed.js";
+import { AWAY, BLAMED, changedHosts, DRAINED, hosts, layouts, naturalKey, RECEIVING, SLOW } from "./feed.js";
 
 const LABEL_PX_MAX = 92;
 let placed = null; // {size, labels, height, width, layout}: where hosts are drawn; null before the first time and when colours change
@@ -104,7 +104,8 @@ export function* drawHosts() {
 }
 
 function drawHost(pen, host, size) {
-  const mark = host.flags & AWAY ? ink.away : host.flags & BLAMED ? ink.blamed : host.flags & SLOW ? ink.slow : null;
+  const mark = host.flags & AWAY ? ink.away : host.flags & BLAMED ? ink.blamed : host.flags & SLOW ? ink.slow :
+    host.flags & DRAINED ? ink.drained : null;
   if (host.flags & AWAY) pen.clearRect(host.x, host.y, size, size);
   else {
     pen.fillStyle = host.flags & RECEIVING ? shade(host.done) : ink.idle;
@@ -127,6 +128,6 @@ export function describeHost(event) {
   const host = hostAt(event);
   const words = host && [host.name, host.zone && `zone ${host.zone}`, host.rack && `rack ${host.rack}`,
     host.flags & AWAY ? "away" : host.flags & RECEIVING ? `${host.done / 10} %` : "receives nothing",
-    host.flags & SLOW ? "slow" : "", host.flags & BLAMED ? "blamed" : ""];
+    host.flags & SLOW ? "slow" : "", host.flags & BLAMED ? "blamed" : "", host.flags & DRAINED ? "drained" : ""];
   setText(element("#hosts output"), words ? words.filter(Boolean).join(", ") : "");
 }

@@ -10,7 +10,8 @@ import { describeHost, drawHosts, forgetPlaces, hostAt } from "./host_map.js";
 import { showHost, shownHost } from "./host_view.js";
 import { isShown, packagesOf, showPackages, unfold } from "./packages.js";
 import * as rate from "./plot.js";
-import { showPreseeds } from "./preseeds.js";
+import { learnRights } from "./orders.js";
+import { prepareForm, showPreseeds } from "./preseeds.js";
 import { filterStory, noteScroll, showConnection, showSilent, showStory, showTotals, showTroubled } from "./tables.js";
 import { describeNode, drawTree, forgetShape, nodeAt } from "./tree.js";
 import { judgeFleet } from "./verdict.js";
@@ -115,13 +116,26 @@ function follow() {
   wake();
 }
 
-// Move through hosts with the arrow keys, and leave what is shown with Escape.
+// Find a host with "/", move through hosts with j and k, or on the map with the arrow keys, and leave what is shown with Escape.
 function press(event) {
-  if (event.key === "Escape" && location.hash) location.hash = "";
-  const back = event.key === "ArrowLeft", canvas = event.target === element("#hosts canvas");
-  if (!canvas || !(back || event.key === "ArrowRight")) return;
+  const { key, target } = event, types = target.closest("input, select, textarea") !== null;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (key === "Escape") {
+    if (types) target.blur();
+    else if (location.hash) location.hash = "";
+    return;
+  }
+  if (types) return;
+  if (key === "/") {
+    element("#find input").focus();
+    element("#find input").select();
+    event.preventDefault();
+    return;
+  }
+  const back = key === "k" || key === "ArrowLeft", arrow = key.startsWith("Arrow");
+  if (!["j", "k", "ArrowLeft", "ArrowRight"].includes(key) || (arrow && target !== element("#hosts canvas"))) return;
   const names = [...hosts.values()].sort((a, b) => (a.key < b.key ? -1 : 1)).map((host) => host.name);
-  const next = names.indexOf(shownHost()) + (back ? -1 : 1);
+  const now = names.indexOf(shownHost()), next = now < 0 ? (back ? -1 : 0) : now + (back ? -1 : 1);
   if (names.length) location.hash = `host=${encodeURIComponent(names[(next + names.length) % names.length])}`;
   event.preventDefault();
 }
@@ -150,6 +164,8 @@ function find(event) {
 const open = (host) => { if (host) location.hash = `host=${encodeURIComponent(host.name)}`; };
 
 readInk();
+prepareForm();
+learnRights();
 element("#hosts canvas").addEventListener("mousemove", describeHost);
 element("#tree canvas").addEventListener("mousemove", describeNode);
 element("#hosts canvas").addEventListener("click", (event) => open(hostAt(event)));
@@ -166,4 +182,7 @@ document.addEventListener("visibilitychange", () => { if (!document.hidden) repa
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 follow();
 followDay();
-listen({ report, preseeds: showPreseeds, connection: showConnection });
+listen({ report, preseeds: showPreseeds, connection: (text, lost) => {
+  showConnection(text, lost);
+  if (!lost) learnRights(); // perhaps with another token
+} });

@@ -3,7 +3,9 @@
 import { ask } from "./api.js";
 import { element, make, setText } from "./canvas.js";
 import { select, selection } from "./feed.js";
-import { bytes, seconds, short } from "./words.js";
+import { orderButton } from "./orders.js";
+import { suggestPreseed } from "./preseeds.js";
+import { bytes, seconds, several, short } from "./words.js";
 
 const SAMPLES_MAX = 60; // rates of a row that its line shows, one a report
 const WAITING_SHOWN_MAX = 12;
@@ -17,7 +19,7 @@ export function packagesOf(rows) {
     const key = row.manifest || row.digest;
     let found = packages.get(key);
     if (!found) {
-      found = { key, name: row.package || short(row.digest), state: "seeded", size: 0, hosts: 0, complete: Infinity, held: 0, wanted: 0,
+      found = { key, name: row.package || short(row.digest), manifest: row.manifest, reference: referenceOf(row), state: "seeded", size: 0, hosts: 0, complete: Infinity, held: 0, wanted: 0,
         rate: 0, origin: null, eta: 0, preseed: false, blobs: [] };
       packages.set(key, found);
     }
@@ -40,6 +42,12 @@ export function packagesOf(rows) {
   return list.sort((a, b) => STATES.indexOf(a.state) - STATES.indexOf(b.state) || (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
 }
 
+// How commands name a package: by its tag, or by the digest of its manifest.
+function referenceOf(row) {
+  const [name, digits] = row.package.split("@");
+  return digits && row.manifest ? `${name}@${row.manifest}` : row.package;
+}
+
 export function showPackages(packages) {
   const table = element("#packages table"), keys = new Set(packages.map((found) => found.key));
   for (const [key, line] of shown) {
@@ -49,7 +57,7 @@ export function showPackages(packages) {
   }
   let before = table.tHead;
   for (const found of packages) {
-    if (!shown.has(found.key)) shown.set(found.key, { body: makeBody(found.key), rates: [], open: false, waiting: null });
+    if (!shown.has(found.key)) shown.set(found.key, { body: makeBody(found.key), rates: [], open: false, waiting: null, found });
     const line = shown.get(found.key);
     if (before.nextElementSibling !== line.body) before.after(line.body);
     before = line.body;
@@ -81,12 +89,14 @@ function makeBody(key) {
 function makeBar() {
   const bar = make("progress");
   bar.setAttribute("aria-label", "progress");
+  bar.value = 0; // without a value it would seem to move
   return bar;
 }
 
 const percent = (share) => `${(Math.floor(share * 1000) / 10).toFixed(1)} %`;
 
 function fillPackage(line, found) {
+  line.found = found;
   const cells = line.body.firstChild.children, share = found.wanted ? found.held / found.wanted : 1, rests = found.state === "seeded";
   line.body.classList.toggle("chosen", found.blobs.some((row) => row.digest === selection.swarm));
   line.body.title = found.key;
@@ -135,12 +145,40 @@ function fillBlobs(line, found) {
   if (last.children.length > 1) {
     const cell = make("td");
     cell.colSpan = 7;
+    cell.append(make("p"), ...(found.manifest ? [ordersFor(found)] : []));
     last.replaceChildren(cell);
   }
   const row = found.blobs.find((blob) => blob.digest === selection.swarm && blob.state !== "seeded") ||
     found.blobs.find((blob) => blob.state !== "seeded");
-  if (!row) setText(last.firstChild, "No host waits for it.");
-  else askWaiting(line, row.digest, last.firstChild);
+  const waiting = last.firstChild.firstChild;
+  if (!row) setText(waiting, "No host waits for it.");
+  else askWaiting(line, row.digest, waiting);
+}
+
+// What can be done with a package: preseed it, and evict it from all hosts.
+function ordersFor(found) {
+  const line = make("div"), says = make("output", undefined, "says"), preseed = make("button", "Preseed …", "act");
+  preseed.type = "button";
+  preseed.addEventListener("click", () => suggestPreseed(found.reference));
+  line.append(preseed, " ", evictButton("Evict everywhere", found, { everywhere: true }, "every host", says), says);
+  return line;
+}
+
+// A button that evicts a package. `where` is in words for the question.
+export function evictButton(text, found, hosts, where, says) {
+  return orderButton(text, "hosts", `Remove ${found.name} from ${where}?`, says,
+    () => ask("v1/evictions", "POST", { package: found.reference, digest: found.manifest, ...hosts }).then((done) => {
+      const parts = [`${found.name} is gone from ${several(done.evicted, "one host", "hosts")}, ${bytes(done.bytes_freed)} freed`];
+      if (done.stayed) parts.push(`it stays on ${several(done.stayed, "one host", "hosts")} (${done.stayed_hosts[0].host}: ${done.stayed_hosts[0].reason})`);
+      if (done.silent) parts.push(`${several(done.silent, "one host has", "hosts have")} not answered`);
+      return `${parts.join("; ")}.`;
+    }));
+}
+
+// The packages among those that are shown of which a host has a part, by the digests of its blobs.
+export function packagesWith(digests) {
+  const held = new Set(digests);
+  return [...shown.values()].map((line) => line.found).filter((found) => found.blobs.some((row) => held.has(row.digest)));
 }
 
 function makeBlob() {
@@ -163,7 +201,14 @@ function askWaiting(line, digest, cell) {
       .filter(([, count]) => count < swarm.pieces).sort((a, b) => a[1] - b[1]);
     const names = late.slice(0, WAITING_SHOWN_MAX).map(([host, count]) => `${host} (${Math.floor((100 * count) / swarm.pieces)} %)`);
     const more = late.length > names.length ? ` and ${late.length - names.length} more` : "";
-    setText(cell, late.length ? `Wait for ${short(digest)}: ${names.join(", ")}${more}` : "No host waits for it.");
+    if (!late.length) return setText(cell, "No host waits for it.");
+    const words = [`Wait for ${short(digest)}: `];
+    names.forEach((text, i) => {
+      const link = make("a", text);
+      link.href = `#host=${encodeURIComponent(late[i][0])}`;
+      words.push(...(i ? [", "] : []), link);
+    });
+    return cell.replaceChildren(...words, more);
   }, (problem) => setText(cell, problem.message));
 }
 

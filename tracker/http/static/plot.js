@@ -7,6 +7,9 @@ const SAMPLES_MAX = 600, HEIGHT_PX = 150; // ten minutes
 const STEPS = Array.from({ length: 40 }, (_, power) => 2 ** (power + 8)); // between lines, so that labels are round
 const times = [], rates = [];
 let plot = null;
+new ResizeObserver(() => { if (plot && plot.width !== wide()) plot.setSize({ width: wide(), height: HEIGHT_PX }); }).observe(element("#rate .plot"));
+
+const wide = () => Math.max(200, element("#rate .plot").clientWidth);
 
 export function showRate(rate_bytes_s) {
   times.push(Date.now() / 1000);
@@ -27,7 +30,7 @@ export function draw() {
   const clocks = (_, ticks) => ticks.map((tick) => clock(tick));
   const axis = { stroke: ink.faint, grid: { stroke: ink.line, width: 1 }, ticks: { stroke: ink.line, width: 1 } };
   plot = new window.uPlot({
-    width: Math.max(200, host.clientWidth), height: HEIGHT_PX, legend: { show: false },
+    width: wide(), height: HEIGHT_PX, legend: { show: false },
     cursor: { show: false },
     scales: { x: { range: (_, low, high) => [Math.min(low, high - 60), high] }, y: { range: (_, low, high) => [0, Math.max(high, 1024)] } },
     axes: [{ ...axis, space: 70, values: clocks }, { ...axis, size: 92, incrs: STEPS, values: (_, ticks) => ticks.map((tick) => `${bytes(tick)}/s`) }],

@@ -2,8 +2,9 @@
 
 import { ask } from "./api.js";
 import { element, make, setText } from "./canvas.js";
+import { confirmOnce, isAsking, orderButton } from "./orders.js";
 import { judge } from "./verdict.js";
-import { brief, clock } from "./words.js";
+import { brief, clock, several } from "./words.js";
 
 const ENDED = ["done", "failed", "cancelled", "expired"];
 const NAMED_MAX = 8, DETAILS_MAX = 5, DETAILS_MS = 3000, RECENT_S = 24 * 3600;
@@ -12,7 +13,7 @@ let rows = [], timer = 0;
 
 export function showPreseeds(news) {
   rows = [...news].reverse();
-  draw();
+  if (!isAsking(element("#preseeds"))) draw();
   if (!timer) lookAgain();
 }
 
@@ -30,14 +31,20 @@ function draw() {
 function item(row) {
   const line = make("li"), head = make("div"), ends = ENDED.includes(row.state), known = details.get(row.id);
   line.id = `preseed=${encodeURIComponent(row.id)}`;
-  head.append(make("strong", brief(row.package)), " ", make("span", row.state, `state-${row.state}`), ` ${row.hosts_done} of ${row.hosts_total} hosts `,
+  head.append(nameOf(row), " ", make("span", row.state, `state-${row.state}`), ` ${row.hosts_done} of ${row.hosts_total} hosts `,
     make("small", `${row.id}, since ${clock(row.created_at)}`));
   line.append(head);
   if (known) for (const text of lacks(known)) line.append(make("p", text));
-  if (!ends) head.append(" ", action("Cancel", () => ask(`v1/preseeds/${encodeURIComponent(row.id)}`, "DELETE")));
+  const name = brief(row.package), says = element("#preseeds .says");
+  if (!ends) {
+    head.append(" ", orderButton("Cancel", "preseed cancel-any", `Cancel the preseed of ${name}?`, says,
+      () => ask(`v1/preseeds/${encodeURIComponent(row.id)}`, "DELETE").then(() => `The preseed ${row.id} is cancelled.`)));
+  }
   const missing = known ? known.failures.map((failure) => failure.host) : [];
   if (row.state === "failed" && missing.length) {
-    head.append(" ", action(`Try again on ${missing.length} hosts`, () => ask("v1/preseeds", "POST", { package: row.package, hosts: missing })));
+    const hosts = several(missing.length, "one host", "hosts");
+    head.append(" ", orderButton(`Try again on ${hosts}`, "preseed", `Preseed ${name} again on ${hosts}?`, says,
+      () => ask("v1/preseeds", "POST", { package: row.package, hosts: missing }).then((made) => `The preseed ${made.id} has begun.`)));
   }
   return line;
 }
@@ -52,14 +59,40 @@ function lacks(progress) {
   return lines.concat(progress.notes);
 }
 
-function action(text, act) {
-  const button = make("button", text, "act");
-  button.addEventListener("click", () => {
-    button.disabled = true;
-    act().then(() => setText(element("#preseeds .problem"), ""), (problem) => setText(element("#preseeds .problem"), problem.message))
-      .finally(() => { button.disabled = false; });
+// The package of a preseed, with a link to its row where that is shown.
+function nameOf(row) {
+  const digest = row.package.split("@sha256:")[1], name = make("strong");
+  const link = digest ? make("a", brief(row.package)) : make("span", brief(row.package));
+  if (digest) link.href = `#package=${digest.slice(0, 12)}`;
+  name.append(link);
+  return name;
+}
+
+// The form that orders a preseed: a package, and hosts by a selector, by names, or a number of them.
+export function prepareForm() {
+  const form = element("#order"), [reference, where] = form.querySelectorAll("input"), button = form.querySelector("button");
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const order = { package: reference.value.trim() }, chosen = where.value.trim();
+    if (!order.package || !chosen || button.disabled) return;
+    if (/^[0-9]+$/.test(chosen)) order.count = Number(chosen);
+    else if (chosen.includes("=")) order.selector = chosen;
+    else if (chosen) order.hosts = chosen.split(/[\s,]+/);
+    const whom = order.count ? several(order.count, "one host", "hosts") : chosen;
+    confirmOnce(button, `Preseed ${order.package} on ${whom}?`, element("#preseeds .says"),
+      () => ask("v1/preseeds", "POST", order).then((made) => {
+        reference.value = "";
+        return `The preseed ${made.id} has begun on ${several(made.hosts_total, "one host", "hosts")}.`;
+      }));
   });
-  return button;
+}
+
+// Put a package into the form, for a user who says where.
+export function suggestPreseed(reference) {
+  const [input, where] = element("#order").querySelectorAll("input");
+  input.value = reference;
+  element("#order").scrollIntoView({ block: "nearest" });
+  where.focus();
 }
 
 // Ask for the preseeds that go on, and once for those that failed.
@@ -72,6 +105,6 @@ async function lookAgain() {
     changed = changed || JSON.stringify(answer && lacks(answer)) !== JSON.stringify(details.has(row.id) ? lacks(details.get(row.id)) : null);
     if (answer) details.set(row.id, answer);
   }
-  if (changed && !element("#preseeds").contains(document.activeElement)) draw();
+  if (changed && !isAsking(element("#preseeds")) && !element("#preseeds ul").contains(document.activeElement)) draw();
   timer = rows.length ? setTimeout(lookAgain, DETAILS_MS) : 0;
 }

@@ -1,0 +1,112 @@
+"""`p2pdist hosts`: the hosts of a fleet, and draining them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from p2pdist.cli import output
+from p2pdist.cli.connect import TrackerClient, tracker_named, tracker_option
+from p2pdist.model.fleet import HostDetail, HostStatus
+
+
+@click.group("hosts", invoke_without_command=True)
+@tracker_option
+@output.json_option
+@click.pass_context
+def command(ctx: click.Context, tracker: str, as_json: bool) -> None:
+    """List the hosts of a fleet, show one, or have one serve no other host for a while, as before
+    its machine is worked on.
+
+    \b
+    Examples:
+      p2pdist hosts --tracker http://10.0.0.5:7070
+      p2pdist hosts show node17
+      p2pdist hosts drain node17
+      p2pdist hosts fill node17
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    found = asyncio.run(_hosts(tracker))
+    if as_json:
+        output.print_json(found)
+        return
+    output.say(f"{'HOST':24} {'STATE':10} {'ZONE':12} {'RACK':12} {'BLOBS':>6}  ADDRESS")
+    for host in found:
+        output.say(
+            f"{host.host:24} {_state(host):10} {host.zone:12} {host.rack:12} {host.blobs:>6}  {host.address}".rstrip()
+        )
+
+
+@command.command("show")
+@click.argument("host", metavar="HOST")
+@tracker_option
+@output.json_option
+@click.pass_context
+def show(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
+    """Show one host: where it is, how it does, and what it shows."""
+    found = asyncio.run(_host(tracker_named(ctx, tracker), host))
+    if as_json:
+        output.print_json(found)
+        return
+    rate = output.amount
+    facts = {
+        "state": _state(found),
+        "place": ", ".join(name for name in (found.site, found.zone, found.rack) if name),
+        "address": found.address,
+        "version": found.version or "",
+        "store": rate(found.store_bytes) if found.store_bytes is not None else "",
+        "limit of the store": rate(found.capacity_bytes) if found.capacity_bytes is not None else "",
+        "disk free": rate(found.disk_free_bytes) if found.disk_free_bytes is not None else "",
+        "uplink": f"{rate(int(found.uplink_bytes_s))}/s" if found.uplink_bytes_s else "",
+        "mounts": f"{found.mounts}: {', '.join(found.mounted)}" if found.mounts else "",
+        "blobs": str(found.blobs),
+        "blamed by": ", ".join(f"{name} ({reason})" for name, reason in found.blamed.items()),
+    }
+    for name, value in facts.items():
+        if value:
+            output.say(f"{name + ':':20} {value}")
+
+
+@command.command("drain")
+@click.argument("host", metavar="HOST")
+@tracker_option
+@click.pass_context
+def drain(ctx: click.Context, host: str, tracker: str) -> None:
+    """Have HOST serve no other host: its children get other parents, and no preseed picks it. It
+    goes on to receive, and its agent goes on; p2pdist drain, on the host, ends that. It lasts until
+    the tracker starts anew, or p2pdist hosts fill."""
+    asyncio.run(_drain(tracker_named(ctx, tracker), host, drained=True))
+    output.say(f"{host} serves no other host")
+
+
+@command.command("fill")
+@click.argument("host", metavar="HOST")
+@tracker_option
+@click.pass_context
+def fill(ctx: click.Context, host: str, tracker: str) -> None:
+    """Have HOST, which is drained, serve other hosts again."""
+    asyncio.run(_drain(tracker_named(ctx, tracker), host, drained=False))
+    output.say(f"{host} serves other hosts again")
+
+
+def _state(host: HostStatus) -> str:
+    if not host.present:
+        return "away"
+    return "leaving" if host.leaving else "drained" if host.drained else "connected"
+
+
+async def _hosts(tracker: str) -> list[HostStatus]:
+    async with TrackerClient(tracker) as client:
+        return sorted(await client.hosts(), key=lambda host: host.host)
+
+
+async def _host(tracker: str, name: str) -> HostDetail:
+    async with TrackerClient(tracker) as client:
+        return await client.host(name)
+
+
+async def _drain(tracker: str, host: str, *, drained: bool) -> None:
+    async with TrackerClient(tracker) as client:
+        await (client.drain(host) if drained else client.fill(host))

@@ -1,0 +1,130 @@
+"""The page of swarm health in a real browser, in states that no small fleet of processes comes
+into, with screenshots for people to look at: trouble, many packages, a tree of 2,600 hosts, a page
+that may do nothing; its keys, and its buttons, which ask once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from access_rig import access_site
+from browser import CHROMIUM, PHONE_WIDTH, Page, browser
+from fleet_rig import PIECES, fleet_of, join_all, spread_packages, stripes, tracker_of
+
+from tracker.core.events import HostDrained
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian package chromium)")]
+
+BACKGROUNDS = {"light": "rgb(247, 247, 245)", "dark": "rgb(20, 22, 26)"}
+LIVE = "document.querySelector('#connection').innerText === 'live'"
+
+
+def text(selector: str) -> str:
+    return f"document.querySelector({selector!r}).innerText"
+
+
+async def photograph(page: Page, name: str, *, judged: bool = True) -> None:
+    """The page in light, in dark and on a phone; axe finds nothing, unless there is so much on the
+    page that it takes long."""
+    for scheme, suffix in (("dark", "-dark"), ("light", "")):
+        await page.dress(scheme)
+        await page.until(f"getComputedStyle(document.body).backgroundColor === {BACKGROUNDS[scheme]!r}")
+        if judged:
+            assert await page.violations() == []
+        await page.screenshot(f"health-{name}{suffix}")
+    await page.screenshot(f"health-{name}-phone", PHONE_WIDTH)
+
+
+async def press(page: Page, key: str, code: int) -> None:
+    for kind in ("keyDown", "keyUp"):
+        typed = {"text": key} if kind == "keyDown" and len(key) == 1 else {}
+        await page.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **typed)
+
+
+@pytest.mark.timeout(300)
+async def test_many_packages_keys_and_buttons() -> None:
+    hosts = fleet_of(120)
+    join_all(hosts)
+    spread_packages(hosts, 200)
+    async with tracker_of(hosts) as (service, url), browser(url + "/") as page:
+        await page.until("document.querySelectorAll('#packages tbody').length >= 100")
+        await photograph(page, "many-packages", judged=False)
+
+        await press(page, "j", 74)
+        await page.until("location.hash === '#host=h0' && !document.querySelector('#host').hidden")
+        await press(page, "j", 74)
+        await page.until("location.hash === '#host=h1'")
+        await press(page, "k", 75)
+        await page.until("location.hash === '#host=h0'")
+        await page.until(f"/Drain/.test({text('#host .orders')}) && /team-/.test({text('#host .orders')})")
+        await press(page, "/", 191)
+        await page.until("document.activeElement === document.querySelector('#find input')")
+        for key in "h77":
+            await press(page, key, ord(key.upper()))
+        await press(page, "\r", 13)
+        await page.until("location.hash === '#host=h77'")
+        await page.until("document.activeElement.matches('#find input')")
+        await press(page, "Escape", 27)
+        await press(page, "Escape", 27)
+        await page.until("location.hash === '' && document.querySelector('#host').hidden")
+
+        await page.evaluate("location.hash = '#host=h5'")
+        await page.until("document.querySelector('#host .orders .act') !== null")
+        await page.until("!document.querySelector('#host .orders .act').disabled")
+        await page.evaluate("document.querySelector('#host .orders .act').click()")
+        await page.until(f"/serve no other host\\?/.test({text('#host .asking')})")
+        assert not service.fleet.hosts["h5"].drained, "nothing is done before the answer"
+        await page.evaluate("document.querySelectorAll('#host .asking .act')[1].click()")
+        await page.evaluate("document.querySelector('#host .orders .act').click()")
+        await page.evaluate("document.querySelector('#host .asking .act').click()")
+        await page.until(f"/serves no other host/.test({text('#host .says')})")
+        assert service.fleet.hosts["h5"].drained
+        await page.until(f"/Fill/.test({text('#host .orders')}) && /drained/.test({text('#troubled')})")
+        await photograph(page, "host-orders", judged=False)
+        assert page.complaints == []
+
+
+@pytest.mark.timeout(300)
+async def test_trouble_is_named() -> None:
+    hosts = fleet_of(60, racks_of=10)
+    join_all(hosts)
+    spread_packages(hosts, 4)
+    half = PIECES // stripes() // 2
+    for name in list(hosts.sessions):
+        hosts.report(name, (half,) * stripes())
+    for by in ("h11", "h22", "h33"):
+        hosts.fleet.reputation.penalise(hosts.fleet.hosts["h7"], by, "corrupt", now=hosts.now)
+    hosts.fleet.handle(HostDrained("h5", True), now=hosts.now)
+    for name in ("h13", "h44"):
+        hosts.close(name)
+    hosts.pass_time(1.0)
+    async with tracker_of(hosts) as (_, url), browser(url + "/") as page:
+        await page.until(f"/h7/.test({text('#troubled')}) && /h13/.test({text('#troubled')})")
+        assert (await page.evaluate(text("#verdict"))).startswith("Wrong: ")
+        await photograph(page, "trouble")
+        assert page.complaints == []
+
+
+@pytest.mark.timeout(300)
+async def test_a_tree_of_two_thousand_six_hundred_hosts_is_legible() -> None:
+    hosts = fleet_of(2600, zones=3)
+    join_all(hosts)
+    async with tracker_of(hosts) as (_, url), browser(url + "/") as page:
+        await page.until("swarmHealth.nodes.size === 2600 && swarmHealth.idle()")
+        places = await page.evaluate("new Set([...swarmHealth.nodes.values()].map((n) => `${n.x} ${n.y}`)).size")
+        assert places == 2600, "no host hides another"
+        await photograph(page, "tree-2600")
+
+
+@pytest.mark.timeout(300)
+async def test_a_page_without_the_right_says_so_and_offers_nothing(tmp_path: Path) -> None:
+    async with access_site(tmp_path) as site, browser(site.url + "/", "--ignore-certificate-errors") as page:
+        await page.until("!document.querySelector('#credential').hidden")
+        await photograph(page, "token")
+        await page.evaluate(
+            f"(() => {{ const form = document.querySelector('#credential'); "
+            f"form.querySelector('input').value = {site.token('ops')!r}; form.requestSubmit(); }})()"
+        )
+        await page.until(LIVE)
+        await page.until("!document.querySelector('#order button').disabled")  # ops may preseed
+        assert await page.evaluate("document.querySelectorAll('button[data-right=hosts]:enabled').length") == 0
