@@ -17,6 +17,9 @@ from the command until the view lacks nothing;
 milliseconds from the moment when the metadata is here until the view is seen, and the bytes of the
 package that had come by that moment; reads that waited,
 and the 99th percentile of their waits; the largest memory of the agent.
+
+Below stand the goals. The bytes of a trace, as stored, are taken to be as much smaller than its
+contents as the package is smaller than its files.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,6 +70,8 @@ class Row:
     metadata_bytes: int | None = None
     stalls: int = 0
     stall_p99_s: float = 0.0
+    prefetched_bytes: int = 0
+    """Of contents, ahead of the program."""
     agent_mib: float | None = None
 
 
@@ -207,7 +212,8 @@ class ColdHost:
             if mount.lazy is not None and mount.lazy.whole and here_s is not None:
                 lazy, whole_s = mount.lazy, time.monotonic() - began
                 seen = (1000 * lazy.shown_s, lazy.metadata_bytes)
-                return Row(way, took_s, moved, here_s, whole_s, *seen, lazy.stalls, lazy.stall_p99_s)
+                waits = (lazy.stalls, lazy.stall_p99_s)
+                return Row(way, took_s, moved, here_s, whole_s, *seen, *waits, lazy.prefetched_bytes)
             time.sleep(POLL_S)
         raise SystemExit(f"not everything came within {HERE_S_MAX:.0f} s")
 
@@ -241,21 +247,58 @@ def _mib(count: int | None) -> float | None:
     return None if count is None else count / MIB
 
 
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the medians are to be: `value` at most `limit`."""
+
+    name: str
+    value: float
+    limit: float
+    unit: str = "s"
+
+    @property
+    def met(self) -> bool:
+        """Whether it is so."""
+        return self.value <= self.limit
+
+
+def goals(rows: Sequence[Row], made: Made, rate_mbit: float) -> list[Goal]:
+    """The goals, each with what the starts reached."""
+
+    def of(way: str, value: Callable[[Row], float | None]) -> float:
+        found = median(value(row) for row in rows if row.way == way)
+        assert found is not None, f"no start was {way}"
+        return found
+
+    local_s, eager_s = of(LOCAL, _first_s), of(EAGER, _first_s)
+    trace_bytes = of(TRACED, lambda row: row.prefetched_bytes) * made.bytes_stored / made.bytes_source
+    link_s = trace_bytes * 8 / (rate_mbit * 1e6)
+    traced = f"second host: 1.15 x the larger of local disk, trace at the link's rate ({link_s:.2f} s)"
+    found = [
+        Goal("first host: 1.6 x local disk", of(LAZY, _first_s), 1.6 * local_s),
+        Goal(traced, of(TRACED, _first_s), 1.15 * max(local_s, link_s)),
+    ]
+    for way in (LAZY, TRACED):
+        came = of(way, lambda row: row.first_line_bytes) / made.bytes_stored
+        metadata, here_s = of(way, lambda row: row.metadata_bytes), of(way, lambda row: row.here_s)
+        found += [
+            Goal(f"{way}: ready no later than eager", of(way, _first_s), eager_s),
+            Goal(f"{way}: of the package before the first line", 100 * came, 15.0, "%"),
+            Goal(f"{way}: everything here, 1.03 x eager", here_s, 1.03 * of(EAGER, lambda row: row.here_s)),
+            Goal(f"{way}: metadata that came", metadata / 1e6, 4.0, "MB"),
+            Goal(f"{way}: seen after the metadata", of(way, lambda row: row.shown_ms), 50.0, "ms"),
+        ]
+    return found
+
+
+def _first_s(row: Row) -> float:
+    return row.first_line_s
+
+
 def table(rows: Sequence[Row], made: Made, rate_mbit: float, tracker_mib: float) -> str:
-    """The medians, and what they are beside the local disk and an eager pull."""
-    heads = (
-        "way",
-        "first line s",
-        "best s",
-        "x local",
-        "MiB by then",
-        "here s",
-        "whole s",
-        "shown ms",
-        "metadata MiB",
-        "stalls",
-    )
-    heads += ("p99 s", "agent MiB")
+    """The medians, what they are beside the local disk, and which goals they reach."""
+    heads = ("way", "first line s", "best s", "x local", "MiB by then", "here s", "whole s", "shown ms")
+    heads += ("metadata MiB", "stalls", "p99 s", "agent MiB")
     lines = []
     local_s = median(row.first_line_s for row in rows if row.way == LOCAL)
     for way in WAYS:
@@ -280,7 +323,11 @@ def table(rows: Sequence[Row], made: Made, rate_mbit: float, tracker_mib: float)
         )
     title = f"{made.files:,} files, {made.bytes_source / MIB:,.0f} MiB, at {rate_mbit:g} Mbit/s"
     note = f"stored {made.bytes_stored / MIB:,.1f} MiB; the tracker had {tracker_mib:.0f} MiB of memory"
-    return render(title, heads, lines, [note])
+    reached = [
+        (goal.name, figure(goal.value), figure(goal.limit), goal.unit, "" if goal.met else "MISSED")
+        for goal in goals(rows, made, rate_mbit)
+    ]
+    return render(title, heads, lines, [note]) + "\n" + render("Goals", ("goal", "is", "at most", "", ""), reached)
 
 
 def main() -> int:

@@ -42,6 +42,10 @@ CUT_BLOCK_MAX = BLOCK_SIZE - SECTOR
 LEVEL = 5
 """Of zstd. A tree is packed once and moved to every host, so fewer bytes than at level 3 are worth
 more time; level 6 saves little more. Decompressing takes the same."""
+CATALOG_LEVEL, CATALOG_WINDOW, CATALOG_TABLES = 9, 27, 22
+"""Of zstd, and logarithms: how far back in a catalog and among how many places a repetition is
+found. Most of a catalog are hashes, and each is there twice, in a page or chunk list and in the
+record of its chunk, megabytes apart."""
 PACKS_MAX = 1024
 CHUNK_LISTS_MAX = 1 << 19
 CATALOG_BYTES_MAX = 320 << 20
@@ -126,7 +130,14 @@ def encode_catalog(catalog: Catalog) -> bytes:
             f"the list of files takes {len(plain)} bytes, over the limit of {CATALOG_BYTES_MAX}",
             remedy="Pack fewer files, or split them over several packages",
         )
-    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(plain)
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        CATALOG_LEVEL,
+        window_log=CATALOG_WINDOW,
+        hash_log=CATALOG_TABLES,
+        chain_log=CATALOG_TABLES,
+        write_content_size=True,
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(plain)
 
 
 def check_expansion(catalogs: Iterable[tuple[int, bytes]]) -> None:

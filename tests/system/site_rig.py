@@ -31,6 +31,8 @@ P2PDIST = PROGRAM
 """For tests that start it elsewhere: in a namespace, by a script, as another user."""
 
 ENDING_S = 0.5
+READY_S = 600.0
+"""For a process that never answers: on a busy machine one takes minutes to begin."""
 
 
 class WebOrigin:
@@ -167,7 +169,7 @@ class Agent:
     def stop(self) -> int:
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(READY_S)
 
     def pull(self, **request: Any) -> PullStatus:
         return LocalClient(self.socket).pull(PullRequest(**request))
@@ -272,7 +274,7 @@ class Site:
                 process.terminate()
         for process in self._processes:
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -292,7 +294,7 @@ def running_site(directory: Path, *, tracker: bool = True) -> Iterator[Site]:
 
 
 def wait_for(url: str, process: Program, log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         assert process.poll() is None, f"ended at once: {log.read_text()[-2000:]}"
         try:

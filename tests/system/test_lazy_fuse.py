@@ -16,6 +16,7 @@ import pytest
 from ports import free_pair
 from site_rig import P2PDIST, Agent, Site, wait_for
 from test_lazy_views import (
+    PATIENCE_S,
     SLOW_BYTES_S,
     View,
     nothing_stays,  # noqa: F401
@@ -126,7 +127,7 @@ def test_kills_leave_no_wrong_byte(site: Site, source: Path, victims: str) -> No
         until(lambda: view.status()["whole"] or len(servers(view)) == 2, "nothing serves")
     site.origin.rate_bytes_s = 0
     for name, process in readers:
-        got, errors = process.communicate(timeout=100)
+        got, errors = process.communicate(timeout=PATIENCE_S)
         assert got == (source / name).read_bytes() or b"Input/output error" in errors, name
         assert (source / name).read_bytes().startswith(got), name
     until(lambda: view.status()["whole"], "the view lacks something")

@@ -34,7 +34,7 @@ PATIENT = {"lazy-wait": str(LIMIT_S)}
 """Options of agents whose readers wait longer than a busy machine takes: no test is of the
 limit."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
@@ -165,10 +165,10 @@ def test_the_second_host_is_filled_by_what_the_first_one_read(site: Site, source
     assert first.stop() == 0  # else the next one has all of it from there at once
     # Views for no program have a trace of their own: with it, what is filled can be watched.
     asked(site, "import", "team/app:v1", str(exported))
+    site.origin.rate_bytes_s = SLOW_BYTES_S / 8  # else the rest is there before it was looked at
     path, status = view(second)
     written = Written(second, source)
     until(lambda: written.files() == READ, "nothing is prefetched")
-    site.origin.rate_bytes_s = SLOW_BYTES_S / 8
     until(lambda: status()["prefetched_bytes"] >= FILE_BYTES * len(READ), "not all is readable")
     before = status()
     assert before["unread_bytes"] == before["prefetched_bytes"] and not before["whole"]
@@ -203,9 +203,9 @@ def test_the_next_version_inherits(site: Site, source: Path) -> None:
     (source / changed).write_bytes(os.urandom(FILE_BYTES))
     (source / moved).rename(source / "lib/moved.py")
     publish(site, source, "v2", "--order", str(exported))
+    site.origin.rate_bytes_s = SLOW_BYTES_S / 8  # else the rest is there before it was looked at
     path, status = view(second, "v2")
     until(lambda: status()["prefetched_bytes"] >= FILE_BYTES * len(READ), "nothing is prefetched")
-    site.origin.rate_bytes_s = SLOW_BYTES_S / 8
     before = status()
     for name in (*READ[:5], "lib/moved.py", *READ[6:]):
         assert (path / name).read_bytes() == (source / name).read_bytes()

@@ -25,8 +25,8 @@ RECORD_S = 600.0
 CELLS_MAX = 1 << 17
 """Cells that are recorded of one start."""
 
-FIND_S = 5.0
-"""A tracker has so long to say what the trace is."""
+FIND_S = 30.0
+"""A tracker has so long to say what the trace is; the start goes on meanwhile."""
 
 logger = logging.getLogger(__name__)
 
