@@ -105,7 +105,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "lose a report",
         "tracker/core/fleet.py",
-        "                self._counts.take(swarm, swarm.members[name], counts, judge=judge, now=now)\n",
+        "                self._counts.take(swarm, swarm.members[name], counts, advance.origin_bytes, judge=judge, now=now)\n",
         "                pass\n",
         ("tests/tracker/test_fleet.py",),
     ),
@@ -210,8 +210,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "grant leases while roots may come back",
         "tracker/core/fleet.py",
-        "granted = free if owned.granting(swarm, now=now) else 0",
-        "granted = free",
+        "leases=free * knows,",
+        "leases=free,",
         ("tests/tracker/test_fleet.py",),
     ),
     Mutant(

@@ -217,8 +217,7 @@ class Service:
             access.changed.append(self._access_changed)
         self._outboxes: dict[int, Outbox] = {}
         self._names: dict[int, str] = {}
-        self._founding = Founding()
-        self._next_session = 1
+        self._founding, self._next_session = Founding(), 1
         self._rates = _ReportRates(fleet, self._outboxes, self._names)
         self._lag_s, self._due_at = 0.0, math.inf
         self.ticks = 0

@@ -22,14 +22,12 @@ from p2pdist.agent.access.spiffe import SpiffeSettings, WorkloadIdentity
 from p2pdist.agent.bittorrent.service import SeededFiles, ServiceContext, SwarmService, SwarmSettings, open_listener
 from p2pdist.agent.discovery.links import DiscoverySettings
 from p2pdist.agent.discovery.trackerless import looking_for_trackers, neighbourhood
-from p2pdist.agent.disk_use import DiskUse
 from p2pdist.agent.drain import DRAIN_S, Drain
 from p2pdist.agent.images.images import Images
 from p2pdist.agent.images.inventory import ImageInventory
 from p2pdist.agent.images.registries import TrackedImages, UpstreamRegistries
 from p2pdist.agent.lazy.traces import Traces
 from p2pdist.agent.lazy.views import LazySettings, LazyViews
-from p2pdist.agent.maintenance import Inventory, Maintenance, Verification
 from p2pdist.agent.models.models import Models
 from p2pdist.agent.models.tracked import TrackedHub
 from p2pdist.agent.mounts import Mounts, PackageMounts
@@ -41,8 +39,6 @@ from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
 from p2pdist.agent.pull.vouched_blobs import VouchedBlobs
-from p2pdist.agent.retention import EvictionOrder, PolicyPins, Retention
-from p2pdist.agent.scrub import StoreScrub
 from p2pdist.agent.tracker.address import address_for_others, wildcard
 from p2pdist.agent.tracker.desk import NOISE_BYTES, Desk
 from p2pdist.agent.tracker.failures import PullFailures
@@ -51,6 +47,10 @@ from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import ToHost, TrackerSession
 from p2pdist.agent.tracker.traces import TrackerTraces
 from p2pdist.agent.tracker.trackers import HostSide, Trackers
+from p2pdist.agent.upkeep.disk_use import DiskUse
+from p2pdist.agent.upkeep.maintenance import Inventory, Maintenance, Verification
+from p2pdist.agent.upkeep.retention import EvictionOrder, PolicyPins, Retention
+from p2pdist.agent.upkeep.scrub import StoreScrub
 from p2pdist.agent.uplink import STREAMS_MAX, Uplink
 from p2pdist.core.downlink import Downlink
 from p2pdist.core.trackerless import Announcement

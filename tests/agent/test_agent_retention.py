@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waits import until
 
-from p2pdist.agent import retention as module
+from p2pdist.agent.upkeep import retention as module
 from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.core import eviction
 from p2pdist.model.digest import Digest

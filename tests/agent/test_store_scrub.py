@@ -15,7 +15,7 @@ from test_alone import TAG, ended, pack_tree, pulled
 from test_many_blobs import push
 
 from p2pdist.agent.agent import Agent, AgentSettings
-from p2pdist.agent.scrub import NOTE, StoreScrub
+from p2pdist.agent.upkeep.scrub import NOTE, StoreScrub
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.messages import PullRequest
 from p2pdist.origin.layout import LocalLayout

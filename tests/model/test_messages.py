@@ -103,7 +103,7 @@ def test_the_form_is_as_documented() -> None:
     assert encode(Left(BLOB)) == b'{"type":"left","blob":"%s"}' % BLOB.encode()
     assert (
         encode(Report((Advance(BLOB, (1, 2)),)))
-        == b'{"type":"report","blobs":[["%s",[1,2]]],"sent_bytes":0,"busy_s":0.0}' % BLOB.encode()
+        == b'{"type":"report","blobs":[["%s",[1,2],null]],"sent_bytes":0,"busy_s":0.0}' % BLOB.encode()
     )
 
 

@@ -18,7 +18,7 @@ from tracker.core.rebalance.tail import hand_over
 from tracker.core.repair.remedies import SLOW_RECEIVER_COMPLAINTS, demote
 from tracker.core.swarm import Swarm
 
-BLOB = digest_of(b"blob")
+BLOB, OTHER = digest_of(b"blob"), digest_of(b"another blob")
 PIECE = 65536
 PIECES = 1024
 INTERVAL_S = 0.5
@@ -28,7 +28,9 @@ class Site:
     """A fleet whose hosts report every INTERVAL_S; `speed` is how many pieces of a stripe a host
     gets in that time, by (host, stripe)."""
 
-    def __init__(self, hosts: int) -> None:
+    def __init__(self, hosts: int, *, other: bool = False) -> None:
+        """`other`: the hosts receive another blob as well, of which they all get what is usual."""
+        self.other = other
         self.fleet = Fleet(-100.0, report_interval_s=INTERVAL_S)
         self.now = 0.0
         self.counts = {f"h{number}": [0, 0] for number in range(hosts)}
@@ -37,7 +39,9 @@ class Site:
         self.out: list[Command] = []
         for number, host in enumerate(self.counts):
             self.do(SessionOpened(number, Hello(PROTOCOL_VERSION, host, f"{host}:1")))
-            self.do(Received(number, Holding(BLOB, PIECES * PIECE, PIECE, (0, 0), (None, None))))
+            for blob in (BLOB, OTHER)[: 1 + other]:
+                self.do(Received(number, Holding(blob, PIECES * PIECE, PIECE, (0, 0), (None, None))))
+        self.usual = [0, 0]
         self.go(1, speed=0)
 
     def do(self, event: object) -> None:
@@ -46,12 +50,15 @@ class Site:
     def go(self, reports: int, *, speed: int = 20) -> None:
         """Let time pass: every host reports in turn, with what its parents let it have."""
         for _ in range(reports):
+            self.usual = [count + speed for count in self.usual]
             for number, (host, counts) in enumerate(self.counts.items()):
                 if host not in self.mute:
                     before = tuple(counts)
                     for stripe in range(2):
                         counts[stripe] = min(PIECES // 2, counts[stripe] + self.speed.get((host, stripe), speed))
                     advanced = (Advance(BLOB, tuple(counts)),) if tuple(counts) != before else ()  # as agents do
+                    if self.other:
+                        advanced += (Advance(OTHER, tuple(self.usual)),)
                     self.do(Received(number, Report(advanced)))
             for _ in range(5):
                 self.now += INTERVAL_S / 5
@@ -110,6 +117,20 @@ def test_roots_are_not_called_slow_where_pieces_come_in_bursts() -> None:
             site.speed[host, 0], site.speed[host, 1] = (4, 1) if step % 4 == 0 else (1, 4) if step % 4 == 2 else (0, 0)
         site.go(1)
     assert all(member.slots == 2 for member in site.swarm.members.values())
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_host_with_several_swarms_is_slow_where_all_of_them_show_it(other: bool) -> None:
+    """Its children in one swarm get next to nothing of its uplink, those in another what is
+    usual: nothing says that the link is slow."""
+    site = Site(12, other=other)
+    site.go(4)
+    host = next(
+        each for each in site.counts if site.member(each).parents[0] and len(site.member(each).children[0]) >= 2
+    )
+    site.hold_up(host, 2)
+    site.go(4)
+    assert (site.member(host).slots == 0) is not other
 
 
 def test_roots_report_often_from_the_start() -> None:

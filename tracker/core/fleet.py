@@ -146,19 +146,19 @@ class Fleet:
         self.origin = redacted(self.origin)
         schedule, probing = self.schedule, self.probing
         self.handover = Handover(self.hosts, self.swarms, self.started_at)
-        self.history = reports = History(self.hosts, self.capacities, self.policies, self.origin_bytes_s)
-        self._presence = Presence(self.hosts, self.swarms, self.started_at, reports.lost, reports.back)
+        self.history = log = History(self.hosts, self.capacities, self.policies, self.origin_bytes_s)
+        self._presence = Presence(self.hosts, self.swarms, self.started_at, log.lost, log.back)
         self.reputation = Reputation(self.hosts, self.swarms, schedule, self.capacities)
-        self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence, reports.left)
+        self.membership = Membership(self.hosts, self.swarms, schedule, self.reputation, self._presence, log.left)
         self._claims = Claims(self.hosts, self.swarms, schedule, self.reputation)
         described, limit = self.membership.described, (self.origin_streams_max, self.handover.fraction)
         self._turnover = LeaseTurnover(self.swarms, schedule, self.policies, described, *limit)
-        self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail, reports.broadcasts)
+        self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail, log.broadcasts)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
         about = self.reputation, schedule, probing
-        self._complaints = Complaints(self.membership, *about, self._claims, self.vouching, reports)
-        self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, reports)
+        self._complaints = Complaints(self.membership, *about, self._claims, self.vouching, log)
+        self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, log, self.swarms)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take an event and plan what is due; returns what is to be sent."""

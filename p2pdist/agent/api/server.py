@@ -46,7 +46,7 @@ from p2pdist.agent.api.mirror import (
     with_images,
 )
 from p2pdist.agent.pull.blob import BlobPull, demanded
-from p2pdist.agent.scrub import ScrubStatus
+from p2pdist.agent.upkeep.scrub import ScrubStatus
 from p2pdist.agent.uplink import RangeFlow
 from p2pdist.core.stream_slots import Peer
 from p2pdist.gateway.registry.counts import MirrorCounts

@@ -15,7 +15,10 @@ parent's uplink is slow. Where a host lags in every stripe that its parents have
 children of its parents do not, its own downlink is slow, and it is no good as a parent either. But
 over a slow uplink acknowledgements wait behind what the host sends, so a host with an uplink that
 was just found slow has LAG_S to show otherwise. A stripe that starves higher up says nothing of the
-hosts below. Where there is no host to compare with, another parent for LAG_S tells. Where one child
+hosts below. A host that takes part in several swarms at once shares its link among them as its
+connections have it, and children in one swarm may get next to nothing while others get more than
+their share: its link is slow only where all its edges together show it (`share_over_all`). Where
+there is no host to compare with, another parent for LAG_S tells. Where one child
 alone lags, in one stripe alone, for EDGE_S, the connection between the two is slow, and another
 parent may do better. A root has no parent to lag behind, and reads no faster than its children
 follow, so it is compared with the roots of other stripes. Acting on less costs more than it gains:
@@ -31,7 +34,7 @@ the site, and where it alone gets little for IMPORT_S, the edge is at fault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Lag, Member
@@ -167,6 +170,23 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
         return None
     share = sum(_rate(member, stripe, now) for stripe in late) / max(swarm.typical_rate * swarm.stripes, 1e-9)
     return (member.host, share, True) if now - member.relieved_at >= LAG_S else None
+
+
+def share_over_all(swarms: Iterable[Swarm], host: str, *, downlink: bool) -> float:
+    """The share of what is usual in each of these swarms that a host gets in all of them together,
+    or gives its children."""
+    got = edges = 0.0
+    for swarm in swarms:
+        if swarm.typical_rate <= 0:
+            continue
+        member = swarm.members[host]
+        if downlink:
+            rates = [member.rates[stripe] for stripe in _unfinished(swarm, member) if member.parents[stripe]]
+        else:
+            fed = ((stripe, swarm.members[name]) for stripe, names in enumerate(member.children) for name in names)
+            rates = [child.rates[stripe] for stripe, child in fed if not child.slow_receiver]
+        got, edges = got + sum(rates) / swarm.typical_rate, edges + len(rates)
+    return got / edges if edges else 0.0
 
 
 def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, float, bool] | None:

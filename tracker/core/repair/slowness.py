@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from p2pdist.model.digest import Digest
 from tracker.core.capacity import Capacities
 from tracker.core.history.history import History
 from tracker.core.host import Host
@@ -20,9 +21,11 @@ from tracker.core.monitor.presence import Presence
 from tracker.core.monitor.probing import Probing
 from tracker.core.monitor.progress import (
     FAIR_REPORTS,
+    SLOW_SHARE,
     gets_fair_share,
     limited,
     note_rates,
+    share_over_all,
     silent_parents,
     slow_edges,
     slow_host,
@@ -57,6 +60,8 @@ class Slowness:
     """Hears which hosts are silent."""
     history: History
     """Hears which hosts are slow."""
+    swarms: Mapping[Digest, Swarm]
+    """In which a host may take part besides the one that its report is about."""
 
     def judge(self, swarm: Swarm, host: Host, *, still: bool, late: bool, interval_s: float, now: float) -> None:
         """A host has reported: find what holds it up, unless the whole fleet is `late`. `still`:
@@ -78,7 +83,7 @@ class Slowness:
         if member.fair_reports >= FAIR_REPORTS:
             self.reputation.clear_slow_receiver(host, now=now)
         slow = limited(swarm, member, host.download_bytes_s) or slow_host(swarm, member, now=now)
-        if slow is not None and self.reputation.excused(swarm, now=now):
+        if slow is not None and (self.reputation.excused(swarm, now=now) or self._busy_elsewhere(slow[0], slow[2])):
             slow = None
         if slow is not None and self.capacities.mark_slow(slow[0], slow[1], downlink=slow[2], now=now):
             self.reputation.fit_children(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
@@ -86,6 +91,12 @@ class Slowness:
             self.history.slow(self.hosts[slow[0]], swarm, slow[1], downlink=slow[2], now=now)
         else:
             self._part(swarm, member, now)
+
+    def _busy_elsewhere(self, name: str, downlink: bool) -> bool:
+        """Whether a host that is slow in one swarm has its share in all its swarms together."""
+        keys = self.hosts[name].swarms
+        taking_part = [self.swarms[key] for key in keys if key in self.swarms]
+        return len(taking_part) > 1 and share_over_all(taking_part, name, downlink=downlink) >= SLOW_SHARE
 
     def _silence(self, swarm: Swarm, member: Member, *, interval_s: float, now: float) -> None:
         """Take parents for absent that do not report while this child of theirs stands still."""

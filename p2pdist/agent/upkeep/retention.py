@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from p2pdist.agent.maintenance import Maintenance
 from p2pdist.agent.tracker.policies import Policies
+from p2pdist.agent.upkeep.maintenance import Maintenance
 from p2pdist.core.eviction import StoredPackage, due, goes_first, lasts_s
 from p2pdist.model.candidate import Candidate, Chooser, Share
 from p2pdist.model.digest import Digest

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from p2pdist.agent.maintenance import Verification
+from p2pdist.agent.upkeep.maintenance import Verification
 from p2pdist.core.scrub import BUSY_PAUSE_S, Part, Rest, Round, Scrub
 from p2pdist.model.digest import Digest, is_digest
 from p2pdist.model.errors import P2PDistError

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2pdist.agent.maintenance import PIN_PREFIX, Inventory, Maintenance
 from p2pdist.agent.mounts import Mounts
 from p2pdist.agent.pull.pulls import Pulls
+from p2pdist.agent.upkeep.maintenance import PIN_PREFIX, Inventory, Maintenance
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, NotFound
 from p2pdist.model.manifest import blob_reference
