@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from waits import until
 
-from p2pdist.agent.upkeep import retention as module
 from p2pdist.agent.agent import Agent, AgentSettings
+from p2pdist.agent.upkeep import retention as module
 from p2pdist.core import eviction
 from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import Manifest, blob_reference, decode_manifest
