@@ -23,7 +23,7 @@ from ports import free_port
 PYTHON = str(ENVIRONMENTS / "loaders" / "bin" / "python")
 NODE_MODULES = ENVIRONMENTS / "node"
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hub-clients")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("hub-clients")]
 python = pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs transformers and datasets: make setup-all")
 node = pytest.mark.skipif(
     not (NODE_MODULES / "node_modules").exists() or not shutil.which("node"),

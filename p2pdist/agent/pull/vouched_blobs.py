@@ -144,6 +144,9 @@ class VouchedBlobs:
         """The blobs that are being pulled."""
         self._sources: dict[Digest, Sources] = {}
         """Of the blobs that are being pulled."""
+        self._dropping: dict[Digest, asyncio.Event] = {}
+        """Set once what came of a blob that turned out wrong is gone: a new pull would begin with
+        it otherwise, and nobody reads it once more."""
         self.wrong = WrongBlobs()
         self._tasks = Tasks(logger, "a blob without a piece list could not be looked after")
 
@@ -164,6 +167,8 @@ class VouchedBlobs:
             self.wrong.require_right(upstream.repository, digest, size)
         claim = partial(self._store.begin_vouched, digest, size)
         while True:
+            if digest in self._dropping:
+                await self._dropping[digest].wait()
             sources = self._sources.setdefault(digest, Sources())
             sources.add(upstream)
             try:
@@ -188,11 +193,19 @@ class VouchedBlobs:
         error = None if done.cancelled() else done.exception()
         if not isinstance(error, Corrupt):
             return
-        self._tasks.spawn(self._registry.discard(digest))
+        self._dropping.setdefault(digest, asyncio.Event())
+        self._tasks.spawn(self._drop(digest))
         if sources is not None and (blamed := sources.blamed):
             self.wrong.note(blamed, digest, size, error.what, WRONG_S)
         elif sources is not None:
             self.wrong.note(sources.repositories, digest, size, error.what, SUSPECT_S)
+
+    async def _drop(self, digest: Digest) -> None:
+        try:
+            await self._registry.discard(digest)
+        finally:
+            if (dropped := self._dropping.pop(digest, None)) is not None:
+                dropped.set()
 
     # -- the tracker
 
