@@ -52,7 +52,10 @@ help:
 
 setup: $(VENV)/.installed
 
-setup-all: setup $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/hub-clients/loaders/.loaders $(VENV)/hub-clients/node/.node $(VENV)/api-generator/.installed $(VENV)/.torch
+# The environments beside the project's own have nothing to do with each other.
+setup-all: setup
+	@$(MAKE) --no-print-directory --jobs 3 $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/hub-clients/loaders/.loaders \
+		$(VENV)/hub-clients/node/.node $(VENV)/api-generator/.installed $(VENV)/.torch
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 

@@ -61,7 +61,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, line: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_second_act_ends_with_tensors_in_memory(tmp_path: Path) -> None:
     """All hosts have the model's tensors, by one HEAD a file, from one copy of the hub and what a
     busy machine reads again; nothing is left."""
