@@ -50,7 +50,7 @@ class Site:
     def go(self, reports: int, *, speed: int = 20) -> None:
         """Let time pass: every host reports in turn, with what its parents let it have."""
         for _ in range(reports):
-            self.usual = [count + speed for count in self.usual]
+            self.usual = [min(PIECES // 2, count + speed) for count in self.usual]
             for number, (host, counts) in enumerate(self.counts.items()):
                 if host not in self.mute:
                     before = tuple(counts)
@@ -131,6 +131,17 @@ def test_a_host_with_several_swarms_is_slow_where_all_of_them_show_it(other: boo
     site.hold_up(host, 2)
     site.go(4)
     assert (site.member(host).slots == 0) is not other
+
+
+def test_a_swarm_that_has_ended_says_nothing_of_a_link() -> None:
+    site = Site(12, other=True)
+    site.usual = [PIECES // 2] * 2
+    site.go(4, speed=0)
+    site.go(4)
+    slow = site.inner()
+    site.hold_up(slow, 2)
+    site.go(4)
+    assert site.member(slow).slots == 0
 
 
 def test_roots_report_often_from_the_start() -> None:

@@ -174,8 +174,8 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
 
 def share_over_all(swarms: Iterable[Swarm], host: str, *, downlink: bool) -> float:
     """The share of what is usual in each of these swarms that a host gets in all of them together,
-    or gives its children."""
-    got = edges = 0.0
+    or gives its children; 0 where that is under way in one of them at most."""
+    got, edges, under_way = 0.0, 0, 0
     for swarm in swarms:
         if swarm.typical_rate <= 0:
             continue
@@ -184,9 +184,13 @@ def share_over_all(swarms: Iterable[Swarm], host: str, *, downlink: bool) -> flo
             rates = [member.rates[stripe] for stripe in _unfinished(swarm, member) if member.parents[stripe]]
         else:
             fed = ((stripe, swarm.members[name]) for stripe, names in enumerate(member.children) for name in names)
-            rates = [child.rates[stripe] for stripe, child in fed if not child.slow_receiver]
-        got, edges = got + sum(rates) / swarm.typical_rate, edges + len(rates)
-    return got / edges if edges else 0.0
+            rates = [
+                child.rates[stripe]
+                for stripe, child in fed
+                if not child.slow_receiver and child.counts[stripe] < swarm.totals[stripe]
+            ]
+        got, edges, under_way = got + sum(rates) / swarm.typical_rate, edges + len(rates), under_way + bool(rates)
+    return got / edges if under_way > 1 else 0.0
 
 
 def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, float, bool] | None:

@@ -96,7 +96,7 @@ class Slowness:
         """Whether a host that is slow in one swarm has its share in all its swarms together."""
         keys = self.hosts[name].swarms
         taking_part = [self.swarms[key] for key in keys if key in self.swarms]
-        return len(taking_part) > 1 and share_over_all(taking_part, name, downlink=downlink) >= SLOW_SHARE
+        return share_over_all(taking_part, name, downlink=downlink) >= SLOW_SHARE
 
     def _silence(self, swarm: Swarm, member: Member, *, interval_s: float, now: float) -> None:
         """Take parents for absent that do not report while this child of theirs stands still."""
