@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 MANY = os.environ.get("P2PDIST_EXAMPLES") == "many"
 FEW_SHARE = 0.2
@@ -20,6 +20,7 @@ def examples(many: int) -> int:
 
 
 def set_default() -> None:
-    """Have tests that say nothing try accordingly."""
-    settings.register_profile("effort", max_examples=examples(_DEFAULT))
+    """Have tests that say nothing try accordingly, however long the machine takes for an example."""
+    slow = (HealthCheck.too_slow,)
+    settings.register_profile("effort", max_examples=examples(_DEFAULT), deadline=None, suppress_health_check=slow)
     settings.load_profile("effort")
