@@ -20,7 +20,7 @@ def examples(many: int) -> int:
 
 
 def set_default() -> None:
-    """Have tests that say nothing try accordingly, however long the machine takes for an example."""
+    """Have tests that say nothing try accordingly, however long an example takes."""
     slow = (HealthCheck.too_slow,)
     settings.register_profile("effort", max_examples=examples(_DEFAULT), deadline=None, suppress_health_check=slow)
     settings.load_profile("effort")
