@@ -45,6 +45,7 @@ from p2pdist.agent.tracker.failures import PullFailures
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.reachability import ReachabilityCheck
 from p2pdist.agent.tracker.session import ToHost, TrackerSession
+from p2pdist.agent.tracker.sources import NamedSources
 from p2pdist.agent.tracker.traces import TrackerTraces
 from p2pdist.agent.tracker.trackers import HostSide, Trackers
 from p2pdist.agent.upkeep.disk_use import DiskUse
@@ -114,6 +115,8 @@ class AgentSettings:
     """What the store may hold; None for what the disk does."""
     tracker_wait_s: float = WAIT_S
     """How long a new pull waits for a tracker."""
+    peer_wait_s: float = 3600.0
+    """How long a pull waits for hosts that may come back, while no tracker answers."""
     tls: TlsFiles | None = None
     """With files, agents speak TLS with each other."""
     join_file: Path | None = None
@@ -234,6 +237,8 @@ class Agent:
             self.uplink,
             self.swarming,
             received_bytes,
+            named=NamedSources(self.settings.store / "sources", self.host),
+            peer_wait_s=self.settings.peer_wait_s,
             lists=PeerLists(self.access),
         )
 

@@ -35,6 +35,13 @@ A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complaine
 with growing pauses; that changes nothing here, and lets the tracker look closer. While the download
 is paused another transport brings the pieces and no stream is opened.
 
+A stripe stands still much earlier than that by the measure of its own pull: once nothing has come
+for a few times as long as its pieces, and the gaps between pieces of all stripes, took so far. The
+next piece is then asked for from another choice of the tracker as well, beside the stream that
+stands still (a hedge; Dean and Barroso, "The Tail at Scale", CACM 2013), and the source that gives
+it first brings the stripe. Hedges are few, so little comes twice. Where they bring nothing either
+and the whole pull stands still, the host says so (`Starved`): what its sources claim may be false.
+
 A reader may wait for single pieces (`Wanted`). Streams of their own bring these, beside the stream
 of the stripe, which may bring them again. Nothing is complained of for them: the stripe's own
 stream finds out what is wrong with a source.
@@ -54,7 +61,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import Literal
 
 from msgspec import Struct
@@ -74,6 +81,22 @@ STALL_TURNS, FILL_TURNS = 3.0, 12.0
 their turns at the downlink (PieceLayout.turn_s). It may do so for STALL_TURNS turns as long as they
 took of late, and before its first piece, which comes through a tree of some depth, for FILL_TURNS,
 but not longer than for STALL_TURNS turns on a slow link."""
+
+STILL_MIN_S, STILL_PACES, STILL_GAPS = 0.15, 4.0, 2.0
+"""A stripe stands still that got nothing for so many times as long as its pieces take, and as the
+longest gap of late between two pieces of any stripe, and for STILL_MIN_S."""
+
+GAP_FADES = 0.98
+"""With each piece the longest gap counts for less."""
+
+STILL_PIECES = 3
+"""Pieces of a stripe that show how long one takes."""
+
+STARVED_STILLS = 1.5
+"""A host that has pieces says that it gets no more after so many times as long."""
+
+HEDGES_LEAST, HEDGES_SHARE = 4, 1 / 64
+"""A hedge brings one piece; a pull has so many, or this share of its pieces."""
 
 INITIAL_WINDOW_BYTES = 10 * 1448
 """What TCP sends in the first round trip of a connection (RFC 6928); it doubles in each."""
@@ -249,13 +272,15 @@ class OpenStream:
 @dataclass(frozen=True, slots=True)
 class OpenDemand:
     """Receive these pieces of a stripe from a source, before what streams bring meanwhile. With
-    `prefetch` no reader waits for them yet."""
+    `prefetch` no reader waits for them yet. A `hedge` is for no reader, and streams that are opened
+    meanwhile bring the pieces as well."""
 
     stream: int
     source: Source
     stripe: int
     pieces: tuple[int, ...]
     prefetch: bool = False
+    hedge: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +303,9 @@ class Complain:
 
 @dataclass(frozen=True, slots=True)
 class Starved:
-    """Tell the tracker that nothing of the blob has come yet, though the source of a stripe had the
-    time to send. It stays the source until the tracker names another. `waits`: it said that it had
-    no piece to send."""
+    """Tell the tracker that nothing of the blob has come yet, or has come for a while from any
+    source, though the source of a stripe had the time to send. It stays the source until the
+    tracker names another. `waits`: it said that it had no piece to send."""
 
     stripe: int
     source: Source
@@ -340,6 +365,11 @@ class Receiving:
     """A piece has come and waits for its hash."""
     starves: bool = False
     """It was said that the source gives nothing to this host, which has nothing (`starved`)."""
+    still_at: float = -1.0
+    """When a piece of the blob came last, as of when it was said that the source gives no more
+    (`_Standstill`)."""
+    hedged: dict[Source, None] = field(default_factory=dict)
+    """Sources that were asked as well since it gave a piece (`_Standstill`)."""
 
     def silent_s(self, event: Quiet, *, now: float) -> float:
         """For how long the source has been silent, before its first piece."""
@@ -381,10 +411,21 @@ class _Stripe:
     """How often sources did not take this host's ticket since a piece was stored."""
     starved_by: int = 0
     """How often its sources were said to starve this host (`starved`)."""
+    pieces: int = 0
+    """Pieces stored since the pull began."""
     gained: int = 0
     """Pieces stored since the window began (`is_slow`)."""
     slow_windows: int = 0
     """Windows in a row in which the stripe was slow."""
+
+    def stored(self, *, now: float) -> None:
+        """One of its pieces was stored."""
+        self.missing -= 1
+        self.pieces += 1
+        self.gained += 1
+        self.pace_s += 0.25 * (now - self.stored_at - self.pace_s)
+        self.stored_at = now
+        self.complaints = self.denials = self.stale = 0
 
     def lost(self, *, planned: bool) -> None:
         """A piece that was stored is no more. `planned`: a tracker will say where it comes from."""
@@ -506,6 +547,10 @@ class _Demand:
     source: Source
     opened_at: float
     prefetch: bool
+    hedges: int = 0
+    """The number of the stream that stands still, 0 where a reader waits."""
+    closed: bool = False
+    """Whether it was commanded to end."""
 
 
 @dataclass(slots=True)
@@ -576,6 +621,12 @@ class _Streams:
                 return None if many else _Demand(stripe.number, first_ones, source, now, prefetch)
         return None
 
+    def hedge(self, demand: _Demand) -> OpenDemand:
+        """Open a stream beside one that stands still."""
+        stream = self._number()
+        self.demands[stream] = demand
+        return OpenDemand(stream, demand.source, demand.stripe, tuple(demand.pieces), hedge=True)
+
     def finish(self, stripe: _Stripe) -> bool:
         """Whether another stream than its own brings pieces of a stripe."""
         demanded = any(demand.stripe == stripe.number for demand in self.demands.values())
@@ -638,6 +689,121 @@ class _Turns:
 
 
 @dataclass(slots=True)
+class _Superpeers:
+    """The superpeers of this host's zone, as plans named them."""
+
+    hosts: tuple[str, ...] = ()
+    """Of the last plan that named any."""
+    shared: bool = False
+    """Whether they share the reading of the origin, by the last plan."""
+
+    def planned(self, plan: Plan, stripes: Sequence[_Stripe]) -> None:
+        """A plan has come."""
+        self.shared = plan.dealt
+        if plan.keepers:
+            self.hosts = tuple(superpeer.host for superpeer in plan.keepers)
+            for stripe in stripes:
+                stripe.candidates.superpeers_named(plan.keepers)
+
+
+@dataclass(slots=True)
+class _Standstill:
+    """Finds stripes that stand still by the measure of their pull, and hedges."""
+
+    streams: _Streams
+    layout: PieceLayout
+    sources: Sources
+    stripes: Sequence[_Stripe]
+    turns: _Turns
+    hedges: int = field(init=False)
+    """How many pieces may still be asked for so."""
+    _longest_s: float = 0.0
+    """The longest gap of late between two pieces of one stream."""
+
+    def __post_init__(self) -> None:
+        self.hedges = max(HEDGES_LEAST, int(HEDGES_SHARE * self.layout.count))
+
+    def gap(self, seconds: float) -> None:
+        """A stream gave a piece so long after the one before."""
+        self._longest_s = max(seconds, GAP_FADES * self._longest_s)
+
+    def due_s(self, *, now: float) -> float:
+        """In how many seconds a stripe may stand still at the earliest."""
+        receiving = [(stripe, state) for stripe in self.stripes if (state := self._judged(stripe)) is not None]
+        due = (stripe.stored_at + self._still_s(stripe, state) - now for stripe, state in receiving)
+        return min((left_s for left_s in due if left_s > 0), default=STILL_MIN_S)
+
+    def look(self, have: PieceSet, progressed_at: float, *, now: float) -> list[Command]:
+        """Ask other sources for the next pieces of stripes that stand still, and say it where the
+        whole pull does; a piece of the blob came last at `progressed_at`."""
+        return [*self._hedge(have, now), *self._starved(progressed_at, now)]
+
+    def _hedge(self, have: PieceSet, now: float) -> Iterator[Command]:
+        open_hedges = {demand.hedges: stream for stream, demand in self.streams.demands.items() if demand.hedges}
+        for stripe in self.stripes:
+            state = self._judged(stripe)
+            if state is None or now - stripe.stored_at < self._still_s(stripe, state):
+                continue
+            stream = open_hedges.pop(state.stream, None)
+            if stream is not None and now - self.streams.demands[stream].opened_at < self._still_s(stripe, None):
+                continue
+            if stream is not None:
+                yield from self._close(stream)
+            named = (stripe.candidates.parent, *stripe.candidates.alternates)
+            untried = (each for each in named if each is not None and each != state.source and each not in state.hedged)
+            source = next((each for each in untried if not each.is_origin and self.sources.usable(each, now=now)), None)
+            if source is not None and self.hedges > 0:
+                self.hedges -= 1
+                state.hedged[source] = None
+                missing = range(stripe.number, self.layout.count, len(self.stripes))
+                piece = next(piece for piece in missing if piece not in have)
+                yield self.streams.hedge(_Demand(stripe.number, frozenset((piece,)), source, now, False, state.stream))
+        for stream in open_hedges.values():  # of streams that gave a piece since, or have ended
+            yield from self._close(stream)
+
+    def winner(self, stripe: _Stripe, number: int) -> Source | None:
+        """The source of a hedge that gave its piece while the source of the stripe gave nothing."""
+        hedge, state = self.streams.demands.get(number), stripe.state
+        if hedge is None or not isinstance(state, Receiving) or hedge.hedges != state.stream:
+            return None
+        return hedge.source if stripe.stored_at <= hedge.opened_at else None
+
+    def _starved(self, progressed_at: float, now: float) -> list[Starved]:
+        """What is to be said of the sources, once the whole pull stands still."""
+        lacking = [(stripe, self._judged(stripe)) for stripe in self.stripes if stripe.missing]
+        still_s = STARVED_STILLS * max((self._still_s(stripe, state) for stripe, state in lacking), default=0.0)
+        if now - progressed_at < still_s:
+            return []
+        told = []
+        for stripe, state in lacking:
+            if state is None:
+                return []
+            if state.still_at != progressed_at:
+                state.still_at = progressed_at
+                told.append(Starved(stripe.number, state.source))
+        return told
+
+    def _judged(self, stripe: _Stripe) -> Receiving | None:
+        """How a stripe is received, if it can be told how long its pieces take."""
+        state = stripe.state
+        if not isinstance(state, Receiving) or state.awaiting or state.source.is_origin:
+            return None
+        return state if stripe.pieces >= STILL_PIECES and not self.layout.large else None
+
+    def _still_s(self, stripe: _Stripe, state: Receiving | None) -> float:
+        """After how long without a piece a stripe stands still; `state` None: a hedge for it."""
+        opening_s = (
+            0.0 if state is not None and state.delivered else self.sources.times.starved_s(self.layout.piece_size)
+        )
+        return max(STILL_MIN_S, STILL_PACES * stripe.pace_s, STILL_GAPS * self._longest_s, opening_s)
+
+    def _close(self, stream: int) -> Iterator[CloseStream]:
+        if not self.streams.demands[stream].closed:
+            self.streams.demands[stream].closed = True
+            yield CloseStream(stream, after_piece=False)
+
+
+@dataclass(slots=True)
 class Download:
     """Receives one blob by streams, and counts its pieces whichever transport brings them."""
 
@@ -652,6 +818,10 @@ class Download:
     """The pull is given up when no piece at all arrives for so long."""
     host: str = ""
     """The name of this host."""
+    alone_patience_s: float = 0.0
+    """The same while no tracker answers and hosts are known that may come back, where longer."""
+    hedges: bool = False
+    """Stripes that stand still are asked for elsewhere as well. PullCore."""
     vouched: bool = False
     """The whole must match (`WholeMatches`) before the download is complete. `handle`."""
     finished: bool = False
@@ -667,15 +837,12 @@ class Download:
     _alone_since: float = 0.0
     """When `_tracker` changed last."""
     _paused: bool = False
-    _superpeers: tuple[str, ...] = ()
-    """The hosts of the zone that the last plan which named any lets read the origin."""
-    _shared: bool = False
-    """Whether the superpeers share the reading of the origin, by the last plan."""
+    _superpeers: _Superpeers = field(default_factory=_Superpeers)
     _origin_corrupt: int = 0
     """Wrong pieces that the origin sent."""
     _window: _Window = field(default_factory=_Window)
-    _turns: _Turns = field(init=False)
-    """How long the stripes take turns; made by `__post_init__`."""
+    _standstill: _Standstill = field(init=False)
+    """Made by `__post_init__`."""
     _failure: tuple[str, float] = ("", -1.0)
     """Why a source failed last, in words for the user; and when."""
 
@@ -683,7 +850,8 @@ class Download:
         self.have = PieceSet(self.have.count, self.have.bits)
         self.counts = self.have.stripe_counts(self.stripes)
         self._progressed_at = self.started_at
-        self._turns = _Turns(self.layout, self.stripes)
+        turns = _Turns(self.layout, self.stripes)
+        self._standstill = _Standstill(self._streams, self.layout, self.sources, self._stripes, turns)
         for number, count in enumerate(self.counts):
             missing = len(range(number, self.layout.count, self.stripes)) - count
             self._stripes.append(_stripe(number, missing, Candidates(self.host, self.blob, number), self.started_at))
@@ -704,7 +872,7 @@ class Download:
             case StreamEnded():
                 self._ended(event, now, out)
             case Quiet():
-                self._quiet(event, now, out)
+                _quiet(self, event, now, out)
             case TrackerChanged(present):
                 if present != self._tracker:
                     self._tracker, self._alone_since = present, now
@@ -734,6 +902,10 @@ class Download:
         """The host that each stripe comes from: "" for the origin, None for no host."""
         return tuple(each.state.source.host if isinstance(each.state, Receiving) else None for each in self._stripes)
 
+    def due_s(self, now: float) -> float:
+        """In how many seconds a stripe may stand still at the earliest: a Tick is due then."""
+        return self._standstill.due_s(now=now) if self.hedges and self._tracker else inf
+
     @property
     def writing(self) -> set[int]:
         """The streams that were opened and have not ended."""
@@ -749,37 +921,42 @@ class Download:
         return [source for stripe in self._stripes if (source := stripe.awaits) is not None]
 
     def trouble(self, now: float) -> str:
-        """Why nothing has come for TROUBLE_S, where a source failed meanwhile; empty while pieces
-        come."""
-        stands_still = now - self._progressed_at >= TROUBLE_S and self._failure[1] >= self._progressed_at
-        return self._failure[0] if stands_still and not self.finished else ""
+        """Why nothing has come for TROUBLE_S, where a source failed meanwhile or no tracker
+        answers; empty while pieces come."""
+        if self.finished or now - self._progressed_at < TROUBLE_S:
+            return ""
+        failure = self._failure[0] if self._failure[1] >= self._progressed_at else ""
+        awaited = "no tracker answers, and the hosts that it named give nothing" if _awaits_hosts(self) else ""
+        return ": ".join(filter(None, (awaited, failure)))
 
     def readers(self) -> Readers:
         """Which hosts may bring which pieces from the origin into a swarm."""
         leased = frozenset(stripe.number for stripe in self._stripes if stripe.candidates.parent == ORIGIN)
-        return Readers(self.blob, self.host, self.stripes, leased, self._superpeers, self._shared, not self._tracker)
+        hosts, shared = self._superpeers.hosts, self._superpeers.shared
+        return Readers(self.blob, self.host, self.stripes, leased, hosts, shared, not self._tracker)
 
     def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
         if not self.have.add(piece):
             return
         self._progressed_at = now
-        self._turns.stored(now=now)
+        self._standstill.turns.stored(now=now)
         index = piece % self.stripes
         self.counts[index] += 1
         stripe = self._stripes[index]
-        stripe.missing -= 1
-        stripe.gained += 1
-        stripe.pace_s += 0.25 * (now - stripe.stored_at - stripe.pace_s)
-        stripe.stored_at = now
-        stripe.complaints = stripe.denials = stripe.stale = 0
-        state = stripe.state
-        if isinstance(state, Receiving):
+        state, before, winner = stripe.state, stripe.stored_at, self._standstill.winner(stripe, number)
+        stripe.stored(now=now)
+        if isinstance(state, Receiving) and winner is None:
             state.quiet_since = now
             state.awaiting = state.awaiting and number != state.stream
             if number == state.stream:
+                if state.delivered:
+                    self._standstill.gap(now - before)
                 state.delivered += 1
                 stripe.candidates.fed(state.source, now=now)
                 self.sources.delivered(state.source, now - state.opened_at if state.delivered == 1 else None)
+        elif isinstance(state, Receiving) and winner is not None and stripe.missing:
+            self._leave(stripe, state.source, now, out)
+            out.append(self._streams.open(stripe, winner, now=now))
         if stripe.missing == 0:
             self._close(stripe, out, after_piece=True)
             stripe.state = Complete()
@@ -791,11 +968,7 @@ class Download:
             self._stripes[piece % self.stripes].lost(planned=self._tracker)
 
     def _planned(self, plan: Plan, now: float, out: list[Command]) -> None:
-        self._shared = plan.dealt
-        if plan.keepers:
-            self._superpeers = tuple(superpeer.host for superpeer in plan.keepers)
-            for stripe in self._stripes:
-                stripe.candidates.superpeers_named(plan.keepers)
+        self._superpeers.planned(plan, self._stripes)
         for choice in plan.stripes:
             if choice.stripe < self.stripes:
                 self._replanned(self._stripes[choice.stripe], choice, now, out)
@@ -884,8 +1057,8 @@ class Download:
         self._open(stripe, now, out)
 
     def _tick(self, now: float, out: list[Command]) -> None:
-        if now - self._progressed_at > self.patience_s and not self.have.complete:
-            self._give_up(_starved(self.blob, self.patience_s, self._failure[0], tracker=self._tracker), out)
+        if not self.have.complete and (error := _out_of_patience(self, now)) is not None:
+            self._give_up(error, out)
             return
         for stripe in self._stripes:
             match stripe.state:
@@ -896,45 +1069,73 @@ class Download:
                     self._open(stripe, now, out)
                 case Receiving():
                     self._check_stall(stripe, stripe.state, now, out)
+        if self._tracker and self.hedges and not self._paused:
+            out += self._standstill.look(self.have, self._progressed_at, now=now)
         out += self._window.complaints(self._stripes, now=now)
 
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
         alone_since = None if self._tracker else self._alone_since
-        least_s = self._turns.stall_s(receiving, begun=self.counts[stripe.number] > 0)
+        least_s = self._standstill.turns.stall_s(receiving, begun=self.counts[stripe.number] > 0)
         if not stripe.stalled(receiving, least_s, alone_since=alone_since, now=now):
             return
         source = receiving.source
         stripe.complaints += 1
         receiving.quiet_since = now
-        out.append(Complain(stripe.number, source, "stalled"))
         if not self._tracker or source != stripe.candidates.parent:
-            stripe.candidates.failed(source, still=not self._tracker)
-            if self._tracker:
-                self.sources.failed(source, "stalled", now=now)
-            self._close(stripe, out, after_piece=False)
+            self._leave(stripe, source, now, out)
             self._open(stripe, now, out)
+        else:
+            out.append(Complain(stripe.number, source, "stalled"))
 
-    def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
-        """Complain of a source that was silent for too long, and leave it if there is another."""
-        stripe = self._streams.stripes.get(event.stream) if self._tracker else None
-        if stripe is not None and not len(self.have):
-            out += stripe.starved(self.sources, self.layout, waits=event.waits, now=now)
-        source = stripe.silent(event, self.sources, now=now) if stripe is not None else None
-        if stripe is None or source is None:
-            return
-        self.sources.silent(source, now=now)
+    def _leave(self, stripe: _Stripe, source: Source, now: float, out: list[Command]) -> None:
+        """Complain of a source that stands still, and leave it."""
         out.append(Complain(stripe.number, source, "stalled"))
-        self._failure = f"{source}: sends nothing", now
-        if stripe.candidates.others(source, self.sources, now=now):
-            stripe.candidates.failed(source)
-            self._close(stripe, out, after_piece=False)
-            self._open(stripe, now, out)
+        stripe.candidates.failed(source, still=not self._tracker)
+        if self._tracker:
+            self.sources.failed(source, "stalled", now=now)
+        self._close(stripe, out, after_piece=False)
 
     def _give_up(self, error: P2PDistError, out: list[Command]) -> None:
         self._close_all(out)
         self.finished = True
         out.append(GaveUp(error))
+
+
+def _quiet(download: Download, event: Quiet, now: float, out: list[Command]) -> None:
+    """Complain of a source that was silent for too long, and leave it if there is another."""
+    streams, sources = download._streams, download.sources
+    stripe = streams.stripes.get(event.stream) if download._tracker else None
+    if stripe is not None and not len(download.have):
+        out += stripe.starved(sources, download.layout, waits=event.waits, now=now)
+    source = stripe.silent(event, sources, now=now) if stripe is not None else None
+    if stripe is None or source is None:
+        return
+    sources.silent(source, now=now)
+    out.append(Complain(stripe.number, source, "stalled"))
+    download._failure = f"{source}: sends nothing", now
+    if stripe.candidates.others(source, sources, now=now):
+        stripe.candidates.failed(source)
+        download._close(stripe, out, after_piece=False)
+        download._open(stripe, now, out)
+
+
+def _awaits_hosts(download: Download) -> bool:
+    """Whether a pull without a tracker knows hosts that may come back."""
+    return not download._tracker and any(stripe.candidates.hosts for stripe in download._stripes if stripe.missing)
+
+
+def _out_of_patience(download: Download, now: float) -> Unavailable | None:
+    """Why a pull is given up of which nothing has come for too long. Without a tracker it waits
+    longer, as hosts may come back; once one answers again, the time counts from then."""
+    tracker, since, patience_s = download._tracker, download._progressed_at, download.patience_s
+    if tracker:
+        since = max(since, download._alone_since)
+    elif _awaits_hosts(download):
+        patience_s = max(patience_s, download.alone_patience_s)
+    if now - since <= patience_s:
+        return None
+    return _starved(download.blob, patience_s, download._failure[0], tracker=tracker)
 
 
 def _complaint(reason: str) -> Reason:

@@ -153,13 +153,15 @@ Command = (
 
 class PullCore:
     """Decides for one pull. `other_writers` counts the writers of earlier pulls of the blob;
-    `vouched`: it has no piece list but the vouched one."""
+    `vouched`: it has no piece list but the vouched one; `hedges`: as a start it may ask for pieces
+    of stripes that stand still elsewhere as well (a preseed stands still whenever it gives way)."""
 
     __slots__ = (
         "_accused",
         "_asked_at",
         "_choice",
         "_epoch",
+        "_hedges",
         "_loss_told_at",
         "_loss_untold",
         "_moved_at",
@@ -181,9 +183,12 @@ class PullCore:
         priority: Priority = "start",
         other_writers: int = 0,
         vouched: bool = False,
+        hedges: bool = False,
     ) -> None:
         self.download = download
         download.vouched = vouched
+        self._hedges = hedges and not vouched
+        download.hedges = self._hedges and priority == "start"
         self._whole = Whole(download.blob) if vouched else None
         self._accused: dict[Source, None] = {}  # sources of wrong bytes, by the list of this round
         self._asked_at = self._loss_told_at = -inf
@@ -252,6 +257,7 @@ class PullCore:
                 return []
             case PriorityChanged(priority):
                 self._priority = priority
+                self.download.hedges = self._hedges and priority == "start"
                 return []
             case dl.Planned(plan):
                 if 0 < plan.epoch < self._epoch:

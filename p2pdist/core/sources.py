@@ -121,6 +121,12 @@ class Candidates:
         self._superpeers = tuple(ORIGIN if name == self.host else by_name[name] for name in names)
         self._forget_visits()
 
+    @property
+    def hosts(self) -> bool:
+        """Whether it knows other hosts."""
+        named = (self.parent, *self.alternates, *self._superpeers)
+        return any(source is not None and not source.is_origin for source in named)
+
     def fed(self, source: Source, *, now: float) -> None:
         """Note that a piece came from the chosen source."""
         if self._tried or self._rounds or self._origin_at is not None:
@@ -278,16 +284,18 @@ class ResponseTimes:
     """Sources that were silent since one gave a piece."""
     _unanswered: bool = False
     """Whether a source was left before it responded, and none has responded since. What its
-    response would have taken is not known, so more time is given, once (as in RFC 6298, 5.5)."""
+    response would have taken is not known, so more time is given, once (as in RFC 6298, 5.5), but
+    where it was connected at once: then the path is short."""
 
     def responded(self, seconds: float) -> None:
         """Note how long a response took."""
         self._responses.add(seconds)
         self._unanswered = False
 
-    def unanswered(self) -> None:
-        """Note that this host left a source before it responded."""
-        self._unanswered = True
+    def unanswered(self, connected_s: float | None) -> None:
+        """Note that this host left a source before it responded; `connected_s` is how long it took
+        to connect, None where it has not."""
+        self._unanswered = connected_s is None or connected_s > STARVED_MIN_S / 2
 
     def gave(self, seconds: float) -> None:
         """Note how long a stream took to its first piece."""

@@ -38,7 +38,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION
 from p2pdist.model.pieces import PieceLayout
-from p2pdist.model.plan import KEEPERS_MAX, HostName, Plan, Source, StripePlan
+from p2pdist.model.plan import ALTERNATES_MAX, KEEPERS_MAX, HostName, Plan, Source, StripePlan
 from p2pdist.model.rendezvous import ranked
 
 PEERS_MAX = 256
@@ -218,6 +218,18 @@ def plan_without_tracker(
     hosts = {me.host: me, **{name: by_name[name] for name in chosen}}
     stripes = tuple(_stripe_plan(blob, stripe, me, hosts, earlier) for stripe in range(layout.stripes))
     return Plan(blob, stripes, tuple(host.source for host in hosts.values() if host.origin))
+
+
+def plan_from_memory(blob: Digest, layout: PieceLayout, me: str, hosts: Collection[Source]) -> Plan:
+    """A plan for the host `me` of a blob of which trackers named `hosts` before: all of them are
+    asked in turn, in an order that differs from stripe to stripe and from host to host."""
+    by_name = {source.host: source for source in hosts}
+
+    def order(stripe: int) -> list[Source]:
+        return [by_name[name] for name in ranked(f"{blob}/{stripe}/{me}".encode(), by_name, ALTERNATES_MAX)]
+
+    orders = ((stripe, order(stripe)) for stripe in range(layout.stripes))
+    return Plan(blob, tuple(StripePlan(stripe, first, tuple(others)) for stripe, (first, *others) in orders))
 
 
 def _stripe_plan(

@@ -69,7 +69,7 @@ class Stream:
 class Around:
     """An agent that counts what came."""
 
-    host, tls, connections, swarming = "h1", None, None, None
+    host, tls, connections, swarming, peer_wait_s = "h1", None, None, None, 0.0
 
     def __init__(self) -> None:
         self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()

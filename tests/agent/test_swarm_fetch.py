@@ -96,7 +96,7 @@ class Stream:
 class Context:
     """An agent that notes what its pull does."""
 
-    host, tls, kept = "h1", None, None
+    host, tls, kept, peer_wait_s = "h1", None, None, 0.0
 
     def __init__(self, policy: str) -> None:
         self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()

@@ -6,12 +6,14 @@ from p2pdist.core.download import (
     DEMANDS_MAX,
     DENIALS_MAX,
     DENIED_S,
+    HEDGES_LEAST,
     ORIGIN_CORRUPT_MAX,
     PREFETCHES_MAX,
     REOPEN_S,
     STALL_FIRST_S,
     WANTED_S,
     AskTicket,
+    Awaiting,
     CloseStream,
     Command,
     Complain,
@@ -770,3 +772,125 @@ def test_a_first_piece_over_a_long_path_is_no_stall(response_s: float) -> None:
     allowed_s = STALL_FIRST_S + first_piece_s(1 << 20, response_s)
     assert pull(Tick(), allowed_s - 0.01) == []
     assert pull(Tick(), 0.02) == [Complain(0, A, "stalled")]
+
+
+class Steady(Pull):
+    """A pull of two stripes that hedges, in which pieces of A and B came every 10 ms so far."""
+
+    def __init__(self, count: int = 64) -> None:
+        super().__init__(count=count, stripes=2)
+        self.core.hedges = True
+        self.plan(0, A, C, D)
+        self.plan(1, B, D)
+        for piece in range(10):
+            assert self(PieceStored(1 + piece % 2, piece), 0.005) == []
+
+    def from_b(self, count: int) -> list[Command]:
+        """The commands while B gives so many pieces, and A none."""
+        missing = [piece for piece in range(1, 64, 2) if piece not in self.core.have]
+        return [each for piece in missing[:count] for each in (*self(PieceStored(2, piece), 0.01), *self(Tick()))]
+
+
+def test_a_stripe_that_stands_still_is_asked_for_elsewhere_and_comes_from_where_a_piece_comes_first() -> None:
+    """The stripe's own stream goes on until the other one has given the piece."""
+    pull = Steady()
+    assert pull.from_b(14) == []
+    assert pull.from_b(2) == [OpenDemand(3, C, 0, (10,), hedge=True)]
+    assert pull.from_b(5) == []
+    commands = pull(PieceStored(3, 10), 0.01)
+    assert commands == [Complain(0, A, "stalled"), CloseStream(1, after_piece=False), OpenStream(4, C, 0)]
+    assert pull(StreamEnded(1, "closed")) == [] and pull(StreamEnded(3, "done")) == []
+    assert pull.core.parents() == ("C", "B") and pull(PieceStored(4, 12)) == []
+
+
+def test_a_source_that_gives_again_keeps_its_stripe() -> None:
+    pull = Steady()
+    assert pull.from_b(16) == [OpenDemand(3, C, 0, (10,), hedge=True)]
+    assert pull(PieceStored(1, 10), 0.05) == []
+    assert pull(Tick()) == [CloseStream(3, after_piece=False)]
+    assert pull(StreamEnded(3, "closed")) == [] and pull(Tick()) == []
+    assert pull.core.parents() == ("A", "B")
+
+
+def test_a_piece_that_comes_twice_moves_no_stripe() -> None:
+    """The source had it under way; the other one had sent it as well before its stream closed."""
+    pull = Steady()
+    pull.from_b(16)
+    pull(PieceStored(1, 10), 0.05)
+    assert pull(PieceStored(3, 10)) == []
+    assert pull.core.parents() == ("A", "B")
+
+
+def test_others_are_asked_in_turn_and_few_times() -> None:
+    """A hedge that gives nothing gives way to the next one; each source is asked once, and a pull
+    asks for HEDGES_LEAST pieces so."""
+    pull = Steady()
+    asked = [each.source for each in pull.from_b(26) if isinstance(each, OpenDemand)]
+    assert asked == [C]
+    for number in range(200):
+        if number % 40 == 0:
+            pull.plan(0, (B, A)[number // 40 % 2], C, D)
+        asked += [command.source for command in pull(Tick(), 0.05) if isinstance(command, OpenDemand)]
+    assert asked[1] == D and len(asked) == HEDGES_LEAST
+
+
+def test_how_long_a_stripe_may_stand_still_follows_the_gaps_of_all_stripes() -> None:
+    """As on a busy machine, where all streams pause now and then."""
+    pull = Steady()
+    pull(PieceStored(1, 10), 0.3)
+    for piece in range(11, 25):
+        pull(PieceStored(1 + piece % 2, piece), 0.005)
+    assert 0.4 < pull.core.due_s(pull.now) < 0.6
+    assert not [each for each in pull(Tick(), 0.4) if isinstance(each, OpenDemand)]
+    assert [each.source for each in pull(Tick(), 0.2) if isinstance(each, OpenDemand)] == [C, D]
+
+
+def test_a_pull_that_stands_still_as_a_whole_says_so_once() -> None:
+    pull = Steady()
+    assert not [each for each in pull(Tick(), 0.2) if isinstance(each, Starved)]
+    assert [each for each in pull(Tick(), 0.05) if isinstance(each, Starved)] == [Starved(0, A), Starved(1, B)]
+    assert not [each for each in pull(Tick(), 0.2) if isinstance(each, Starved)]
+    pull(PieceStored(1, 10))
+    told = [each for _ in range(40) for each in pull(Tick(), 0.05) if isinstance(each, Starved)]
+    assert told == [Starved(0, A), Starved(1, B)]
+
+
+def test_what_stands_still_for_a_reason_is_not_asked_for_elsewhere() -> None:
+    """Without a tracker, while the pull is a preseed, at the holder of a lease, and where a piece
+    has come and waits for its hash."""
+    for change in (
+        lambda pull: pull(TrackerChanged(False)),
+        lambda pull: setattr(pull.core, "hedges", False),
+        lambda pull: (pull.plan(0, ORIGIN, C), pull.plan(1, ORIGIN, C)),
+        lambda pull: (pull(Awaiting(1)), pull(Awaiting(2))),
+    ):
+        pull = Steady()
+        change(pull)
+        commands = [command for _ in range(8) for command in pull(Tick(), 0.05)]
+        assert not [each for each in commands if isinstance(each, OpenDemand | Starved)], commands
+
+
+def test_a_pull_waits_longer_for_hosts_than_for_a_tracker() -> None:
+    pull = Pull()
+    pull.core.alone_patience_s = 500.0
+    pull.plan(0, A)
+    pull(TrackerChanged(False))
+    pull(StreamEnded(1, "refused"))
+    assert not [each for each in pull(Tick(), 130.0) if isinstance(each, GaveUp)]
+    assert "no tracker answers" in pull.core.trouble(pull.now)
+    pull(TrackerChanged(True), 300.0)
+    assert not pull.core.finished and "no tracker" not in pull.core.trouble(pull.now)
+    assert not [each for each in pull(Tick(), 110.0) if isinstance(each, GaveUp)], "it may plan soon"
+    assert [each for each in pull(Tick(), 20.0) if isinstance(each, GaveUp)]
+
+
+def test_a_pull_without_a_tracker_ends_at_last() -> None:
+    for hosts, after_s in (((A,), 500.0), ((), 120.0)):
+        pull = Pull()
+        pull.core.alone_patience_s = 500.0
+        if hosts:
+            pull.plan(0, *hosts)
+        pull(TrackerChanged(False))
+        assert not [each for each in pull(Tick(), after_s - 1.0) if isinstance(each, GaveUp)]
+        (ended,) = [each for each in pull(Tick(), 2.0) if isinstance(each, GaveUp)]
+        assert f"for {after_s:.0f} s; no tracker answers" in ended.error.what

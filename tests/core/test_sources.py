@@ -137,9 +137,11 @@ def test_a_first_piece_is_late_by_what_responses_and_the_piece_take() -> None:
     times, piece = ResponseTimes(), 1 << 20
     unknown_s = times.starved_s(piece)
     assert unknown_s == STARVED_UNKNOWN_S + piece / STARVED_BYTES_S
-    times.unanswered()
-    times.unanswered()
-    assert times.starved_s(piece) == 2 * STARVED_UNKNOWN_S + piece / STARVED_BYTES_S, "once, however often"
+    times.unanswered(0.001)
+    assert times.starved_s(piece) == unknown_s, "it was connected at once: the path is short"
+    for connected_s in (None, 0.5):
+        times.unanswered(connected_s)
+        assert times.starved_s(piece) == 2 * STARVED_UNKNOWN_S + piece / STARVED_BYTES_S, "once, however often"
     for _ in range(50):
         times.responded(0.001)
     assert times.starved_s(piece) == STARVED_MIN_S + piece / STARVED_BYTES_S

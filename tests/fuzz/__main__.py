@@ -8,4 +8,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hostile_bytes import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
 import os
 import random
 import socket
+import tarfile
 import tempfile
 import time
+import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,6 +60,7 @@ from p2pdist.model.units import parse_duration, parse_rate, parse_size
 from p2pdist.mount import executable, squashfs
 from p2pdist.mount.erofs.patch import patch_image
 from p2pdist.mount.erofs.writer import is_image, write_image
+from p2pdist.package.archive.untar import Applied, apply_tar
 from p2pdist.store.blobs.bitmap import BitmapFile, read_bitmap
 from p2pdist.store.blobs.hashes import HashesFile, StoredHash, read_hashes
 from p2pdist.store.trees.reader import KnownPage
@@ -84,6 +88,10 @@ HEADER = b'{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[1],"data_
 SECONDS_MAX = 2.0
 MEMORY_A_BYTE, MEMORY_SPARE = 600, 48 << 20
 """Most memory that an input may take while it is decoded."""
+
+PROGRESS_S = 10.0
+WARM_INPUTS, KEPT_MAX = 1000, 128 << 20
+"""After so many inputs a decoder has what it keeps, and takes no more than KEPT_MAX beyond that."""
 
 RANDOM_BYTES_MAX = 600
 """Longest random input; mutated ones are as long as their examples or a little longer."""
@@ -267,6 +275,25 @@ def decode_program(data: bytes) -> None:
         assert "\0" not in text, "execve and chdir take no zero bytes"
 
 
+def unpack(data: bytes) -> None:
+    """Apply a tar to a directory that a lower layer has filled, and see that nothing beside it
+    changed."""
+    with tempfile.TemporaryDirectory(prefix="p2pdist-fuzz-", dir=IN_MEMORY) as directory:
+        target = Path(directory) / "target"
+        (target / "usr/lib").mkdir(parents=True)
+        (target / "lib").symlink_to("usr/lib")
+        (target / "old").write_bytes(b"old")
+        try:
+            apply_tar(io.BytesIO(data), target, Applied())
+        finally:
+            assert os.listdir(directory) == ["target"], f"written beside the directory: {os.listdir(directory)}"
+            for parent, directories, _ in os.walk(target):
+                for name in directories:
+                    path = os.path.join(parent, name)
+                    if not os.path.islink(path):
+                        os.chmod(path, 0o700)
+
+
 def read_policies(data: bytes) -> None:
     """A table of policies, as the tracker reads it from TOML; JSON gives the same shapes."""
     document = msgspec.json.decode(data, type=dict[str, Any])
@@ -274,6 +301,8 @@ def read_policies(data: bytes) -> None:
 
 
 # -- examples
+
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _manifest() -> tuple[bytes, bytes]:
@@ -337,6 +366,42 @@ def _image() -> bytes:
         path = Path(directory) / "image"
         write_image(ENTRIES, path)
         return path.read_bytes()
+
+
+def _tars() -> tuple[bytes, bytes]:
+    """A layer in both formats, with all kinds of entries, whiteouts and names that need headers of
+    their own; mutations reach the check sums of most headers, so the entries are few and small."""
+    made = []
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=form, pax_headers={"comment": "x"}) as archive:
+            for name, kind, target in (
+                ("bin", tarfile.DIRTYPE, ""),
+                ("bin/tool", tarfile.REGTYPE, ""),
+                ("lib/x", tarfile.SYMTYPE, "/bin/tool"),
+                ("bin/same", tarfile.LNKTYPE, "bin/tool"),
+                (".wh.old", tarfile.REGTYPE, ""),
+                ("usr/.wh..wh..opq", tarfile.REGTYPE, ""),
+                ("n" * 120, tarfile.REGTYPE, ""),
+                ("pipe", tarfile.FIFOTYPE, ""),
+            ):
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.linkname, entry.mode, entry.mtime = kind, target, 0o755, 1.5
+                entry.size = 5 if kind == tarfile.REGTYPE and ".wh." not in name else 0
+                archive.addfile(entry, io.BytesIO(b"hello"))
+        made.append(buffer.getvalue().rstrip(b"\0") + bytes(2048))
+    return made[0], made[1]
+
+
+def _resealed(data: bytes) -> bytes:
+    """A tar whose headers have right check sums again: else tarfile looks at nothing else."""
+    changed = bytearray(data)
+    for at in range(0, len(changed) - 511, 512):
+        header = changed[at : at + 512]
+        if header[257:262] == b"ustar":
+            header[148:156] = b" " * 8
+            changed[at + 148 : at + 156] = b"%06o\0 " % sum(header)
+    return bytes(changed)
 
 
 def _encode(message: msgspec.Struct) -> bytes:
@@ -486,6 +551,8 @@ def decoders() -> tuple[Decoder, ...]:
         Decoder("squashfs", in_file(squashfs.inspect), (Corrupt,), (SQUASHFS,)),
         Decoder("EROFS superblock", in_file(is_image), (), (image,)),
         Decoder("EROFS image", in_file(patch), (), (image,)),
+        Decoder("tar", unpack, PLAIN, _tars()),
+        Decoder("resealed tar", lambda data: unpack(_resealed(data)), PLAIN, _tars()),
         Decoder("ELF", in_file(lambda path: executable._loader(str(path))), (), (ELF,)),
         Decoder("script", in_file(search), PLAIN, (b"#!/bin/sh -e\n", b"#!/usr/bin/env -S sh 'b c'\n", b"#!tool\n")),
         *(Decoder(*call) for call in (*access_decoders.calls(), *gateway_decoders.calls())),
@@ -497,22 +564,57 @@ def _ticket() -> bytes:
     return encode_ticket(ticket, lambda _: bytes(64)).encode()
 
 
-def main() -> None:
-    """Try `--count` inputs for each decoder; the first wrong one is printed and ends the run."""
+def resident_bytes() -> int:
+    """What this process has in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def try_all(decoder: Decoder, count: int, seed: int) -> None:
+    """Try `count` inputs, and say every PROGRESS_S how far it is. Raises what `try_one` and
+    `check_memory` raise, and AssertionError where memory stays taken; the input is printed
+    before."""
+    began = told_at = time.monotonic()
+    first_bytes = 0
+    for number, data in enumerate(inputs(decoder, count, seed)):
+        try:
+            (check_memory if number % 1000 == 0 else try_one)(decoder, data)
+        except BaseException:
+            print(f"{decoder.name}, input {number}: {data!r}", flush=True)
+            raise
+        if number == WARM_INPUTS:
+            first_bytes = resident_bytes()
+        if time.monotonic() - told_at >= PROGRESS_S:
+            told_at = time.monotonic()
+            memory = resident_bytes() >> 20
+            print(f"  {decoder.name}: {number} of {count}, {told_at - began:.0f} s, {memory} MiB", flush=True)
+    memory = resident_bytes()
+    print(f"{decoder.name}: {count} inputs in {time.monotonic() - began:.1f} s, {memory >> 20} MiB", flush=True)
+    kept = memory - first_bytes if first_bytes else 0
+    assert kept < KEPT_MAX, f"{decoder.name} keeps {kept} bytes"
+
+
+def main() -> int:
+    """Try `--count` inputs for each decoder. A decoder that fails is named with its input, and the
+    run goes on with the next one; 1 if any failed."""
     parser = argparse.ArgumentParser(description="Random and mutated bytes for every decoder.")
     parser.add_argument("--count", type=int, default=10_000, help="inputs for each decoder")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="the name of one decoder")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these decoders alone")
+    parser.add_argument("--from", dest="first", metavar="NAME", help="leave out the decoders before this one")
     chosen = parser.parse_args()
     logging.disable(logging.WARNING)  # damaged files of one's own are logged
-    for decoder in decoders():
-        if chosen.only not in ("", decoder.name):
-            continue
-        began = time.monotonic()
-        for number, data in enumerate(inputs(decoder, chosen.count, chosen.seed)):
-            try:
-                (check_memory if number % 1000 == 0 else try_one)(decoder, data)
-            except BaseException:
-                print(f"{decoder.name}, input {number}: {data!r}", flush=True)
-                raise
-        print(f"{decoder.name}: {chosen.count} inputs in {time.monotonic() - began:.1f} s", flush=True)
+    everything = {decoder.name: decoder for decoder in decoders()}
+    unknown = [name for name in (*chosen.only, chosen.first) if name and name not in everything]
+    if unknown:
+        parser.error(f"no decoder is named {unknown[0]!r}; there are {', '.join(everything)}")
+    names = chosen.only or list(everything)
+    names = names[names.index(chosen.first) :] if chosen.first in names else names
+    failed = []
+    for name in names:
+        try:
+            try_all(everything[name], chosen.count, chosen.seed)
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+    print(f"{len(names) - len(failed)} decoders as expected; failed: {', '.join(failed) or 'none'}", flush=True)
+    return bool(failed)

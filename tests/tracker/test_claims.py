@@ -398,3 +398,68 @@ def test_a_tracker_that_has_just_started_rescues_starved_hosts() -> None:
     say_starved(control, "h1", control.parent("h1") or "")
     control.run(0.1)
     assert control.now < GRACE_S and control.parent("h1") == ""
+
+
+def seeds_that_stopped(count: int = 6) -> Control:
+    """Hosts that joined with everything, and have given a host half of the blob."""
+    control = Control()
+    for number in range(count):
+        control.join(f"s{number}", ALL)
+    control.join("h1")
+    control.run(0.3)
+    control.report("h1", ALL // 2)
+    return control
+
+
+def test_a_host_that_seeds_stopped_giving_to_is_rescued_at_its_word_and_no_host_is_blamed() -> None:
+    control = seeds_that_stopped()
+    swarm = control.fleet.swarms[BLOB]
+    parent = control.parent("h1") or ""
+    say_starved(control, "h1", parent)
+    control.run(0.1)
+    assert control.parent("h1") == "" and 0 in swarm.members["h1"].rescued
+    assert not swarm.members[parent].doubted_until and not control.fleet.hosts[parent].penalties
+    control.report("h1", ALL // 2 + 1)
+    assert not swarm.starved and control.parent("h1") == ""
+
+
+def test_a_host_whose_parent_got_its_pieces_here_stays_with_it() -> None:
+    """It pauses most likely, or waits itself; several in turn that gave to no host count."""
+    control = Control()
+    for host in ("root", "child"):
+        control.join(host)
+        control.run(0.3)
+    control.report("root", 6)
+    control.report("child", 4)
+    say_starved(control, "child", "root")
+    control.run(0.3)
+    assert control.parent("child") == "root" and not control.fleet.swarms[BLOB].starved
+
+
+def test_a_holder_that_has_stopped_loses_its_lease_soon_to_a_host_whose_pull_stands_still() -> None:
+    control = Control()
+    for host in ("root", "child"):
+        control.join(host)
+        control.run(0.3)
+    control.report("root", 4)
+    control.report("child", 4)
+    say_starved(control, "child", "root")
+    assert control.parent("root") == "", "it has read a moment ago"
+    control.run(3.0)
+    say_starved(control, "child", "root")
+    control.run(0.3)
+    assert control.parent("child") == "" and control.fleet.leases() == 1
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_host_that_leaves_all_alone_that_have_more_is_starved(left: int) -> None:
+    """No complaint of it comes any more, as no host is asked; one of them holds the lease."""
+    control = strangers(12)
+    swarm = control.fleet.swarms[BLOB]
+    control.join("h1")
+    control.run(0.3)
+    control.report("h1", 1)
+    for name in list(swarm.members)[: 12 - left]:
+        control.complain("h1", name, "protocol")
+    control.run(0.3)
+    assert (control.parent("h1") == "") == ("h1" in swarm.starved) == (not left)

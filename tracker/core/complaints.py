@@ -22,7 +22,7 @@ from p2pdist.model.messages import Complaint, Reject
 from tracker.core.events import Command, Send
 from tracker.core.history.history import History
 from tracker.core.host import Host
-from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.member import FROM_ORIGIN, STARVED_BY, Member
 from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
 from tracker.core.planning.rescue import below_rescue, lacks, may_be_rescued, rescuer
@@ -30,6 +30,7 @@ from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.remedies import (
     AVOID_S,
+    DRY_SOON_S,
     GIVES_S,
     GIVING_COMPLAINTS,
     SLOW_RECEIVER_COMPLAINTS,
@@ -40,6 +41,7 @@ from tracker.core.repair.remedies import (
     move_lease,
     origin_failed,
     pass_on_lease,
+    source_above,
     under_way,
 )
 from tracker.core.repair.reputation import Reputation
@@ -150,6 +152,8 @@ class Complaints:
                 if reason == "corrupt":
                     self.vouching.accused(swarm, source, voter)
                     self.history.sent_wrong_bytes(parent, self.membership.hosts[child.host], swarm, now=now)
+        if child.complaints[stripe] >= STARVED_BY and child.parents[stripe] is None:
+            self._forsaken(swarm, child, stripe, now)
         self.schedule.ask(swarm.key, reason, now)
 
     def _unheard(self, parent: Member, now: float) -> bool:
@@ -191,8 +195,12 @@ class Complaints:
         its parents that say that they have pieces, it leaves them where it can be rescued. It is
         too early to hold it against them. A parent that waits itself counts only where it said that
         it had pieces before it became the parent: else it may have got its first one just now."""
-        claims = parent.counts[stripe] and child.parents[stripe] == parent.host and was_told(child, parent.host)
-        if not claims or any(child.counts):
+        if child.parents[stripe] != parent.host or not was_told(child, parent.host):
+            return
+        if any(child.counts):
+            self._stands_still(swarm, child, parent, stripe, now)
+            return
+        if not parent.counts[stripe]:
             return
         starvation = child.starve()
         starvation.starve(stripe, parent.host)
@@ -201,17 +209,60 @@ class Complaints:
             for number in _stripes_from_peers(child)
             if swarm.members[child.parents[number] or ""].counts[number]
         ]
-        if any(starvation.starved_by.get(number) != host for number, host in claiming):
+        if all(starvation.starved_by.get(number) == host for number, host in claiming):
+            self._rescue(swarm, child, [number for number, _ in claiming], now)
+
+    def _stands_still(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
+        """The whole pull of a host that has pieces stands still, in all stripes that it says so of.
+        Honest parents pause, and most often wait for their own: so the host is rescued only where
+        all its stripes come from, or through, hosts that joined with more than it has, or after
+        several parents in turn that had more and gave to no host. Where the holder of a stripe's
+        lease has no more either, the lease is passed on."""
+        starvation = child.starve()
+        starvation.starve(stripe, parent.host)
+        above = source_above(swarm, stripe, child.host)
+        if above is None:
+            if pass_on_lease(swarm, stripe, child.host, now=now, dry_s=DRY_SOON_S):
+                self.schedule.ask(swarm.key, "stuck", now)
             return
-        for number, host in claiming:
-            avoided = (child.host, host) in swarm.edges.avoided
-            swarm.edges.avoid(child.host, host, now + AVOID_S)
-            if rescuer(swarm, number, child.host) or may_be_rescued(swarm, number, child.host):
+        starvation.stand_still(now=now)
+        if parent is above:
+            starvation.stop_by(stripe, parent.host, gives=self._gives(parent.host, now))
+        stripes = _stripes_from_peers(child)
+        if any(starvation.starved_by.get(number) != child.parents[number] for number in stripes):
+            return
+        sources = [source_above(swarm, number, child.host) for number in stripes]
+        joined = all(source is not None and source.claimed for source in sources)
+        if joined or starvation.stopped_soon(now=now):
+            self._rescue(swarm, child, stripes, now)
+
+    def _forsaken(self, swarm: Swarm, child: Member, stripe: int, now: float) -> None:
+        """A host that has complained several times since its last piece: where it leaves alone all
+        that say that they have more, no complaint of its will come any more, and it is starved."""
+        more = [each for each in swarm.members.values() if each.serves and each.counts[stripe] > child.counts[stripe]]
+        if len(more) < STARVED_BY or any((child.host, each.host) not in swarm.edges.avoided for each in more):
+            return
+        swarm.edges.set_now(now)
+        if rescuer(swarm, stripe, child.host) or may_be_rescued(swarm, stripe, child.host):
+            swarm.starved[child.host] = None
+            if child.counts[stripe]:
+                child.starve().give_up(stripe)
+
+    def _rescue(self, swarm: Swarm, child: Member, stripes: list[int], now: float) -> None:
+        """Have a starved host leave its parents in these stripes, where it can be rescued."""
+        swarm.edges.set_now(now)
+        for stripe in stripes:
+            parent = child.parents[stripe] or ""
+            avoided = (child.host, parent) in swarm.edges.avoided
+            swarm.edges.avoid(child.host, parent, now + AVOID_S)
+            if rescuer(swarm, stripe, child.host) or may_be_rescued(swarm, stripe, child.host):
                 swarm.starved[child.host] = None
-                swarm.edges.detach(number, child.host)
+                if child.counts[stripe]:
+                    child.starve().give_up(stripe)
+                swarm.edges.detach(stripe, child.host)
                 self.schedule.ask(swarm.key, "starved", now)
             elif not avoided:
-                del swarm.edges.avoided[child.host, host]
+                del swarm.edges.avoided[child.host, parent]
 
     def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
         """Whether a host has not a single piece of a stripe: as a root that fails its child, it is

@@ -35,6 +35,10 @@ STILL_S = 4.0
 first complained. Honest parents may all pause for a while, as on a busy machine, and what a second
 host reads of the origin is read twice."""
 
+STILL_SOON_S = 0.4
+"""The same where the host says that it stands still longer than its own pieces explain
+(p2pdist/core/download.py), and none of these parents says that it gave anything to any host."""
+
 GIVING_STILL_S = 18.0
 """Parents that give to others, as they say, count from then on: before, it is more likely that the
 paths from them are cut."""
@@ -71,6 +75,10 @@ class Starvation:
     still_since: float | None = None
     """Time at which the host, which has pieces, first complained since it got the last one, of any
     stripe; None where it has not. `stand_still`, `feed`."""
+    given_up: set[int] = field(default_factory=set)
+    """Stripes of which the host has pieces, and gets more where it can be rescued: its parents
+    there said that they have more, and gave nothing while its whole pull stood still. `give_up`,
+    `feed`."""
     stopped_by: dict[tuple[int, str], bool] = field(default_factory=dict)
     """Stripes of which the host has pieces, with parents that the tracker named, that said that
     they have more and gave nothing since its last piece, and whether they gave to others, as they
@@ -86,6 +94,10 @@ class Starvation:
     def starve(self, stripe: int, parent: str) -> None:
         """The host, which has no piece, says that nothing has come from its parent yet."""
         self.starved_by[stripe] = parent
+
+    def give_up(self, stripe: int) -> None:
+        """The host, which has pieces, leaves a parent of which it said that nothing comes."""
+        self.given_up.add(stripe)
 
     def stand_still(self, *, now: float) -> None:
         """The host, which has pieces, complains that it gets no more."""
@@ -106,14 +118,24 @@ class Starvation:
         stopped = [each for each, gives in self.stopped_by.items() if not gives or still_s >= GIVING_STILL_S]
         return any(number == stripe for number, _ in stopped) and len({parent for _, parent in stopped}) >= STARVED_BY
 
+    def stopped_soon(self, *, now: float) -> bool:
+        """Whether so many parents stopped giving, and give to none, that they may be in league."""
+        still_s = 0.0 if self.still_since is None else now - self.still_since
+        return (
+            still_s >= STILL_SOON_S
+            and len({parent for (_, parent), gives in self.stopped_by.items() if not gives}) >= STARVED_BY
+        )
+
     def feed(self, counts: list[int], moved: list[int]) -> bool:
         """The host has so many pieces by stripe, of some at least one, and got some of the `moved`
         ones; whether it is starved still, of another stripe."""
         self.failed_by = {each: None for each in self.failed_by if not counts[each[0]]}
         self.stopped_by = {each: gives for each, gives in self.stopped_by.items() if each[0] not in moved}
         self.still_since = None if moved else self.still_since
-        self.starved_by.clear()
-        return self._starved or self._stopped
+        if moved:
+            self.starved_by.clear()
+        self.given_up.difference_update(moved)
+        return self._starved or self._stopped or bool(self.given_up)
 
     @property
     def _starved(self) -> bool:
@@ -129,8 +151,8 @@ class Starvation:
 @dataclass(slots=True)
 class Member:
     """One host in a swarm. `Edges` writes parents, children and taken slots, `Swarm` counts and
-    location; everything else changes through the methods below. Lists have an entry for each
-    stripe."""
+    location, `Claims` what it brought; everything else changes through the methods below. Lists
+    have an entry for each stripe."""
 
     host: str
     counts: list[int]
@@ -185,6 +207,8 @@ class Member:
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
     taken: list[int] = field(default_factory=list)
     """Upload slots that children take. Edges."""
+    claimed: bool = False
+    """Whether it brought pieces that no parent here gave it. Claims."""
     starvation: Starvation | None = None
     """What parents did not give; None where all gave something. `starve`, Swarm.advance."""
     promised: int = 0

@@ -63,7 +63,7 @@ from p2pdist.core.transport import CutShort, Policy
 from p2pdist.core.vouched.whole import CheckWhole, Judge, VerifyPieces
 from p2pdist.model.address import by_name
 from p2pdist.model.errors import Corrupt, P2PDistError, foreseen
-from p2pdist.model.messages import Advance, Complaint, Holding, Judged, Priority, Vouched
+from p2pdist.model.messages import Advance, Complaint, Holding, Judged, Priority, Report, Vouched
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import Plan, Source
 from p2pdist.model.selection import Selection
@@ -245,6 +245,7 @@ class BlobPull:
         self._download = Download(
             blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
         )
+        self._download.alone_patience_s = context.peer_wait_s
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
         self.vouched = VouchedPull(blob, blob.vouched, _VouchedSide(self)) if blob.vouched is not None else None
         """What the pull of a blob without a piece list does beside."""
@@ -269,6 +270,7 @@ class BlobPull:
             priority=priority,
             other_writers=self._writers.others,
             vouched=self.vouched is not None,
+            hedges=True,
         )
         self._begins_with_swarm = policy == "swarm"
         context.uplink.held(blob.digest, blob.layout, self._stripes, self._download.have)
@@ -376,9 +378,9 @@ class BlobPull:
                 case OpenStream(stream, source, stripe):
                     self._writers.changed(1)
                     self._streams.open(stream, source, stripe)
-                case OpenDemand(stream, source, stripe, pieces, prefetch):
+                case OpenDemand(stream, source, stripe, pieces, prefetch, hedge):
                     self._writers.changed(1)
-                    self._streams.open(stream, source, stripe, pieces, prefetch=prefetch)
+                    self._streams.open(stream, source, stripe, pieces, prefetch=prefetch, hedge=hedge)
                 case CloseStream(stream, after_piece):
                     self._streams.close(stream, after_piece=after_piece)
                 case Complain(stripe, source, reason, piece):
@@ -398,6 +400,7 @@ class BlobPull:
                     self.vouched.carry_out(command)
                 case Starved(stripe, source, waits):
                     logger.info("source=%s stripe=%d blob=%s gives nothing yet", source, stripe, self.blob.digest)
+                    self._context.send_to_tracker(Report(tuple(filter(None, [self.advance()]))))  # what is here now
                     starved = Complaint(self.blob.digest, stripe, source.host, "slow", starved=True, waits=waits)
                     self._context.send_to_tracker(starved)
                 case AskTicket():
@@ -426,7 +429,8 @@ class BlobPull:
         self._submit(Tick())
         self._context.ask_ticket(self.blob.digest, self.holding)
         if not self._download.finished:
-            self._ticker = self._loop.call_later(TICK_S, self._tick)
+            due_s = max(EARLY_LOOK_S, min(TICK_S, self._download.due_s(self._loop.time())))
+            self._ticker = self._loop.call_later(due_s, self._tick)
 
     def _end(self, error: P2PDistError | None) -> None:
         """The core has ended; so does the pull, once a swarm that still writes has let go of the

@@ -14,6 +14,9 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
 from p2pdist.model.image import ImageReference
 from p2pdist.model.manifest import (
+    BLOB_TYPE,
+    PIECES_DIGEST,
+    PIECES_SIZE,
     Bundle,
     Config,
     Descriptor,
@@ -158,13 +161,20 @@ class Packages:
         return layer
 
     def _find_here(self, digest: Digest) -> Descriptor | None:
-        """The descriptor of a blob that is in the store, from a package that was used here."""
+        """The descriptor of a blob that is in the store, from a package that was used here; of one
+        that is there in part, and came by itself, from the store while no tracker can be asked."""
         for record in self._store.packages.list():
             data = self._store.read_document(record.manifest_digest)
             for layer in decode_manifest(data).blobs if data else ():
                 if layer.digest == digest:
                     return layer
-        return None
+        blob = self._store.get(digest)
+        if blob is None or blob.vouched is not None or self._session.connected:
+            return None
+        if self._store.read_document(blob.pieces_digest) is None:
+            return None
+        pieces = {PIECES_DIGEST: str(blob.pieces_digest), PIECES_SIZE: str(blob.layout.piece_size)}
+        return Descriptor(BLOB_TYPE, digest, blob.size, pieces)
 
     def lost(self, manifest: Manifest) -> bool:
         """Whether the store lacks a piece list of a package that was found: a piece list goes when

@@ -28,12 +28,13 @@ from p2pdist.agent.pull.packages import Packages
 from p2pdist.agent.tasks import Tasks, in_thread
 from p2pdist.agent.tracker.policies import Policies
 from p2pdist.agent.tracker.session import TrackerSession
+from p2pdist.agent.tracker.sources import NamedSources
 from p2pdist.agent.tracker.trackers import Owned, Trackers
 from p2pdist.agent.uplink import Flow, Uplink
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
 from p2pdist.core.stream_slots import Peer
-from p2pdist.core.trackerless import Announcement, plan_without_tracker
+from p2pdist.core.trackerless import Announcement, plan_from_memory, plan_without_tracker
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import Descriptor
@@ -107,6 +108,10 @@ class PullResources:
     """This host's share of the rate at which all hosts together may read the origin."""
     connections: ConnectionPool = field(default_factory=ConnectionPool)
     """Idle connections to other agents."""
+    named: NamedSources | None = None
+    """The hosts that trackers named; None: they are not remembered."""
+    peer_wait_s: float = 0.0
+    """How long a pull waits for hosts that may come back, while no tracker answers."""
     lists: PeerLists | None = None
     """What other agents know of vouched lists; None: they are not asked."""
     writers: Counter[Digest] = field(default_factory=Counter)
@@ -140,7 +145,7 @@ class PullResources:
         """The pacer for what arrives of a blob."""
         return self.policies.pacer(blob)
 
-    def send_to_tracker(self, message: Complaint | Holding | Vouched | Judged) -> None:
+    def send_to_tracker(self, message: Complaint | Holding | Report | Vouched | Judged) -> None:
         """Send a message to the tracker of its blob, if that one answers."""
         self.trackers.send(message)
 
@@ -210,6 +215,8 @@ class Registry:
     async def stop(self) -> None:
         """Close idle connections, after all pulls have ended."""
         await self._untracked.stop()
+        if self._resources.named is not None:
+            await self._resources.named.stop()
         if self._expiring is not None:
             self._expiring.cancel()
         self._resources.connections.close()
@@ -326,6 +333,8 @@ class Registry:
         blob.release()
         error = None if done.cancelled() else done.exception()
         if error is None:
+            if self._resources.named is not None:
+                self._resources.named.forget(blob.digest)
             if self._resources.swarming is not None:
                 self._resources.swarming.changed()
             self._trackers.send(Report(tuple(filter(None, [pull.advance()]))))
@@ -398,6 +407,8 @@ class Registry:
     def planned(self, plan: Plan, ticket: str = "") -> None:
         """The tracker has planned a pull, and sends a ticket for its blob."""
         raised = self._access.tickets.keep(plan.blob, ticket, now=asyncio.get_running_loop().time())
+        if self._resources.named is not None and plan.blob in self._fetching:
+            self._resources.named.planned(plan, ticket)
         self._untracked.planned(plan.blob)
         pull = self._fetching.get(plan.blob)
         if pull is not None:
@@ -537,7 +548,7 @@ class _UntrackedPulls:
         wanted: Callable[[Digest], bool],
     ) -> None:
         self._wanted = wanted
-        self._host, self._packages = resources.host, packages
+        self._host, self._packages, self._resources = resources.host, packages, resources
         self._trackers, self._session = resources.trackers, resources.trackers.home
         self._neighbourhood, self._alone, self._tracker_wait_s = neighbourhood, alone, tracker_wait_s
         self._unplanned: dict[Digest, BlobPull] = {}
@@ -599,9 +610,23 @@ class _UntrackedPulls:
         elif session.urls and not session.connected:
             limit_s = min(UPSTREAM_WAIT_S, self._tracker_wait_s) if of_upstream else self._tracker_wait_s
             goes_on = alone if of_upstream else None
-            self._waits.spawn(_wait_for_tracker(pull, session, self._packages, limit_s, goes_on))
+            self._waits.spawn(self._go_on(pull, limit_s, goes_on))
         elif alone is not None:
             planned(plan_without_tracker(blob.digest, blob.layout, alone, ()))
+
+    async def _go_on(self, pull: BlobPull, limit_s: float, alone: Announcement | None) -> None:
+        """Without a tracker, ask the hosts that one named before; where it named none, wait for
+        one."""
+        resources, session, blob = self._resources, self._session, pull.blob
+        if resources.named is not None and alone is None:
+            named = await resources.named.recall(blob.digest)
+            if named.hosts and not (session.connected or pull.done.done()):
+                resources.access.tickets.keep(blob.digest, named.ticket, now=asyncio.get_running_loop().time())
+                names = ", ".join(str(source) for source in named.hosts)
+                logger.info("no tracker answers: asking %s for %s, which one named before", names, blob.digest)
+                pull.planned(plan_from_memory(blob.digest, blob.layout, self._host, named.hosts))
+                return
+        await _wait_for_tracker(pull, session, self._packages, limit_s, alone)
 
 
 def _planned_beside(pull: BlobPull, plan: Plan) -> None:

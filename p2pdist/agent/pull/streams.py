@@ -25,7 +25,17 @@ from p2pdist.core.sources import Sources
 from p2pdist.model.access import TICKET_HEADER
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Refused
-from p2pdist.model.messages import Complaint, Holding, Judged, Priority, Reason, Selected, StreamRequest, Vouched
+from p2pdist.model.messages import (
+    Complaint,
+    Holding,
+    Judged,
+    Priority,
+    Reason,
+    Report,
+    Selected,
+    StreamRequest,
+    Vouched,
+)
 from p2pdist.model.pieces import PieceSet
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.selection import Selection
@@ -43,7 +53,8 @@ logger = logging.getLogger(__name__)
 
 class PullContext(Protocol):
     """What a blob pull needs from its agent. `writers` counts the streams and swarms that write
-    into each blob, also for pulls that have ended."""
+    into each blob, also for pulls that have ended; `peer_wait_s` is how long it waits for hosts
+    that may come back, while no tracker answers."""
 
     host: str
     uplink: Uplink
@@ -52,6 +63,7 @@ class PullContext(Protocol):
     connections: ConnectionPool
     swarming: SwarmService | None
     writers: Counter[Digest]
+    peer_wait_s: float
 
     @property
     def tls(self) -> Tls | None:
@@ -73,7 +85,7 @@ class PullContext(Protocol):
     def pacer_of(self, blob: Digest) -> Pacer:
         """The limits on receiving a blob."""
 
-    def send_to_tracker(self, message: Complaint | Holding | Vouched | Judged) -> None:
+    def send_to_tracker(self, message: Complaint | Holding | Report | Vouched | Judged) -> None:
         """Send a message to the tracker, if one answers."""
 
     async def ask_list(self, source: Source, blob: Digest, known: VouchedPieces) -> Listing | None:
@@ -143,12 +155,19 @@ class PullStreams:
         self._escalated = asyncio.Event()
 
     def open(
-        self, number: int, source: Source, stripe: int, pieces: tuple[int, ...] = (), *, prefetch: bool = False
+        self,
+        number: int,
+        source: Source,
+        stripe: int,
+        pieces: tuple[int, ...] = (),
+        *,
+        prefetch: bool = False,
+        hedge: bool = False,
     ) -> None:
         """Receive a stripe from a source, or of it only the `pieces` for which a reader waits, or
-        with `prefetch` is going to; StreamClosed follows in any case."""
+        with `prefetch` is going to, or that are a `hedge`; StreamClosed follows in any case."""
         self._sources[number] = (source, stripe)
-        self._demanded[number] = pieces
+        self._demanded[number] = () if hedge else pieces
         stream: IncomingStream | OriginReader
         if not source.is_origin and self._context.is_revoked(source.host):
             self._mail.post(StreamClosed(number, "refused", f"{source} is revoked", Refused(f"{source} is revoked")))
@@ -176,10 +195,8 @@ class PullStreams:
         else:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()
             priority: Priority = "start" if pieces else self.priority
-            host, demand = self._context.host, bool(pieces)
-            request = StreamRequest(
-                self._blob.digest, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch
-            )
+            blob, host, demand = self._blob.digest, self._context.host, bool(pieces) and not hedge
+            request = StreamRequest(blob, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch)
             stream = IncomingStream(
                 source,
                 request,
@@ -293,7 +310,7 @@ class PullStreams:
         if isinstance(stream, IncomingStream) and stream.responded_s is not None:
             self._context.sources.times.responded(stream.responded_s)
         elif isinstance(stream, IncomingStream) and closed.reason == "closed":
-            self._context.sources.times.unanswered()
+            self._context.sources.times.unanswered(stream.connected_s)
         answered = not isinstance(stream, IncomingStream) or stream.responded or closed.error
         if closed.reason == "refused" and not answered:
             self.unreached[source.host] = closed.detail

@@ -296,6 +296,14 @@ def tls_options(command: Function) -> Function:
     help="How long a new pull waits for a tracker.",
 )
 @click.option(
+    "--peer-wait",
+    default=3600.0,
+    show_default=True,
+    type=Seconds(0.0, 604800.0),
+    metavar="SECONDS",
+    help="How long a pull waits for hosts to come back while no tracker answers.",
+)
+@click.option(
     "--upload-limit", default="", metavar="RATE", help="Never send to others faster, such as 500MB/s or 2Gbit/s."
 )
 @click.option(
@@ -387,6 +395,7 @@ def command(
     rack: str,
     capacity: str,
     tracker_wait: float,
+    peer_wait: float,
     upstreams: tuple[str, ...],
     identity: Identity,
     transport: Policy | None,
@@ -420,6 +429,7 @@ def command(
         site=site,
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
+        peer_wait_s=peer_wait,
         audited=_audit(more.pop("audit_log", None)),
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in more.items() if rate},
         **identity,

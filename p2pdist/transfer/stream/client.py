@@ -113,6 +113,11 @@ class IncomingStream:
         return self._stream.responded_s
 
     @property
+    def connected_s(self) -> float | None:
+        """How long it took to connect to the source, None where it has not come to that."""
+        return self._stream.connected_s
+
+    @property
     def quiet(self) -> bool:
         """Whether no piece has come."""
         return self._stream.quiet

@@ -152,6 +152,8 @@ class StripeStream:
         """Set when the stream is closed, or is to close after a piece: ends a driver's pause."""
         self.waits = False
         """Whether the source said that it has no piece to send yet; written by `begin`."""
+        self.connected_s: float | None = None
+        """How long it took to connect, None before; written by `begin`."""
         self.responded_s: float | None = None
         """How long the response took, None before it; written by `begin`."""
         self._opened_at = time.monotonic()
@@ -248,6 +250,7 @@ class StripeStream:
     def begin(self, connection: socket.socket) -> None:
         """Request the stream over `connection`, which `use` was called with, and read the head of
         the response; frames follow. Raises what `request_stream` raises."""
+        self.connected_s = time.monotonic() - self._opened_at
         response = request_stream(connection, self.source, self.request, self._header_fields, self._length)
         self._reusable, self.waits = response.reusable, response.waits
         self.responded_s = time.monotonic() - self._opened_at

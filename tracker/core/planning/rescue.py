@@ -7,7 +7,8 @@ it reads the origin, besides the roots. A host that was rescued may be one of th
 others, so another is rescued once it gave nothing either, up to RESCUES_MAX a stripe.
 
 The same holds for a host that has pieces and has stood still for long, since several hosts that say
-that they have more gave nothing after that.
+that they have more gave nothing after that; and soon for one that has only parents that brought
+what they have from elsewhere, all of which stopped giving at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def lacks(swarm: Swarm, stripe: int, host: str) -> bool:
     """Whether a host, if it is starved, is so in this stripe."""
     member = swarm.members[host]
     starvation = member.starvation
-    return not member.counts[stripe] or (starvation is not None and starvation.stopped_in(stripe, now=swarm.edges.now))
+    if not member.counts[stripe] or starvation is None:
+        return not member.counts[stripe]
+    return stripe in starvation.given_up or starvation.stopped_in(stripe, now=swarm.edges.now)
 
 
 def rescuer(swarm: Swarm, stripe: int, host: str) -> Member | None:

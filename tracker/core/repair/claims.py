@@ -57,9 +57,10 @@ class Claims:
     def joined(self, host: Host, swarm: Swarm, *, timed: bool, now: float) -> None:
         """A host says that it has pieces which it did not get from a parent here. `timed`: its
         first child has a deadline."""
+        member = swarm.members[host.name]
+        member.claimed = member.claimed or timed
         if host.proved:
             return
-        member = swarm.members[host.name]
         swarm.claims[host.name] = timed
         if host.doubted_until > now:
             self._doubt(swarm, member, host.doubted_until)

@@ -54,6 +54,10 @@ DRY_S, DRY_PIECES = 5.0, 8.0
 """A holder of a lease has stopped that got no piece for so long, and for so many times as long as
 its pieces took so far."""
 
+DRY_SOON_S = 0.5
+"""The same where the whole pull of the host that waits stands still, longer than its own pieces
+explain: the holder's reports may be old by the interval between two."""
+
 UNDER_WAY_TURNS = 3.0
 """A parent that gets a large piece has passed it on after one turn (PieceLayout.turn_s), as a
 rule."""
@@ -155,22 +159,37 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
     return True
 
 
-def pass_on_lease(swarm: Swarm, stripe: int, child: str, *, now: float) -> bool:
-    """Take a stripe's lease from its holder, which has stopped, where a host that receives through
-    it waits for the next piece; return whether it moved. The planner gives it to the host with the
-    most pieces of those that lose their parents here."""
-    waiting, root = swarm.members[child], swarm.members[child]
+def _top(swarm: Swarm, stripe: int, child: Member) -> Member:
+    """The nearest host above `child` that says that it has more of a stripe, else the last one."""
+    top = child
     for _ in range(len(swarm.members)):
-        if not root.parents[stripe] or root.counts[stripe] > waiting.counts[stripe]:
+        if not top.parents[stripe] or top.counts[stripe] > child.counts[stripe]:
             break
-        root = swarm.members[root.parents[stripe] or ""]
+        top = swarm.members[top.parents[stripe] or ""]
+    return top
+
+
+def source_above(swarm: Swarm, stripe: int, child: str) -> Member | None:
+    """The nearest host above `child` that says that it has more of a stripe; None where none
+    does."""
+    top = _top(swarm, stripe, swarm.members[child])
+    return top if top.counts[stripe] > swarm.members[child].counts[stripe] else None
+
+
+def pass_on_lease(swarm: Swarm, stripe: int, child: str, *, now: float, dry_s: float = DRY_S) -> bool:
+    """Take a stripe's lease from its holder, which has stopped for `dry_s`, where a host that
+    receives through it waits for the next piece; return whether it moved. The planner gives it to
+    the host with the most pieces of those that lose their parents here."""
+    waiting = swarm.members[child]
+    root = _top(swarm, stripe, waiting)
     count = root.counts[stripe]
     if root.parents[stripe] != FROM_ORIGIN or root is waiting or not 0 < count <= waiting.counts[stripe]:
         return False
-    if not root.present or root.host in swarm.swarming or waiting.complaints[stripe] < STUCK_COMPLAINTS:
+    complains = dry_s < DRY_S or waiting.complaints[stripe] >= STUCK_COMPLAINTS
+    if not root.present or root.host in swarm.swarming or not complains:
         return False
     since = root.moved_at[stripe]
-    if now - since < max(DRY_S, DRY_PIECES * (since - root.joined_at) / count):
+    if now - since < max(dry_s, DRY_PIECES * (since - root.joined_at) / count):
         return False
     if not move_lease(swarm, stripe, root.host, now=now, at_once=False):
         return False
