@@ -35,6 +35,11 @@ A stripe that gets far fewer pieces than another over SLOW_WINDOW_S is complaine
 with growing pauses; that changes nothing here, and lets the tracker look closer. While the download
 is paused another transport brings the pieces and no stream is opened.
 
+Where the host's site may import nothing now (Plan.held), what it lacks may not come for hours, and
+no source is at fault: the stripes whose parent is taken away end after the piece under way, nothing
+is complained of, and the pull is not given up. A stripe that crosses a WAN with a limit
+(StripePlan.bytes_s) is given the time that this takes.
+
 A reader may wait for single pieces (`Wanted`). Streams of their own bring these, beside the stream
 of the stripe, which may bring them again. Nothing is complained of for them: the stripe's own
 stream finds out what is wrong with a source.
@@ -52,7 +57,7 @@ and nothing after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, log2
 from typing import Literal
@@ -385,6 +390,8 @@ class _Stripe:
     """Pieces stored since the window began (`is_slow`)."""
     slow_windows: int = 0
     """Windows in a row in which the stripe was slow."""
+    bytes_s: float = 0.0
+    """No faster than this it comes, by the last plan; 0 for no limit."""
 
     def lost(self, *, planned: bool) -> None:
         """A piece that was stored is no more. `planned`: a tracker will say where it comes from."""
@@ -625,9 +632,11 @@ class _Turns:
             self._first_at = now
         self._pieces, self._last_at = self._pieces + 1, now
 
-    def stall_s(self, receiving: Receiving, *, begun: bool) -> float:
-        """For how long a stripe may stand still at least. `begun`: a piece of it has come."""
+    def stall_s(self, receiving: Receiving, bytes_s: float = 0.0, *, begun: bool) -> float:
+        """For how long a stripe may stand still at least, where it comes no faster than `bytes_s`
+        (0: no limit). `begun`: a piece of it has come."""
         opening_s = 0.0 if receiving.delivered else first_piece_s(self.layout.piece_size, receiving.response_s)
+        opening_s += STALL_PACES * self.layout.piece_size / bytes_s if bytes_s else 0.0
         if not self.layout.large:
             return STALL_FIRST_S + opening_s
         limit_s = STALL_TURNS * self.layout.turn_s()
@@ -635,6 +644,42 @@ class _Turns:
             turn_s = self.stripes * (self._last_at - self._first_at) / (self._pieces - 1)
             limit_s = STALL_TURNS * turn_s if begun else min(limit_s, FILL_TURNS * turn_s)
         return max(STALL_FIRST_S, limit_s) + opening_s
+
+
+@dataclass(slots=True)
+class _Patience:
+    """How long a download has stood still, and why."""
+
+    progressed_at: float = 0.0
+    """When a piece was stored last, or the site ceased to wait."""
+    failure: tuple[str, float] = ("", -1.0)
+    """Why a source failed last, in words for the user; and when."""
+    held: str = ""
+    """Why this host's site waits, by the last plan that said so; empty where it does not, or no
+    tracker answers."""
+
+    def hold(self, why: str | None, stripes: Iterable[_Stripe], *, now: float) -> None:
+        """The site waits from now on; goes on where `why` is empty, as if no time had passed; or
+        does as before (None)."""
+        if why is None:
+            return
+        if self.held and not why:
+            self.progressed_at = now
+            for stripe in stripes:
+                if isinstance(stripe.state, Receiving):
+                    stripe.state.quiet_since = stripe.state.moved_at = now
+        self.held = why
+
+    def over(self, patience_s: float, *, now: float) -> bool:
+        """Whether nothing has come for so long, though something could have."""
+        return now - self.progressed_at > patience_s and not self.held
+
+    def trouble(self, *, now: float) -> str:
+        """Why nothing has come for TROUBLE_S, where a source failed meanwhile or the site waits;
+        empty while pieces come."""
+        if now - self.progressed_at < TROUBLE_S:
+            return ""
+        return self.held or (self.failure[0] if self.failure[1] >= self.progressed_at else "")
 
 
 @dataclass(slots=True)
@@ -660,8 +705,7 @@ class Download:
     """Pieces stored per stripe."""
     _stripes: list[_Stripe] = field(default_factory=list)
     _streams: _Streams = field(default_factory=_Streams)
-    _progressed_at: float = 0.0
-    """When a piece was stored last."""
+    _patience: _Patience = field(default_factory=_Patience)
     _tracker: bool = True
     """Whether a tracker answers."""
     _alone_since: float = 0.0
@@ -676,13 +720,11 @@ class Download:
     _window: _Window = field(default_factory=_Window)
     _turns: _Turns = field(init=False)
     """How long the stripes take turns; made by `__post_init__`."""
-    _failure: tuple[str, float] = ("", -1.0)
-    """Why a source failed last, in words for the user; and when."""
 
     def __post_init__(self) -> None:
         self.have = PieceSet(self.have.count, self.have.bits)
         self.counts = self.have.stripe_counts(self.stripes)
-        self._progressed_at = self.started_at
+        self._patience.progressed_at = self.started_at
         self._turns = _Turns(self.layout, self.stripes)
         for number, count in enumerate(self.counts):
             missing = len(range(number, self.layout.count, self.stripes)) - count
@@ -708,6 +750,7 @@ class Download:
             case TrackerChanged(present):
                 if present != self._tracker:
                     self._tracker, self._alone_since = present, now
+                    self._patience.hold("", self._stripes, now=now)
                     for stripe in self._stripes:
                         stripe.retry()
             case Rejected(error):
@@ -749,10 +792,13 @@ class Download:
         return [source for stripe in self._stripes if (source := stripe.awaits) is not None]
 
     def trouble(self, now: float) -> str:
-        """Why nothing has come for TROUBLE_S, where a source failed meanwhile; empty while pieces
-        come."""
-        stands_still = now - self._progressed_at >= TROUBLE_S and self._failure[1] >= self._progressed_at
-        return self._failure[0] if stands_still and not self.finished else ""
+        """Why nothing has come for a while, in words for the user; empty while pieces come."""
+        return "" if self.finished else self._patience.trouble(now=now)
+
+    @property
+    def held(self) -> str:
+        """Why this host's site waits; empty where it does not."""
+        return self._patience.held
 
     def readers(self) -> Readers:
         """Which hosts may bring which pieces from the origin into a swarm."""
@@ -762,7 +808,7 @@ class Download:
     def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
         if not self.have.add(piece):
             return
-        self._progressed_at = now
+        self._patience.progressed_at = now
         self._turns.stored(now=now)
         index = piece % self.stripes
         self.counts[index] += 1
@@ -772,8 +818,7 @@ class Download:
         stripe.pace_s += 0.25 * (now - stripe.stored_at - stripe.pace_s)
         stripe.stored_at = now
         stripe.complaints = stripe.denials = stripe.stale = 0
-        state = stripe.state
-        if isinstance(state, Receiving):
+        if isinstance(state := stripe.state, Receiving):
             state.quiet_since = now
             state.awaiting = state.awaiting and number != state.stream
             if number == state.stream:
@@ -792,6 +837,7 @@ class Download:
 
     def _planned(self, plan: Plan, now: float, out: list[Command]) -> None:
         self._shared = plan.dealt
+        self._patience.hold(plan.held, self._stripes, now=now)
         if plan.keepers:
             self._superpeers = tuple(superpeer.host for superpeer in plan.keepers)
             for stripe in self._stripes:
@@ -802,7 +848,7 @@ class Download:
 
     def _replanned(self, stripe: _Stripe, choice: StripePlan, now: float, out: list[Command]) -> None:
         """Turn to the parent that the tracker has chosen for a stripe, or say why not."""
-        parent = choice.parent
+        parent, stripe.bytes_s = choice.parent, choice.bytes_s
         stripe.candidates.planned(parent, choice.alternates)
         stripe.retry()
         match stripe.state:
@@ -810,6 +856,8 @@ class Download:
                 return
             case Receiving(source=source) if source == parent:
                 return
+            case Receiving() if parent is None and self.held:
+                self._close(stripe, out, after_piece=True)
         reason = self.sources.complaint(parent, now=now) if parent is not None else None
         if parent is not None and reason is not None and not parent.is_origin:
             out.append(Complain(stripe.number, parent, reason))
@@ -869,7 +917,7 @@ class Download:
     def _failed(self, stripe: _Stripe, source: Source, event: StreamEnded, now: float, out: list[Command]) -> None:
         """Complain of a source and turn to the next one, unless it is the origin and hopeless."""
         reason = _complaint(event.reason)
-        self._failure = f"{source}: {event.error.what if event.error else reason}", now
+        self._patience.failure = f"{source}: {event.error.what if event.error else reason}", now
         out.append(Complain(stripe.number, source, reason, event.piece))
         leased = source == ORIGIN and stripe.candidates.parent == ORIGIN
         if leased and event.error is not None and event.error.exit_code in (3, 4):
@@ -884,8 +932,8 @@ class Download:
         self._open(stripe, now, out)
 
     def _tick(self, now: float, out: list[Command]) -> None:
-        if now - self._progressed_at > self.patience_s and not self.have.complete:
-            self._give_up(_starved(self.blob, self.patience_s, self._failure[0], tracker=self._tracker), out)
+        if self._patience.over(self.patience_s, now=now) and not self.have.complete:
+            self._give_up(_starved(self.blob, self.patience_s, self._patience.failure[0], tracker=self._tracker), out)
             return
         for stripe in self._stripes:
             match stripe.state:
@@ -894,14 +942,14 @@ class Download:
                 case Receiving() if not self._tracker and stripe.wants_back(self.sources, now=now):
                     self._close(stripe, out, after_piece=True)
                     self._open(stripe, now, out)
-                case Receiving():
+                case Receiving() if not self.held:
                     self._check_stall(stripe, stripe.state, now, out)
-        out += self._window.complaints(self._stripes, now=now)
+        out += () if self.held else self._window.complaints(self._stripes, now=now)
 
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
         alone_since = None if self._tracker else self._alone_since
-        least_s = self._turns.stall_s(receiving, begun=self.counts[stripe.number] > 0)
+        least_s = self._turns.stall_s(receiving, stripe.bytes_s, begun=self.counts[stripe.number] > 0)
         if not stripe.stalled(receiving, least_s, alone_since=alone_since, now=now):
             return
         source = receiving.source
@@ -917,7 +965,7 @@ class Download:
 
     def _quiet(self, event: Quiet, now: float, out: list[Command]) -> None:
         """Complain of a source that was silent for too long, and leave it if there is another."""
-        stripe = self._streams.stripes.get(event.stream) if self._tracker else None
+        stripe = self._streams.stripes.get(event.stream) if self._tracker and not self.held else None
         if stripe is not None and not len(self.have):
             out += stripe.starved(self.sources, self.layout, waits=event.waits, now=now)
         source = stripe.silent(event, self.sources, now=now) if stripe is not None else None
@@ -925,7 +973,7 @@ class Download:
             return
         self.sources.silent(source, now=now)
         out.append(Complain(stripe.number, source, "stalled"))
-        self._failure = f"{source}: sends nothing", now
+        self._patience.failure = f"{source}: sends nothing", now
         if stripe.candidates.others(source, self.sources, now=now):
             stripe.candidates.failed(source)
             self._close(stripe, out, after_piece=False)
