@@ -402,6 +402,29 @@ SWARMS = [
         [q("sum(p2pdist_tracker_late_sites)", "less than half of what another site has")],
         text="Above 0 for minutes: the link to the WAN of a site is full or slow.",
     ),
+    Panel(
+        "Over the WAN of sites with a budget",
+        "Bps",
+        [
+            q(
+                'sum by (site) (rate(p2pdist_tracker_wan_bytes_total{instance=~"$tracker"}[$__rate_interval]))',
+                "{{site}}",
+            )
+        ],
+        text="What hosts report; a site with a rate keeps below it.",
+    ),
+    Panel(
+        "Budget of the last hour",
+        "bytes",
+        [q('sum by (site, kind) (p2pdist_tracker_wan_hour_bytes{instance=~"$tracker"})', "{{site}} {{kind}}")],
+        text="A site that has used what is allowed waits until a part of it is an hour old.",
+    ),
+    Panel(
+        "Swarms that wait for a site's budget",
+        "short",
+        [q('sum by (site) (p2pdist_tracker_wan_waiting{instance=~"$tracker"})', "{{site}}")],
+        text="They go on by themselves: at the hours of the site, or when its last hour has room.",
+    ),
 ]
 
 HOST = [

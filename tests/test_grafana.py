@@ -23,6 +23,8 @@ from p2pdist.agent.agent import Agent, AgentSettings
 from p2pdist.agent.api.metrics import registry as agent_registry
 from tracker.content import Content
 from tracker.core.fleet import Fleet
+from tracker.core.policy.budget import SiteBudget
+from tracker.core.policy.table import PolicyTable
 from tracker.core.views.fleet_view import View
 from tracker.http.metrics import registry as tracker_registry
 from tracker.service import Service
@@ -48,7 +50,21 @@ OF_THE_INTERFACE = {
     "p2pdist_tracker_preseeds": {"state"},
 }
 
-LABELS = {"source", "transport", "reason", "state", "zone", "le", "kind", "result", "share", "version", "origin", "way"}
+LABELS = {
+    "source",
+    "transport",
+    "reason",
+    "state",
+    "zone",
+    "le",
+    "kind",
+    "result",
+    "share",
+    "version",
+    "origin",
+    "way",
+    "site",
+}
 
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian package prometheus)")
 
@@ -58,6 +74,8 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[
     """Every sample that the two services give, with its labels' names."""
     fleet = Fleet(time.monotonic())
     fleet.schedule.replans["join"] = 1
+    fleet.policies.replace(PolicyTable((), {"west": SiteBudget("west", hourly_bytes=1)}))
+    fleet.imports.look(now=time.monotonic(), utc_s=0.0)
     agent = Agent(AgentSettings((), "h1", "127.0.0.1:1", tmp_path_factory.mktemp("agent") / "store"))
     try:
         service = Service(fleet, Content(None))

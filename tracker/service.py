@@ -472,7 +472,7 @@ class Service:
             due = max(due, time.monotonic() - TICK_S)
             try:
                 self.announces.expire(now=time.monotonic())
-                self.submit(Tick())
+                self.submit(Tick(time.time()))
                 self._rates.adjust(time.monotonic())
                 self.ticks += 1
             except Exception:

@@ -319,7 +319,8 @@ class Preseeds:
             return
         status = preseed.pull.status() if preseed.pull is not None else None
         done, total = (status.bytes_done, status.bytes_total) if status is not None else (0, 0)
-        report = Kept(identifier, preseed.state, done, total, preseed.reason)
+        note = status.note.removeprefix("waiting, ") if status is not None and preseed.state == "pulling" else ""
+        report = Kept(identifier, preseed.state, done, total, preseed.reason or note[:REASON_CHARACTERS_MAX])
         if again or report != preseed.reported:
             preseed.reported = report
             self._send(report)

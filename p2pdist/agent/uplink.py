@@ -247,10 +247,12 @@ class Uplink:
         peer: Peer = UNNAMED,
         cut: Callable[[], None] | None = None,
         demand: bool = False,
+        bytes_s: float = 0.0,
     ) -> Flow:
-        """Open a stream to a child; the caller closes it when the connection ends. `cut` breaks its
-        connection. With `demand` other streams of the stripe to the same peer leave out what this
-        one brings. Raises Unavailable when `peer` finds no slot (core/stream_slots.py)."""
+        """Open a stream to a child, of no more than `bytes_s` (0: no limit); the caller closes it
+        when the connection ends. `cut` breaks its connection. With `demand` other streams of the
+        stripe to the same peer leave out what this one brings. Raises
+        Unavailable when `peer` finds no slot (core/stream_slots.py)."""
         self._make_room(self._slots, peer, "streams")
         number = next(self._numbers)
         flow = self._flows[number] = Flow(self, number, cut)
@@ -260,7 +262,7 @@ class Uplink:
                 self.submit(Diverted(other, brought))
         self._streams[number] = blob, stripe, peer
         self._slots.opened(number, peer)
-        self.submit(Opened(number, blob, stripe, have, priority))
+        self.submit(Opened(number, blob, stripe, have, priority, bytes_s))
         return flow
 
     def open_range(self, *, peer: Peer = UNNAMED, cut: Callable[[], None] | None = None) -> RangeFlow:

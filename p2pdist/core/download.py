@@ -42,6 +42,11 @@ stands still (a hedge; Dean and Barroso, "The Tail at Scale", CACM 2013), and th
 it first brings the stripe. Hedges are few, so little comes twice. Where they bring nothing either
 and the whole pull stands still, the host says so (`Starved`): what its sources claim may be false.
 
+Where the host's site may import nothing now (Plan.held), what it lacks may not come for hours, and
+no source is at fault: the stripes whose parent is taken away end after the piece under way, nothing
+is complained of, and the pull is not given up. A stripe that crosses a WAN with a limit
+(StripePlan.bytes_s) is given the time that this takes.
+
 A reader may wait for single pieces (`Wanted`). Streams of their own bring these, beside the stream
 of the stripe, which may bring them again. Nothing is complained of for them: the stripe's own
 stream finds out what is wrong with a source.
@@ -59,7 +64,7 @@ and nothing after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, log2
 from typing import Literal
@@ -417,6 +422,8 @@ class _Stripe:
     """Pieces stored since the window began (`is_slow`)."""
     slow_windows: int = 0
     """Windows in a row in which the stripe was slow."""
+    bytes_s: float = 0.0
+    """No faster than this it comes, by the last plan; 0 for no limit."""
 
     def stored(self, *, now: float) -> None:
         """One of its pieces was stored."""
@@ -676,9 +683,11 @@ class _Turns:
             self._first_at = now
         self._pieces, self._last_at = self._pieces + 1, now
 
-    def stall_s(self, receiving: Receiving, *, begun: bool) -> float:
-        """For how long a stripe may stand still at least. `begun`: a piece of it has come."""
+    def stall_s(self, receiving: Receiving, bytes_s: float = 0.0, *, begun: bool) -> float:
+        """For how long a stripe may stand still at least, where it comes no faster than `bytes_s`
+        (0: no limit). `begun`: a piece of it has come."""
         opening_s = 0.0 if receiving.delivered else first_piece_s(self.layout.piece_size, receiving.response_s)
+        opening_s += STALL_PACES * self.layout.piece_size / bytes_s if bytes_s else 0.0
         if not self.layout.large:
             return STALL_FIRST_S + opening_s
         limit_s = STALL_TURNS * self.layout.turn_s()
@@ -804,6 +813,40 @@ class _Standstill:
 
 
 @dataclass(slots=True)
+class _Patience:
+    """How long a download has stood still, and why."""
+
+    progressed_at: float = 0.0
+    """When a piece was stored last, or the site ceased to wait."""
+    failure: tuple[str, float] = ("", -1.0)
+    """Why a source failed last, in words for the user; and when."""
+    held: str = ""
+    """Why this host's site waits, by the last plan that said so; empty where it does not, or no
+    tracker answers."""
+
+    def hold(self, why: str | None, stripes: Iterable[_Stripe], *, now: float) -> None:
+        """The site waits from now on; goes on where `why` is empty, as if no time had passed; or
+        does as before (None)."""
+        if why is None:
+            return
+        if self.held and not why:
+            self.progressed_at = now
+            for stripe in stripes:
+                if isinstance(stripe.state, Receiving):
+                    stripe.state.quiet_since = stripe.state.moved_at = now
+        self.held = why
+
+    def trouble(self, *, awaits_hosts: bool, now: float) -> str:
+        """Why nothing has come for TROUBLE_S, where a source failed meanwhile, the site waits or no
+        tracker answers; empty while pieces come."""
+        if now - self.progressed_at < TROUBLE_S:
+            return ""
+        failure = self.failure[0] if self.failure[1] >= self.progressed_at else ""
+        awaited = "no tracker answers, and the hosts that it named give nothing" if awaits_hosts else ""
+        return self.held or ": ".join(filter(None, (awaited, failure)))
+
+
+@dataclass(slots=True)
 class Download:
     """Receives one blob by streams, and counts its pieces whichever transport brings them."""
 
@@ -830,8 +873,7 @@ class Download:
     """Pieces stored per stripe."""
     _stripes: list[_Stripe] = field(default_factory=list)
     _streams: _Streams = field(default_factory=_Streams)
-    _progressed_at: float = 0.0
-    """When a piece was stored last."""
+    _patience: _Patience = field(default_factory=_Patience)
     _tracker: bool = True
     """Whether a tracker answers."""
     _alone_since: float = 0.0
@@ -843,13 +885,11 @@ class Download:
     _window: _Window = field(default_factory=_Window)
     _standstill: _Standstill = field(init=False)
     """Made by `__post_init__`."""
-    _failure: tuple[str, float] = ("", -1.0)
-    """Why a source failed last, in words for the user; and when."""
 
     def __post_init__(self) -> None:
         self.have = PieceSet(self.have.count, self.have.bits)
         self.counts = self.have.stripe_counts(self.stripes)
-        self._progressed_at = self.started_at
+        self._patience.progressed_at = self.started_at
         turns = _Turns(self.layout, self.stripes)
         self._standstill = _Standstill(self._streams, self.layout, self.sources, self._stripes, turns)
         for number, count in enumerate(self.counts):
@@ -876,6 +916,7 @@ class Download:
             case TrackerChanged(present):
                 if present != self._tracker:
                     self._tracker, self._alone_since = present, now
+                    self._patience.hold("", self._stripes, now=now)
                     for stripe in self._stripes:
                         stripe.retry()
             case Rejected(error):
@@ -921,13 +962,14 @@ class Download:
         return [source for stripe in self._stripes if (source := stripe.awaits) is not None]
 
     def trouble(self, now: float) -> str:
-        """Why nothing has come for TROUBLE_S, where a source failed meanwhile or no tracker
-        answers; empty while pieces come."""
-        if self.finished or now - self._progressed_at < TROUBLE_S:
-            return ""
-        failure = self._failure[0] if self._failure[1] >= self._progressed_at else ""
-        awaited = "no tracker answers, and the hosts that it named give nothing" if _awaits_hosts(self) else ""
-        return ": ".join(filter(None, (awaited, failure)))
+        """Why nothing has come for a while, in words for the user; empty while pieces come."""
+        awaits_hosts = _awaits_hosts(self)
+        return "" if self.finished else self._patience.trouble(awaits_hosts=awaits_hosts, now=now)
+
+    @property
+    def held(self) -> str:
+        """Why this host's site waits; empty where it does not."""
+        return self._patience.held
 
     def readers(self) -> Readers:
         """Which hosts may bring which pieces from the origin into a swarm."""
@@ -938,7 +980,7 @@ class Download:
     def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
         if not self.have.add(piece):
             return
-        self._progressed_at = now
+        self._patience.progressed_at = now
         self._standstill.turns.stored(now=now)
         index = piece % self.stripes
         self.counts[index] += 1
@@ -969,13 +1011,14 @@ class Download:
 
     def _planned(self, plan: Plan, now: float, out: list[Command]) -> None:
         self._superpeers.planned(plan, self._stripes)
+        self._patience.hold(plan.held, self._stripes, now=now)
         for choice in plan.stripes:
             if choice.stripe < self.stripes:
                 self._replanned(self._stripes[choice.stripe], choice, now, out)
 
     def _replanned(self, stripe: _Stripe, choice: StripePlan, now: float, out: list[Command]) -> None:
         """Turn to the parent that the tracker has chosen for a stripe, or say why not."""
-        parent = choice.parent
+        parent, stripe.bytes_s = choice.parent, choice.bytes_s
         stripe.candidates.planned(parent, choice.alternates)
         stripe.retry()
         match stripe.state:
@@ -983,6 +1026,8 @@ class Download:
                 return
             case Receiving(source=source) if source == parent:
                 return
+            case Receiving() if parent is None and self.held:
+                self._close(stripe, out, after_piece=True)
         reason = self.sources.complaint(parent, now=now) if parent is not None else None
         if parent is not None and reason is not None and not parent.is_origin:
             out.append(Complain(stripe.number, parent, reason))
@@ -1042,7 +1087,7 @@ class Download:
     def _failed(self, stripe: _Stripe, source: Source, event: StreamEnded, now: float, out: list[Command]) -> None:
         """Complain of a source and turn to the next one, unless it is the origin and hopeless."""
         reason = _complaint(event.reason)
-        self._failure = f"{source}: {event.error.what if event.error else reason}", now
+        self._patience.failure = f"{source}: {event.error.what if event.error else reason}", now
         out.append(Complain(stripe.number, source, reason, event.piece))
         leased = source == ORIGIN and stripe.candidates.parent == ORIGIN
         if leased and event.error is not None and event.error.exit_code in (3, 4):
@@ -1067,16 +1112,18 @@ class Download:
                 case Receiving() if not self._tracker and stripe.wants_back(self.sources, now=now):
                     self._close(stripe, out, after_piece=True)
                     self._open(stripe, now, out)
-                case Receiving():
+                case Receiving() if not self.held:
                     self._check_stall(stripe, stripe.state, now, out)
+        if self.held:
+            return
         if self._tracker and self.hedges and not self._paused:
-            out += self._standstill.look(self.have, self._progressed_at, now=now)
+            out += self._standstill.look(self.have, self._patience.progressed_at, now=now)
         out += self._window.complaints(self._stripes, now=now)
 
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
         alone_since = None if self._tracker else self._alone_since
-        least_s = self._standstill.turns.stall_s(receiving, begun=self.counts[stripe.number] > 0)
+        least_s = self._standstill.turns.stall_s(receiving, stripe.bytes_s, begun=self.counts[stripe.number] > 0)
         if not stripe.stalled(receiving, least_s, alone_since=alone_since, now=now):
             return
         source = receiving.source
@@ -1105,7 +1152,7 @@ class Download:
 def _quiet(download: Download, event: Quiet, now: float, out: list[Command]) -> None:
     """Complain of a source that was silent for too long, and leave it if there is another."""
     streams, sources = download._streams, download.sources
-    stripe = streams.stripes.get(event.stream) if download._tracker else None
+    stripe = streams.stripes.get(event.stream) if download._tracker and not download.held else None
     if stripe is not None and not len(download.have):
         out += stripe.starved(sources, download.layout, waits=event.waits, now=now)
     source = stripe.silent(event, sources, now=now) if stripe is not None else None
@@ -1113,7 +1160,7 @@ def _quiet(download: Download, event: Quiet, now: float, out: list[Command]) -> 
         return
     sources.silent(source, now=now)
     out.append(Complain(stripe.number, source, "stalled"))
-    download._failure = f"{source}: sends nothing", now
+    download._patience.failure = f"{source}: sends nothing", now
     if stripe.candidates.others(source, sources, now=now):
         stripe.candidates.failed(source)
         download._close(stripe, out, after_piece=False)
@@ -1128,14 +1175,14 @@ def _awaits_hosts(download: Download) -> bool:
 def _out_of_patience(download: Download, now: float) -> Unavailable | None:
     """Why a pull is given up of which nothing has come for too long. Without a tracker it waits
     longer, as hosts may come back; once one answers again, the time counts from then."""
-    tracker, since, patience_s = download._tracker, download._progressed_at, download.patience_s
+    tracker, since, patience_s = download._tracker, download._patience.progressed_at, download.patience_s
     if tracker:
         since = max(since, download._alone_since)
     elif _awaits_hosts(download):
         patience_s = max(patience_s, download.alone_patience_s)
-    if now - since <= patience_s:
+    if now - since <= patience_s or download.held:
         return None
-    return _starved(download.blob, patience_s, download._failure[0], tracker=tracker)
+    return _starved(download.blob, patience_s, download._patience.failure[0], tracker=tracker)
 
 
 def _complaint(reason: str) -> Reason:

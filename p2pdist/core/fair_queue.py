@@ -8,10 +8,10 @@ both wait, preseeds get PRESEED_SHARE however many they are. A priority that wai
 everything.
 
 One limit holds for all flows, another for preseeds alone, and each flow may have one that it shares
-with the other flows of its policy (TokenBucket). A flow that one of the latter two holds back
-does not wait for the uplink, and other flows are served. A preseed then starts at the present
-virtual time like a new flow; among preseeds a flow that was held back comes first, and its limit
-keeps that short.
+with the other flows of its policy, and one of its own (TokenBucket). A flow that one of the latter
+three holds back does not wait for the uplink, and other flows are served. A preseed then starts at
+the present virtual time like a new flow; among preseeds a flow that was held back comes first, and
+its limit keeps that short.
 """
 
 from __future__ import annotations
@@ -70,11 +70,18 @@ class Flow:
     """How long the kernel takes for a byte, smoothed."""
     limit: TokenBucket | None = None
     """Shared with the other flows of its policy."""
+    own: TokenBucket | None = None
+    """Of this flow alone: its child may receive no faster over the WAN of its site."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether it has a limit beside those of the uplink."""
+        return self.limit is not None or self.own is not None
 
     @property
     def free_at(self) -> float:
-        """When its own limit allows its next block."""
-        return self.limit.free_at if self.limit is not None else -inf
+        """When these limits allow its next block."""
+        return max(bucket.free_at if bucket is not None else -inf for bucket in (self.limit, self.own))
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +108,7 @@ class Queue:
         if now < self.tokens.free_at:
             return []
         for flow in self.waiting:
-            if flow.limit is not None:
+            if flow.limit is not None or flow.own is not None:  # for every block: no call
                 return [flow for flow in self.waiting if now >= flow.free_at]
         return self.waiting  # as nearly always, and for every block: no copy
 
@@ -109,7 +116,7 @@ class Queue:
         """When a flow that waits is not held back, infinity when none waits."""
         soonest = inf
         for flow in self.waiting:
-            if flow.limit is None:
+            if not flow.limited:
                 return self.tokens.free_at
             soonest = min(soonest, flow.free_at)
         return max(self.tokens.free_at, soonest)
@@ -169,6 +176,8 @@ class FairQueue:
         queue.tokens.pay(flow.block, now)
         if flow.limit is not None:
             flow.limit.pay(flow.block, now)
+        if flow.own is not None:
+            flow.own.pay(flow.block, now)
         self._tokens.pay(flow.block, now)
         return flow
 

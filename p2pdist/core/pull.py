@@ -331,6 +331,8 @@ class PullCore:
         """Leave the present transport when it is time for another, and begin that one once nothing
         else writes into the blob."""
         download, out = self.download, list[Command]()
+        if download.held:
+            self._choice.held(now=now)
         # A blob that lacks nothing needs no transport: the next Tick completes it.
         if download.finished or download.have.complete or self._choice.policy == "trees":
             return out

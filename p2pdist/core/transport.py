@@ -116,6 +116,11 @@ class TransportChoice:
             self._pace_s += 0.25 * (now - self._progressed_at - self._pace_s)
         self._progressed_at, self._barren = now, 0
 
+    def held(self, *, now: float) -> None:
+        """Note that the host's site waits: that the pull stands still says nothing of its
+        transport."""
+        self._progressed_at = self._fed_at = now
+
     def planned(self) -> None:
         """Note a plan; it counts if a tracker made it."""
         self._planned = self._planned or self._tracker

@@ -138,6 +138,8 @@ class ChildStream(Flow):
             if self.piece < 0:
                 return False
         self.block = min(served.block_size, self.length - self.offset)
+        if self.own is not None and self.own.limit_bytes_s is not None:  # evenly, not a piece at a time
+            self.block = min(self.block, max(BLOCK_MIN, int(PACED_BLOCK_S * self.own.limit_bytes_s)))
         return True
 
     def lose(self, piece: int, index: int) -> None:
@@ -169,6 +171,12 @@ class ChildStream(Flow):
             self.piece = -1
             self.left -= 1
 
+
+PACED_MIN_BYTES_S = 4096.0
+"""No stream is asked to be slower: its slot would be taken for good."""
+
+PACED_BLOCK_S = 0.25
+"""A block of a stream with a limit of its own takes so long by that."""
 
 BLOCK_MIN = 32 << 10
 BLOCK_MAX = 16 << 20
@@ -229,13 +237,15 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A child asks for a stripe; `have` is what it holds."""
+    """A child asks for a stripe; `have` is what it holds. It is sent no more than `bytes_s`, 0 for
+    no limit."""
 
     stream: int
     blob: Digest
     stripe: int
     have: PieceSet
     priority: Priority = "start"
+    bytes_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +475,7 @@ class Uplink:
         stream = ChildStream(
             event.stream, queue, served=served, stripe=event.stripe, skip=event.have, left=lacks, behind=behind
         )
-        stream.limit = served.limit
+        stream.limit, stream.own = served.limit, _own_limit(event)
         self._flows[event.stream] = stream
         served.streams[event.stripe].append(stream)
         self._wait(stream, out)
@@ -563,3 +573,8 @@ class Uplink:
         if self._busy_since is not None:
             self.busy_s += now - self._busy_since
         self._busy_since = now if self._queue.busy(now) else None
+
+
+def _own_limit(opened: Opened) -> TokenBucket | None:
+    """The limit of a stream that the child asked for."""
+    return TokenBucket(max(PACED_MIN_BYTES_S, opened.bytes_s)) if opened.bytes_s else None

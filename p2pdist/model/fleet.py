@@ -117,7 +117,7 @@ class Me(msgspec.Struct, frozen=True):
 
 class SwarmStatus(msgspec.Struct, frozen=True):
     """A swarm. `complete` of its `hosts` have the whole blob; `progress` is the part of all their
-    pieces that has arrived."""
+    pieces that has arrived. `waiting`: by site that waits with what comes over its WAN, why."""
 
     digest: Digest
     size: int
@@ -127,6 +127,7 @@ class SwarmStatus(msgspec.Struct, frozen=True):
     complete: int
     origin_leases: int
     progress: float
+    waiting: dict[str, str] = {}
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
@@ -140,7 +141,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     children: int
 
 
-class SwarmDetail(SwarmStatus, frozen=True):
+class SwarmDetail(SwarmStatus, frozen=True, kw_only=True):
     """A swarm and its members."""
 
     members: list[MemberStatus]

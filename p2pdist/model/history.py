@@ -26,12 +26,13 @@ HistoryKind = Literal[
     "broadcast",
     "preseed-failed",
     "origin",
+    "site",
     "change",
 ]
 """A host ended without saying so; a lost host has come back; a host has a slow link; a host sent
 another wrong bytes; the clock of a host is off; a host could not pull something; many hosts have
-received a package; a preseed failed; the origin cannot be read, or can again; a setting of the
-tracker changed."""
+received a package; a preseed failed; the origin cannot be read, or can again; a site waits with
+what comes over its WAN, or goes on; a setting of the tracker changed."""
 
 HOST_KINDS: tuple[HistoryKind, ...] = ("host-lost", "host-back", "clock-off")
 """These say of hosts alone, and nothing of packages."""

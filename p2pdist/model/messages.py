@@ -223,7 +223,7 @@ class Kept(Message, frozen=True):
     """The host's progress with a preseed. Sent when `state` changes, now and then while it pulls,
     and for every preseed that it keeps when a new session opens: `waiting` then means that it holds
     pins and does not know yet for which package. Bytes are the layers' bytes; `reason` of a failure
-    is the slug of its problem, a colon and what happened."""
+    is the slug of its problem, a colon and what happened, and while it pulls what it waits for."""
 
     id: PreseedId
     state: KeptState
@@ -551,7 +551,8 @@ class StreamRequest(msgspec.Struct, frozen=True):
     frame STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader
     waits for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
     first as well, and sends the host none of them in its other stream of the stripe. With
-    `prefetch` a reader is going to wait: they come behind what readers wait for."""
+    `prefetch` a reader is going to wait: they come behind what readers wait for. The sender sends
+    no more than `bytes_s` in this stream, 0 for no limit."""
 
     blob: Digest
     stripe: int
@@ -561,6 +562,7 @@ class StreamRequest(msgspec.Struct, frozen=True):
     priority: Priority = "start"
     demand: bool = False
     prefetch: bool = False
+    bytes_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 DEMAND_PIECES_MAX = 64

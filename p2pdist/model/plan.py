@@ -13,6 +13,7 @@ from p2pdist.model.ownership import Epoch
 STRIPES_MAX = 1024
 ALTERNATES_MAX = 64
 KEEPERS_MAX = 64
+HELD_CHARACTERS_MAX = 500
 
 # What decoding refuses. A name without white space and control characters can stand in a line of a
 # log.
@@ -43,11 +44,14 @@ ORIGIN = Source("", "")
 @dataclass(frozen=True, slots=True)
 class StripePlan:
     """The parent of one stripe and up to two alternates; without a parent the host waits for the
-    next plan. Only the holder of a lease reads the origin, so ORIGIN as the parent is the lease."""
+    next plan. Only the holder of a lease reads the origin, so ORIGIN as the parent is the lease.
+    `bytes_s`: the stripe comes no faster than that, 0 for no limit; it crosses the WAN of a site
+    that has a budget."""
 
     stripe: StripeNumber
     parent: Source | None
     alternates: Annotated[tuple[Source, ...], Meta(max_length=ALTERNATES_MAX)] = ()
+    bytes_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,13 @@ class Plan:
     the superpeers read the origin now, each its share, instead of the holders of leases
     (p2pdist/core/origin_seeding.py). `epoch` is that of the ownership by which the tracker planned
     (ownership.py), 0 where there is one tracker: a host that has a plan of a blob takes none of an
-    older epoch."""
+    older epoch. `held`: why the host's site waits with what comes from other sites, so that what it
+    lacks may not come for hours, and a stripe without a parent is to end; empty: it waits no more;
+    None: as before."""
 
     blob: WireDigest
     stripes: Annotated[tuple[StripePlan, ...], Meta(max_length=STRIPES_MAX)]
     keepers: Annotated[tuple[Source, ...], Meta(max_length=KEEPERS_MAX)] = ()
     dealt: bool = False
     epoch: Epoch = 0
+    held: Annotated[str, Meta(max_length=HELD_CHARACTERS_MAX)] | None = None

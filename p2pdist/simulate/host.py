@@ -33,7 +33,7 @@ from p2pdist.model.messages import (
     Reread,
 )
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import Source
+from p2pdist.model.plan import ORIGIN, Plan, Source
 from p2pdist.simulate.bittorrent import SwarmFetch
 from p2pdist.simulate.clock import Processor
 from p2pdist.simulate.cluster.sessions import OwnerSessions
@@ -66,6 +66,7 @@ class Pull:
         "joined_at",
         "listing",
         "moves",
+        "paces",
         "proof",
         "rejected",
         "reported",
@@ -89,6 +90,8 @@ class Pull:
         self.swarm: SwarmFetch | None = None
         #: Open streams by their number in the download core; StreamClient keeps them.
         self.incoming: dict[int, Stream] = {}
+        #: Stripes that cross a WAN with a budget, and how fast they may come, in bytes/s.
+        self.paces: dict[int, float] = {}
         #: The host that each stripe came from last, "" for the origin, and how many streams were
         #: opened in all.
         self.sources: list[str | None] = [None] * blob.stripes
@@ -235,6 +238,7 @@ class StreamClient:
             return
         parent = self._context.senders[source.host]
         stream = pull.incoming[number] = Stream(self, parent, pull, number, stripe)
+        stream.bytes_s = pull.paces.get(stripe, 0.0)
         have = PieceSet(pull.blob.layout.count, pull.have.bits)
         for other in pull.incoming.values():
             if other.finishing >= 0:
@@ -381,6 +385,7 @@ class StreamServer:
         "_life",
         "_network",
         "_number",
+        "_paced",
         "_processor",
         "_pulls",
         "_tick_s",
@@ -430,6 +435,7 @@ class StreamServer:
         self._life = 0
         #: Whether a tick of the uplink core is due, and how often one is: a piece that takes long
         #: anyway is no sooner taken for stuck.
+        self._paced = False  # whether a child has asked for a limit
         self._watching = False
         pieces_s = (pull.blob.layout.piece_size / link.up_bytes_s for pull in pulls.values())
         self._tick_s = max(UPLINK_TICK_S, *pieces_s)
@@ -481,7 +487,9 @@ class StreamServer:
         self.outgoing[self._number] = stream
         if not self.silent:
             self._block_sent[self._number] = ul.BlockSent(self._number)
-            self.handle(ul.Opened(self._number, pull.blob.digest, stream.stripe, have, pull.blob.priority))
+            opened = ul.Opened(self._number, pull.blob.digest, stream.stripe, have, pull.blob.priority, stream.bytes_s)
+            self._paced = self._paced or stream.bytes_s > 0
+            self.handle(opened)
         return ""
 
     def drop(self, blob: Blob) -> None:
@@ -544,6 +552,13 @@ class StreamServer:
                 self._network.send(stream, piece, command.length, end == pull.blob.lengths[piece])
             else:
                 self._network.finish(stream)
+        if self._paced and (wait_s := self.uplink.wait_s(self._world.now)) is not None:
+            self._world.after(wait_s, self._paced_due, self._life)
+
+    def _paced_due(self, life: int) -> None:
+        """A stream may have waited for its limit."""
+        if life == self._life:
+            self.handle(ul.Tick())
 
     def watch_uplink(self) -> None:
         """Tick the uplink core while blocks are in flight."""
@@ -729,11 +744,22 @@ class Host:
             if pull is not None and pull.swarm is not None:
                 pull.swarm.planned(message.plan)
             if pull is not None and pull.download is not None:
+                self._pace(pull, message.plan)
                 self.submit(pull, dl.Planned(message.plan))
         elif message.blob is not None:
             pull = self.pulls.get(message.blob)
             if pull is not None and pull.download is not None:
                 self.submit(pull, dl.Rejected(from_problem(message.problem)))
+
+    def _pace(self, pull: Pull, plan: Plan) -> None:
+        """Keep to the rates of a plan: a stream from a parent that stays is opened anew."""
+        for choice in plan.stripes:
+            before = pull.paces.pop(choice.stripe, 0.0)
+            if choice.bytes_s:
+                pull.paces[choice.stripe] = choice.bytes_s
+            for stream in list(pull.incoming.values()) if choice.bytes_s != before else ():
+                if stream.stripe == choice.stripe and pull.sources[choice.stripe] == (choice.parent or ORIGIN).host:
+                    self.client.close(stream, after_piece=True)
 
     # -- pulls
 

@@ -231,6 +231,7 @@ class Stream:
 
     __slots__ = (
         "began_at",
+        "bytes_s",
         "child",
         "child_open",
         "crosses",
@@ -262,6 +263,8 @@ class Stream:
         self.number, self.stripe, self.feed = number, stripe, feed
         #: The latency of its path, one way, in seconds; Network sets it.
         self.path_s = 0.0
+        #: What the child asks for at most, in bytes/s; 0 for no limit. The child sets it.
+        self.bytes_s = 0.0
         #: Its name in the parent's uplink core; the parent sets it.
         self.serving = 0
         #: Whether each side is open; the child, the parent and the network close them.

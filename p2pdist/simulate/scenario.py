@@ -22,6 +22,7 @@ from p2pdist.model.pieces import piece_size_for
 from p2pdist.model.vouched import vouched_layout
 from p2pdist.simulate.faults import Crash, Fault, Late, Partition, Slow
 from p2pdist.simulate.network import Cut
+from tracker.core.policy.budget import HOUR_S, SiteBudget
 from tracker.core.report_rate import report_interval_s
 
 
@@ -193,6 +194,8 @@ class Scenario:
     wan_bytes_s: float = 0.0
     wan_s: float = 0.0
     origin_sites: frozenset[str] = frozenset()
+    #: What may come to sites over their WAN; reads of the origin are not held to it.
+    budgets: tuple[SiteBudget, ...] = ()
 
     def host_names(self) -> list[str]:
         return [f"h{number:05d}" for number in range(self.hosts)]
@@ -253,9 +256,12 @@ class Scenario:
 
     def bound_s(self, parties: list[Party]) -> float:
         """The time at which the last of the hosts that count can be complete at the earliest: all
-        of it must enter each site once."""
+        of it must enter each site once, within its budget."""
         size = self.size * self.blobs
         entered_s = size / self.wan_bytes_s if self.sites and self.wan_bytes_s else 0.0
+        for budget in self.budgets:
+            hours = (size - 1) // budget.hourly_bytes if budget.hourly_bytes else 0
+            entered_s = max(entered_s, hours * HOUR_S, size / budget.rate_bytes_s if budget.rate_bytes_s else 0.0)
         return max(entered_s, bound(size, parties, self.origin_bytes_s, self.rack_bytes_s))
 
     def filled(self) -> Scenario:

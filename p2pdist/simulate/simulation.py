@@ -48,6 +48,8 @@ from p2pdist.simulate.tracker import Tracker
 from p2pdist.simulate.vouching.listing import Listing, hash_of
 from tracker.core.fleet import Fleet
 from tracker.core.planning.planner import Planner
+from tracker.core.policy.book import PolicyBook
+from tracker.core.policy.table import PolicyTable
 
 SLICE_EVENTS = 200_000
 """Progress is reported after so many events."""
@@ -203,13 +205,7 @@ class Simulation:
         return Cluster(self.world, [self.tracker, *others])
 
     def _make_fleet(self, now: float) -> Fleet:
-        scenario = self.scenario
-        return Fleet(
-            now,
-            origin_streams_max=scenario.origin_streams_max,
-            report_interval_s=scenario.report_interval_s,
-            planner=Planner(origin_sites=scenario.origin_sites),
-        )
+        return fleet_of(self.scenario, now)
 
     def _listing_of(self, name: str, blob: Digest) -> Listing | None:
         host = self.hosts.get(name)
@@ -365,3 +361,15 @@ class Simulation:
                 self.tracker.kill()
                 self.world.after(fault.back_after_s, self.tracker.start)
             self.world.after(fault.every_s, self._lose_tracker, fault)
+
+
+def fleet_of(scenario: Scenario, now: float) -> Fleet:
+    """The core of a tracker that starts now."""
+    budgets = {budget.name: budget for budget in scenario.budgets}
+    return Fleet(
+        now,
+        origin_streams_max=scenario.origin_streams_max,
+        report_interval_s=scenario.report_interval_s,
+        planner=Planner(origin_sites=scenario.origin_sites),
+        policies=PolicyBook(PolicyTable((), budgets)),
+    )

@@ -466,7 +466,7 @@ class Tracker:
 
     def _tick_now(self, life: int) -> None:
         if life == self._life and self.fleet is not None:
-            self.handle(Tick())
+            self.handle(Tick(self.world.now))  # the clock begins at midnight
             self.world.after(TICK_S, self._tick, life)
 
     def _due(self, life: int) -> None:

@@ -9,6 +9,7 @@ from p2pdist.simulate.network import Cut, Network, Rack
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
+from tracker.core.policy.budget import HOUR_S, SiteBudget
 
 SITES = 4
 BASE = Scenario(
@@ -60,6 +61,36 @@ def test_the_owner_dies_while_sites_import() -> None:
     assert report.complete == 48
     assert report.origin_ratio <= 1.5
     assert max(site.bytes_in / report.size for site in simulation.sites) <= 1.5
+
+
+def test_sites_keep_to_their_rate() -> None:
+    """It sets the pace, no host is taken for slow, and each stripe enters a site once."""
+    budgets = tuple(SiteBudget(f"s{number}", rate_bytes_s=0.5e6) for number in (1, 2, 3))
+    simulation, report = run(base=replace(BASE, budgets=budgets))
+    assert report.complete == 48
+    assert report.bound_s == pytest.approx(192 * 65536 / 0.5e6)
+    assert 0.98 < report.ratio < 1.2
+    assert max(site.bytes_in / report.size for site in simulation.sites) < 1.02  # a stream that was opened anew
+    assert simulation.tracker.fleet is not None and not simulation.tracker.fleet.capacities.slow_hosts()
+
+
+@pytest.mark.slow
+def test_a_site_that_has_used_its_hour_waits_for_the_next() -> None:
+    """No host gives up or reads what it should not; the other sites do not notice, and what came
+    before the hour was over does not come again."""
+    size = 8 * BASE.size // 192
+    base = replace(BASE, hosts=16, size=16 * size, budgets=(SiteBudget("s2", hourly_bytes=6 * size),))
+    simulation, report = run(base=base)
+    scenario = simulation.scenario
+    assert report.complete == 16
+    ended_s = {"s2": [], "others": []}
+    for number, name in enumerate(scenario.host_names()):
+        [pull] = simulation.hosts[name].pulls.values()
+        ended_s["s2" if scenario.site_of(number) == 2 else "others"].append(pull.completed_at)
+    assert max(ended_s["others"]) < 60.0
+    assert min(ended_s["s2"]) > 2 * HOUR_S and max(ended_s["s2"]) < 2.3 * HOUR_S
+    assert max(site.bytes_in / report.size for site in simulation.sites) < 1.1
+    assert report.origin_ratio == 1.0
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
 from tracker.core.repair.remedies import spare_origin
 from tracker.core.swarm import Swarm
+from tracker.core.wan.imports import Imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Counts:
     """Hears of finished stripes."""
     broadcasts: Broadcasts
     """Hears how members advance."""
+    imports: Imports
+    """Hears what came to sites with a budget."""
 
     def take(
         self,
@@ -53,6 +56,7 @@ class Counts:
             self.schedule.ask(swarm.key, "lost pieces", now + JOIN_BATCH_S)
             return
         self.broadcasts.advance(swarm, member, counts, origin_bytes, now=now)
+        self.imports.advanced(swarm, member, counts, now=now)
         note_rates(swarm, member, counts, now=now)
         self.claims.progressed(swarm, member, counts, judge=judge, now=now)
         if FROM_ORIGIN in member.parents:

@@ -44,7 +44,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Comes often and regularly."""
+    """Comes often and regularly. `utc_s`: the time of day, in seconds since the epoch; by it go the
+    hours of sites alone."""
+
+    utc_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ from tracker.core.repair.slowness import Slowness
 from tracker.core.report_rate import SHORTEST_S
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
+from tracker.core.wan.imports import Imports
 
 RETRY_S = 0.5
 
@@ -135,6 +136,7 @@ class Fleet:
     _turnover: LeaseTurnover = field(init=False)
     _claims: Claims = field(init=False)
     _counts: Counts = field(init=False)
+    imports: Imports = field(init=False)
     handover: Handover = field(init=False)
     """Which swarms are this tracker's, where there are several trackers."""
     history: History = field(init=False)
@@ -153,7 +155,9 @@ class Fleet:
         self._claims = Claims(self.hosts, self.swarms, schedule, self.reputation)
         described, limit = self.membership.described, (self.origin_streams_max, self.handover.fraction)
         self._turnover = LeaseTurnover(self.swarms, schedule, self.policies, described, *limit)
-        self._counts = Counts(self.membership, schedule, self._claims, self._turnover, self._tail, log.broadcasts)
+        self.imports = Imports(self.swarms, schedule, self.policies, limit[1], log.site_waits)
+        hears = self._claims, self._turnover, self._tail, log.broadcasts, self.imports
+        self._counts = Counts(self.membership, schedule, *hears)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
         about = self.reputation, schedule, probing
@@ -170,7 +174,8 @@ class Fleet:
                 self._opened(event, now, out)
             case SessionClosed(session, why):
                 self._closed(session, why, now)
-            case Tick():
+            case Tick(utc_s):
+                self.imports.look(now=now, utc_s=utc_s)
                 self._tick(now, out)
             case Described(layouts):
                 for blob, layout in layouts:
@@ -234,7 +239,6 @@ class Fleet:
 
     def _take(self, session: int, host: Host, message: FromAgent, now: float, out: list[Command]) -> None:
         """Do what a host says, or tell it why not."""
-        about: Digest | None = None
         try:
             match message:
                 case Report():
@@ -264,8 +268,7 @@ class Fleet:
                 case Hello():
                     raise UsageError("a session says hello once")
         except P2PDistError as error:
-            if isinstance(message, Holding | Complaint | Vouched | Judged):
-                about = message.blob
+            about = message.blob if isinstance(message, Holding | Complaint | Vouched | Judged) else None
             out.append(Send(session, Reject(error.problem(), about)))
 
     def _hold(self, host: Host, holding: Holding, now: float) -> None:
@@ -290,6 +293,7 @@ class Fleet:
             member.set_slots(max(member.slots, self.reputation.slots(host, swarm, now=now)))
             if not member.present:
                 swarm.edges.notify_children(host.name)
+        self.imports.joined(swarm, member)
         member.mark_present()
         member.hear(now)
         swarm.set_priority(host.name, holding.priority)
@@ -344,12 +348,7 @@ class Fleet:
         self._lateness.count(self.hosts, interval_s=self._interval_s, now=now)
         self.reputation.expire(now=now)
         self._presence.expire(now)
-        for host, blob in self._presence.overdue(now):
-            spoke = not self.swarms[blob].members[host.name].hearsay
-            self.membership.leave(host, self.swarms[blob], "absent", now=now)
-            if host.session is not None and spoke:
-                # It is taken for gone and is not: in a new session it says again what it holds.
-                out.append(Drop(host.session))
+        out += _leave_overdue(self._presence, self.membership, now)
         for key in list(self.schedule.restless):
             self._attend(key, now)
         out += self.vouching.tick(now=now)
@@ -384,18 +383,33 @@ class Fleet:
             self.reputation.set_fanout(swarm, now=now)
             free = leases.free(swarm) if owned.leases_allowed else 0
             knows = owned.granting(swarm, now=now)
+            self.imports.prepare(swarm)
             self.planner.plan(swarm, leases=free * knows, rescues=free, imports=knows or not owned.leases_allowed)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)
             if swarm.leases() > before and self.report_interval_s > SELDOM_S:  # a slow root holds up all hosts
-                roots = chain(*swarm.edges.roots)
-                out += ask_reports(self.hosts, self.probing.probe(roots, now=now), PROBE_INTERVAL_S)
+                probed = self.probing.probe(chain(*swarm.edges.roots), now=now)
+                out += ask_reports(self.hosts, probed, PROBE_INTERVAL_S)
             self._turnover.planned(swarm, leases)
             self.vouching.planned(swarm)
             self._claims.planned(swarm, interval_s=self._interval_s, now=now)
+            self.imports.planned(swarm, now=now)
             out += assignments(swarm, self.hosts, owned.epoch)
         out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s * self.handover.fraction())
+
+
+def _leave_overdue(presence: Presence, membership: Membership, now: float) -> list[Drop]:
+    """Take the hosts out of their swarms that were absent for too long."""
+    drops = []
+    for host, blob in presence.overdue(now):
+        swarm = membership.swarms[blob]
+        spoke = not swarm.members[host.name].hearsay
+        membership.leave(host, swarm, "absent", now=now)
+        if host.session is not None and spoke:
+            # It is taken for gone and is not: in a new session it says again what it holds.
+            drops.append(Drop(host.session))
+    return drops
 
 
 def _refusal(hello: Hello, hosts: Collection[str]) -> UsageError | None:

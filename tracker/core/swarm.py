@@ -160,6 +160,52 @@ class Passes:
 
 
 @dataclass(slots=True)
+class WanCrossings:
+    """What the budgets of sites (wan/imports.py) let a swarm do, and which edges they count."""
+
+    closed: dict[str, bool] = field(default_factory=dict)
+    """Sites that may import nothing now, and whether their hosts may not read the origin either.
+    `close`."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """How much may come to a site in a second by its budget, where it has one; 0 where it is
+    closed. `close`."""
+    waiting: dict[str, str] = field(default_factory=dict)
+    """Those of the closed sites of which a host finds no parent, and why they wait. `wait`."""
+    paced: set[str] = field(default_factory=set)
+    """Sites whose imports have a rate: what is slow there says nothing of hosts. `pace`."""
+    imports: dict[tuple[str, int], float] = field(default_factory=dict)
+    """(host, stripe) of the edges into sites with a budget, and the bytes/s that the host is told;
+    0 for no limit, infinity where it has not been decided. Imports."""
+    stopped: dict[tuple[str, int], None] = field(default_factory=dict)
+    """Edges that were taken away, of which the last pieces may still come. Imports."""
+    untold: dict[str, None] = field(default_factory=dict)
+    """Hosts that are to be told whether their site waits. Imports, `tell`."""
+    rests: bool = False
+    """Whether only time can help the members that wait for a parent. Imports."""
+
+    def close(self, sites: dict[str, bool], rates: dict[str, float]) -> None:
+        """These sites are closed from now on, and no others; sites with a budget get that much."""
+        self.closed, self.rates = sites, rates
+
+    def slower(self, site: str, other: str) -> bool:
+        """Whether a site gets less than another may."""
+        return bool(self.rates) and self.rates.get(site, inf) < self.rates.get(other, inf)
+
+    def wait(self, sites: dict[str, str]) -> None:
+        """These sites wait from now on, and no others."""
+        self.waiting = sites
+
+    def pace(self, sites: set[str]) -> None:
+        """These sites have a rate from now on, and no others."""
+        self.paced = sites
+
+    def tell(self) -> dict[str, None]:
+        """The hosts that are told now."""
+        untold, self.untold = self.untold, {}
+        return untold
+
+
+@dataclass(slots=True)
 class Swarm:
     """The members of one swarm and their counts. `edges` are the trees, `origin` how
     the origin is read, `passes` what the planner remembers; each part changes through its own
@@ -211,6 +257,7 @@ class Swarm:
     """What members share that have said nothing of their stripes yet."""
     passes: Passes = field(default_factory=Passes)
     """What the planner and the rebalancing passes remember."""
+    wan: WanCrossings = field(default_factory=WanCrossings)
 
     def __post_init__(self) -> None:
         self.key = self.key or self.blob

@@ -53,6 +53,7 @@ class TrackerCollector(Collector):
         yield from self._agents()
         yield from self._swarms()
         yield from self._origin()
+        yield from self._wan()
         yield from self._preseeds()
         yield from self._policies()
         yield from self._refusals()
@@ -187,6 +188,24 @@ class TrackerCollector(Collector):
         yield GaugeMetricFamily(name, "Origin leases that may be out", value=fleet.origin_streams_max)
         name = "p2pdist_tracker_origin_budget_bytes_per_second"
         yield GaugeMetricFamily(name, "What may be read from the origin; 0 for no limit", value=fleet.origin_bytes_s)
+
+    def _wan(self) -> Iterator[Metric]:
+        """What came to sites with a budget; of these there are few."""
+        fleet, now = self._service.fleet, time.monotonic()
+        name, text = "p2pdist_tracker_wan_bytes", "What came to a site with a budget over its WAN, by hosts' reports"
+        came = CounterMetricFamily(name, text, labels=["site"])
+        name, text = "p2pdist_tracker_wan_hour_bytes", "Of the last hour, and what this tracker lets come in one"
+        hour = GaugeMetricFamily(name, text, labels=["site", "kind"])
+        name, text = "p2pdist_tracker_wan_waiting", "Swarms of which hosts of a site wait for its budget"
+        waiting = GaugeMetricFamily(name, text, labels=["site"])
+        waits = Counter(site for swarm in fleet.swarms.values() for site in swarm.wan.waiting)
+        for site, ledger in fleet.imports.ledgers.items():
+            came.add_metric([site], ledger.total)
+            hour.add_metric([site, "used"], ledger.used(now=now))
+            if (allowed := fleet.imports.allowed(site)) is not None:
+                hour.add_metric([site, "allowed"], allowed)
+            waiting.add_metric([site], waits[site])
+        yield from (came, hour, waiting)
 
     def _preseeds(self) -> Iterator[Metric]:
         preseeds = GaugeMetricFamily("p2pdist_tracker_preseeds", "Preseeds", labels=["state"])

@@ -150,6 +150,7 @@ def _swarm(swarm: Swarm) -> SwarmStatus:
         len(swarm.members) - swarm.receivers,
         swarm.leases(),
         held / max(1, pieces * len(swarm.members)),
+        dict(swarm.wan.waiting),
     )
 
 

@@ -320,6 +320,7 @@ class BlobPull:
         under way and are opened again, with the ticket that came with the plan."""
         if reopen:
             self._streams.reopen()
+        self._streams.pace(plan)
         if self._swarm is not None:
             self._swarm.planned(plan)
         self._mail.context.run(self._submit, Planned(plan))

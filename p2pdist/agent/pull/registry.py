@@ -316,10 +316,8 @@ class Registry:
         takes on the child's priority, since the child's pieces come through it (priority
         inheritance; Sha, Rajkumar and Lehoczky, 1990). Raises Unavailable when there is no slot."""
         peer = Peer(address, request.host)
-        demand = request.demand
-        flow = self._uplink.open(
-            request.blob, request.stripe, have, request.priority, peer=peer, cut=cut, demand=demand
-        )
+        demand, kind = request.demand, (request.blob, request.stripe, have, request.priority)
+        flow = self._uplink.open(*kind, peer=peer, cut=cut, demand=demand, bytes_s=request.bytes_s)
         if not demand:  # else these pieces alone take the priority on
             self._join(request.blob, request.priority)
         return flow

@@ -37,7 +37,7 @@ from p2pdist.model.messages import (
     Vouched,
 )
 from p2pdist.model.pieces import PieceSet
-from p2pdist.model.plan import ORIGIN, Source
+from p2pdist.model.plan import ORIGIN, Plan, Source
 from p2pdist.model.selection import Selection
 from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
@@ -49,6 +49,8 @@ from p2pdist.transfer.stream.events import Ended, Ending, Mailbox, StreamClosed,
 from p2pdist.transfer.tls import Tls
 
 logger = logging.getLogger(__name__)
+
+PACE_BURST_S = 0.05
 
 
 class PullContext(Protocol):
@@ -151,6 +153,7 @@ class PullStreams:
         self._sources: dict[int, tuple[Source, int]] = {}  # source and stripe of each stream that has not ended
         self._demanded: dict[int, tuple[int, ...]] = {}  # what streams bring for which a reader waits
         self._read_now: set[int] = set()  # pieces that are being read from the origin
+        self._paces: dict[int, TokenBucket] = {}  # limits of stripes that cross a WAN with a budget
         self._left: set[int] = set()  # streams that were ended because their source is revoked
         self._escalated = asyncio.Event()
 
@@ -195,8 +198,12 @@ class PullStreams:
         else:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()
             priority: Priority = "start" if pieces else self.priority
-            blob, host, demand = self._blob.digest, self._context.host, bool(pieces) and not hedge
-            request = StreamRequest(blob, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch)
+            pace, demand = self._paces.get(stripe), bool(pieces) and not hedge
+            bytes_s = pace.limit_bytes_s or 0.0 if pace is not None else 0.0
+            blob, host = self._blob.digest, self._context.host
+            request = StreamRequest(
+                blob, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch, bytes_s
+            )
             stream = IncomingStream(
                 source,
                 request,
@@ -286,6 +293,20 @@ class PullStreams:
             if isinstance(stream, IncomingStream):
                 stream.finish_piece_and_close()
 
+    def pace(self, plan: Plan) -> None:
+        """Keep to the rates of a plan: streams from a parent that stays are opened anew, with
+        another one, after the pieces under way."""
+        for choice in plan.stripes:
+            before = self._paces.pop(choice.stripe, None)
+            if choice.bytes_s:
+                self._paces[choice.stripe] = pace = before or TokenBucket(None, PACE_BURST_S)
+                same, pace.limit_bytes_s = pace.limit_bytes_s == choice.bytes_s, choice.bytes_s
+            else:
+                same = before is None
+            for number, stream in self._open.items() if not same else ():
+                if isinstance(stream, IncomingStream) and self._sources[number] == (choice.parent, choice.stripe):
+                    stream.finish_piece_and_close()
+
     def leave_revoked(self) -> None:
         """End the streams from hosts that are revoked; to the core each was refused."""
         for number, stream in self._open.items():
@@ -346,6 +367,8 @@ class PullStreams:
         lead_max = self._blob.layout.count if again else lead_max
         async with self._context.uplink.reading(self._blob.digest, stripe, lead_max):
             await asyncio.sleep(self._context.origin_share.take(length, time.monotonic()))
+            if (pace := self._paces.get(stripe)) is not None:
+                await asyncio.sleep(pace.take(length, time.monotonic()))
             yield
 
     async def _pause(self, length: int) -> None:

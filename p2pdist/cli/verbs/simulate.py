@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from p2pdist.simulate.report import Report
     from p2pdist.simulate.scenario import Scenario
     from p2pdist.simulate.simulation import Progress
+    from tracker.core.policy.budget import SiteBudget
 
 HOSTS_MAX = 200_000
 RUNS_MAX = 100_000
@@ -74,6 +75,13 @@ millions of objects takes long."""
     metavar="NAME[,NAME]",
     help="Only hosts at these sites read the origin, such as s0,s1.",
 )
+@click.option(
+    "--wan-budget",
+    default="",
+    metavar="RATE",
+    help="What may come over its WAN to each site that does not read the origin; the tracker keeps to it.",
+)
+@click.option("--wan-hourly", default="", metavar="SIZE", help="The same within any hour.")
 @click.option("--latency", default="0.2ms", show_default=True, metavar="TIME", help="Each path, one way.")
 @click.option(
     "--arrivals",
@@ -237,6 +245,7 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
         wan_bytes_s=parse_rate(wishes["wan_rate"]) if wishes["wan_rate"] else 0.0,
         wan_s=parse_time(wishes["rtt"]) / 2 if wishes["rtt"] else 0.0,
         origin_sites=_origin_sites(wishes["origin_sites"], sites),
+        budgets=_budgets(wishes["wan_budget"], wishes["wan_hourly"], wishes["origin_sites"], sites),
     ).filled()
     if filled.trackers > 1 and filled.transport != "trees":
         raise UsageError(
@@ -245,6 +254,19 @@ def _scenario(wishes: dict[str, Any]) -> Scenario:
     if wishes["vouched"]:
         _check_vouched(filled)
     return replace(filled, time_limit_s=0.0)  # it depends on the faults
+
+
+def _budgets(rate: str, hourly: str, origin_sites: str, sites: int) -> tuple[SiteBudget, ...]:
+    """The budgets of the sites that import."""
+    if not rate and not hourly:
+        return ()
+    names = _origin_sites(origin_sites, sites)
+    if not names:
+        raise UsageError("no site imports: each reads the origin", remedy="Say which read it: --origin-sites s0")
+    from tracker.core.policy.budget import SiteBudget
+
+    limits = parse_rate(rate) if rate else None, _size(hourly) if hourly else None
+    return tuple(SiteBudget(name, *limits) for name in (f"s{number}" for number in range(sites)) if name not in names)
 
 
 def _origin_sites(text: str, sites: int) -> frozenset[str]:

@@ -244,6 +244,8 @@ def _tracker(urls: str, *, as_json: bool) -> None:
     for each in running[:SHOWN_MAX]:
         done = f"{each['complete']} of {each['hosts']} hosts done, {100 * each['progress']:.1f} %"
         output.say(f"swarm    {each['digest']}  {output.amount(each['size'])}  {done}")
+        for why in each.get("waiting", {}).values():
+            output.say(f"         {why}")
     output.say(f"preseeds {len(preseeds)}")
     for each in [each for each in preseeds if each["state"] in ("pending", "running")][-SHOWN_MAX:]:
         output.say(f"preseed  {each['id']}  {each['state']}  {each['hosts_done']} of {each['hosts_total']} hosts")

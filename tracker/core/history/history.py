@@ -49,6 +49,9 @@ requests begin to fail."""
 HOSTS_MAX = 20_000
 """Hosts whose failures and losses are counted."""
 
+HELD_MAX = 10_000
+"""Sites and packages that wait; what is beyond is reported for each of its swarms."""
+
 NAMED_MAX = 5
 """Hosts of a failed preseed that its line names."""
 
@@ -109,6 +112,8 @@ class History:
     """By host, the one that is counted for the longest time first."""
     _missed: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """By host that may be lost: a package of which it lacked something."""
+    _held: dict[tuple[str, Digest], dict[Digest, None]] = field(default_factory=dict)
+    """By site and package that wait: which swarms do."""
     _looked_at: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -236,6 +241,22 @@ class History:
             if package.digest is not None:
                 return self.book.name_of(package), package.digest
         return "", blob
+
+    def site_waits(self, site: str, swarm: Swarm, why: str | None) -> None:
+        """A site waits with a swarm, since its budget says so; goes on, where `why` is empty; or
+        has nothing to wait for, None. Of one package it is reported once, whatever its blobs do."""
+        package, digest = self._package_of(swarm.blob)
+        waiting = self._held.setdefault((site, digest), {})
+        before = bool(waiting)
+        if why:
+            waiting[swarm.key] = None
+        else:
+            waiting.pop(swarm.key, None)
+        if not waiting or len(self._held) > HELD_MAX:
+            del self._held[site, digest]
+        if before != bool(waiting) and why is not None:
+            state = f"has to wait: {why}. It goes on by itself" if why else f"comes to site {site} again"
+            self._report(Event("site", f"{short_name(package, digest)} {state}", package, digest, reason=why))
 
     # -- pulls and preseeds
 

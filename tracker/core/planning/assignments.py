@@ -36,7 +36,11 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host], epoch: int = 0) -> list
 
     messages = []
     sites: dict[str, tuple[Source, ...]] = {}
-    for name, stripes in changed_plans(swarm, source).items():
+    plans, untold = changed_plans(swarm, source), swarm.wan.tell()
+    for name in untold:
+        if name in swarm.members and not swarm.members[name].seed:
+            plans.setdefault(name, [])
+    for name, stripes in plans.items():
         session, member = hosts[name].session, swarm.members[name]
         if session is not None:
             if member.site not in sites:
@@ -46,7 +50,8 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host], epoch: int = 0) -> list
             if news:
                 member.set_superpeers(news)
             dealt = name in swarm.swarming and member.site in swarm.origin.shares
-            plan = Plan(swarm.blob, tuple(stripes), news, dealt, epoch)
+            held = swarm.wan.waiting.get(member.site, "") if name in untold else None
+            plan = Plan(swarm.blob, tuple(stripes), news, dealt, epoch, held)
             member.tell(plan.stripes)
             messages.append(Send(session, Assign(plan)))
     return messages
@@ -71,6 +76,8 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
     for host, stripe in swarm.edges.changed:
         name = swarm.members[host].parents[stripe]
         parent = source(name) if name is not None else None
+        if name is None and (host, stripe) in swarm.wan.stopped:
+            plans.setdefault(host, []).append(StripePlan(stripe, None))
         if parent is not None:
             site, rack = swarm.members[host].site, swarm.members[host].rack
             if SITE_END in swarm.members[host].zone and site not in sites:
@@ -80,7 +87,8 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
             near = racks.get(rack, []), sites.get(site, names)
             found = (source(each) for each in alternates(swarm, near, stripe, host))
             others = tuple(each for each in found if each is not None)
-            plans.setdefault(host, []).append(StripePlan(stripe, parent, others))
+            bytes_s = swarm.wan.imports.get((host, stripe), 0.0)
+            plans.setdefault(host, []).append(StripePlan(stripe, parent, others, bytes_s))
     swarm.edges.notified()
     return plans
 
@@ -95,7 +103,8 @@ def alternates(swarm: Swarm, near: tuple[list[str], ...], stripe: int, host: str
     parent = member.parents[stripe]
     if parent:
         grandparent = swarm.members[parent].parents[stripe]
-        if grandparent and swarm.members[grandparent].serves:
+        inside = member.site not in swarm.wan.closed or swarm.members[grandparent or parent].site == member.site
+        if grandparent and swarm.members[grandparent].serves and inside:
             chosen.append(grandparent)
     for candidates in near:
         for step in range(min(len(candidates), TRIES)):

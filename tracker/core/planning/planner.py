@@ -12,7 +12,8 @@ the zones that name it.
 Sites. Between sites lies a WAN, which everything crosses once: in each stripe one host of a site
 that reads nothing from the origin imports, and no other does while a host of the site has the
 stripe, however overloaded the hosts of the site become. The sites form a chain in each stripe: each
-of them sends it to one other, so that no link to the WAN carries it twice in one direction.
+of them sends it to one other, so that no link to the WAN carries it twice in one direction. Those
+with a budget (wan/imports.py) are at its end, the one that gets least last.
 
 Where some hosts receive by trees and others by BitTorrent, newcomers of the latter kind come first
 and so become roots: their peers get from them what they read, and so do their children in the
@@ -39,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member, site_of
@@ -147,7 +149,8 @@ class _StripePass:
         their site has a root, or a host says that it has everything."""
         swarm, stripe = self.swarm, self.stripe
         for queue in queues.values() if swarm.starved else ():
-            for host in [each for each in queue if each in swarm.starved and lacks(swarm, stripe, each)]:
+            starved = [each for each in queue if each in swarm.starved and lacks(swarm, stripe, each)]
+            for host in (each for each in starved if swarm.members[each].site not in swarm.wan.closed):
                 parent = rescuer(swarm, stripe, host)
                 if parent is not None:
                     if parent.free(stripe) <= 0:
@@ -177,6 +180,8 @@ class _StripePass:
         for host in sorted(self.hosts, key=order, reverse=True):
             queues.setdefault(members[host].rack, []).append(host)
         racks = sorted(queues.items(), key=lambda item: self._root_order(item[0], item[1][-1], order))
+        if rates := self.swarm.wan.rates:  # the sites that get most come first in the chain
+            racks.sort(key=lambda item: -rates.get(members[item[1][-1]].site, inf))
         return dict(racks)
 
     def _root_order(
@@ -218,8 +223,9 @@ class _StripePass:
 
     def _may_import(self, member: Member) -> bool:
         """Whether a host may be given a parent at another site. As with leases, a tracker that has
-        just started does not know yet which hosts import, and waits for what they say."""
-        return self.imports or SITE_END not in member.zone
+        just started does not know yet which hosts import, and waits for what they say. Nor do hosts
+        of a site import whose budget is used up (wan/imports.py)."""
+        return SITE_END not in member.zone or (self.imports and member.site not in self.swarm.wan.closed)
 
     def _fill(self, rack: str, queue: list[str], limit: int) -> int:
         count = 0
@@ -259,7 +265,8 @@ class _StripePass:
         near = self.slots.near(member) if self._may_import(member) else "site"
         if near != "anywhere":
             return self.slots.outside(member, near) or self.slots.extra_slot(member, None, member.site)
-        found = (self.slots.extra_slot(member, None, site) for site in self.slots.fed_sites())
+        sites = sorted(self.slots.fed_sites(), key=lambda site: self.slots.slower(site, member))
+        found = (self.slots.extra_slot(member, None, site) for site in sites)
         return next((parent for parent in found if parent is not None), None)
 
     def _again(self, child: Member) -> str | None:
@@ -331,6 +338,8 @@ class _StripePass:
 
     def _site_reads(self, member: Member) -> bool:
         """Whether hosts of this one's site may read the origin."""
+        if self.swarm.wan.closed.get(member.site):
+            return False
         return not self.limits.origin_sites or member.site in self.limits.origin_sites
 
     def _may_read(self, member: Member) -> bool:

@@ -106,12 +106,19 @@ class SlotIndex:
     def outside(self, child: Member, near: str = "anywhere", *, spare_wan: bool = False) -> str | None:
         """The shallowest slot that another rack has over, no farther away than `near` says: the
         child's zone comes first, then its site, then the others. `spare_wan`: no site that feeds
-        another one already, whose link to the WAN would carry the stripe once more."""
+        another one already, whose link to the WAN would carry the stripe once more, and none that
+        gets less than the child's."""
         if len(self.swarm.racks) < 2:
             return None
         exports = self._exporting()
         for zone in _zones_from(child, near, exports):
-            if spare_wan and SITE_END in zone and site_of(zone) != child.site and self._exported(site_of(zone)):
+            site = site_of(zone)
+            if (
+                spare_wan
+                and SITE_END in zone
+                and site != child.site
+                and (self._exported(site) or self.slower(site, child))
+            ):
                 continue
             heap, passed, parent = exports.get(zone, []), [], None
             while heap and parent is None:
@@ -200,6 +207,14 @@ class SlotIndex:
         """The sites of which some rack is fed, those first that feed the fewest others."""
         sites = dict.fromkeys(site_of(zone) for zone in self._zones_fed())
         return sorted(sites, key=self._exported)
+
+    def slower(self, site: str, child: Member) -> bool:
+        """Whether a site gets the stripe more slowly than the child's site may, by their budgets;
+        one that has all of it does not."""
+        if not self.swarm.wan.slower(site, child.site):
+            return False
+        total, there = self.swarm.totals[self.stripe], (self.swarm.members[name] for name in self.swarm.sites[site])
+        return not any(member.serves and member.counts[self.stripe] == total for member in there)
 
     # -- inner
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import Reference
-from p2pdist.model.messages import Holding
+from p2pdist.model.messages import Holding, Priority
 from p2pdist.model.policy import NO_POLICY, PackagePolicy
 from tracker.core.policy.table import Policy, PolicyTable, names_of
 from tracker.core.swarm import layout_of
@@ -158,6 +158,14 @@ class PolicyBook:
         if not self.table.policies:
             return False
         return any(policy is not None and policy.rates.any for policy in map(self.of, self._packages.get(blob, ())))
+
+    def ignores_budget(self, blob: Digest, priority: Priority) -> bool:
+        """Whether a swarm of a blob goes on whatever the budgets of sites say: the policy of a
+        package that has it says so."""
+        if not self.table.policies:
+            return False
+        policies = map(self.of, self._packages.get(blob, ()))
+        return any(policy is not None and policy.budget.ignores(priority) for policy in policies)
 
     def readers(self, blob: Digest) -> tuple[str, int] | None:
         """The policy, by its pattern, that limits the leases on a blob, and to how many together

@@ -34,6 +34,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.image import parse_image
 from p2pdist.model.manifest import Reference, parse_reference
 from p2pdist.model.policy import PATTERN_CHARACTERS_MAX, PackagePolicy
+from tracker.core.policy.budget import SITES_MAX, Budget, SiteBudget, read_sites
 from tracker.core.policy.parse import SHOWN_MAX, Mistake, Section
 from tracker.core.policy.rules import Cache, Lazy, PriorityRule, Rates, Readers, Rule, Sites, TransportRule, Zones
 from tracker.core.policy.warm import Warm
@@ -84,6 +85,7 @@ class Policy:
     warm: Warm = field(default_factory=Warm)
     lazy: Lazy = field(default_factory=Lazy)
     sites: Sites = field(default_factory=Sites)
+    budget: Budget = field(default_factory=Budget)
 
     @classmethod
     def read(cls, section: Section) -> Policy:
@@ -102,6 +104,7 @@ class Policy:
             Warm.read(section),
             Lazy.read(section),
             Sites.read(section),
+            Budget.read(section),
         )
         section.end()
         return policy
@@ -109,7 +112,7 @@ class Policy:
     @property
     def rules(self) -> tuple[Rule, ...]:
         told = self.priority, self.rates, self.transport, self.cache, self.lazy
-        return (*told, self.readers, self.zones, self.sites, self.warm)
+        return (*told, self.readers, self.zones, self.sites, self.budget, self.warm)
 
     def for_agents(self) -> PackagePolicy:
         """What agents are told of a package of this policy."""
@@ -121,9 +124,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class PolicyTable:
-    """Policies in the order of their file."""
+    """Policies in the order of their file, and the budgets of sites by name."""
 
     policies: tuple[Policy, ...] = ()
+    budgets: Mapping[str, SiteBudget] = field(default_factory=dict)
 
     def find(self, names: Iterable[str]) -> Policy | None:
         """The first policy that matches any of a package's names."""
@@ -136,8 +140,10 @@ def read_table(document: Mapping[str, Any]) -> tuple[PolicyTable, list[Mistake]]
     not to be used."""
     mistakes: list[Mistake] = []
     whole = Section("", document, mistakes)
-    tables = whole.tables("policy")
+    tables, sites = whole.tables("policy"), whole.tables("site")
     whole.end()
+    if len(sites) > SITES_MAX:
+        whole.wrong("site", f"there are {len(sites)} sites with a budget", f"There may be {SITES_MAX}")
     if len(tables) > POLICIES_MAX:
         whole.wrong("policy", f"there are {len(tables)} policies", f"Join some; there may be {POLICIES_MAX}")
     found: list[Policy] = []
@@ -151,7 +157,7 @@ def read_table(document: Mapping[str, Any]) -> tuple[PolicyTable, list[Mistake]]
             section.wrong("match", f"the policy {shadow.match!r} before it holds already", "Remove it, or put it first")
         _check_warm(policy, found, section)
         found.append(policy)
-    return PolicyTable(tuple(found)), mistakes
+    return PolicyTable(tuple(found), read_sites(sites, mistakes)), mistakes
 
 
 def _check_warm(policy: Policy, before: list[Policy], section: Section) -> None:

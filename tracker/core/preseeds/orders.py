@@ -50,6 +50,7 @@ from tracker.core.preseeds.selectors import NAMES_SHOWN_MAX, near, no_match
 
 FAILURES_SHOWN_MAX = 1000
 WAITING_SHOWN_MAX = 20
+WAITS_SHOWN_MAX = 3
 
 
 def progress(
@@ -141,6 +142,8 @@ def _notes(
     if away:
         more = f" and {len(away) - NAMES_SHOWN_MAX} more" if len(away) > NAMES_SHOWN_MAX else ""
         yield f"not connected: {', '.join(away[:NAMES_SHOWN_MAX])}{more}"
+    for why, number in preseed.waits(states).most_common(WAITS_SHOWN_MAX):
+        yield f"{number} {'host waits' if number == 1 else 'hosts wait'}: {why}"
     here = max(len(pool), preseed.pool_hosts)
     if request.count is not None and here < request.count and (pool or selector is None):
         yield f"{request.count} hosts are wanted, {here} that may be taken are connected"
@@ -324,12 +327,13 @@ class Preseeds:
         holder = preseed.holders.setdefault(name, Holder())
         holder.bytes_done = min(kept.bytes_done, preseed.size)
         if kept.state == holder.state:
+            holder.reason = kept.reason if kept.state == "pulling" else holder.reason
             return
         self._dirty[kept.id] = None
         if kept.state == "failed":
             holder.fail(kept.reason or "failed", now=now)
         else:
-            holder.state, holder.reason = kept.state, ""
+            holder.state, holder.reason = kept.state, kept.reason if kept.state == "pulling" else ""
 
     def _tick(self, now: float, out: list[Command]) -> None:
         for identifier, preseed in self.by_id.items():

@@ -12,6 +12,7 @@ another host."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -367,6 +368,13 @@ class Preseed:
         if state == "failed":
             return _failure(name, reason)
         return Failure(name, "deadline") if self.record.state == "failed" else None
+
+    def waits(self, states: Mapping[str, KeptState | None]) -> Counter[str]:
+        """What members that pull wait for, as they report it, and how many do."""
+        others = dict(self.others())
+        pulling = [name for name, state in states.items() if state == "pulling"]
+        held = (others[name].reason if name in others else self.holders[name].reason for name in pulling)
+        return Counter(filter(None, held))
 
     def local_reports(self, hosts: Mapping[str, Host]) -> dict[str, HostReport]:
         """What this tracker reports to others of the members that are connected to it."""

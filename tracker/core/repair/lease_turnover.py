@@ -111,8 +111,11 @@ class LeaseTurnover:
                 self.first_piece_s += FIRST_PIECE_WEIGHT * (took - self.first_piece_s)
 
     def parked(self, swarm: Swarm) -> bool:
-        """Whether only a lease can help a swarm's members, so that planning it again is no use."""
+        """Whether only a lease, or the budget of a site, can help a swarm's members, so that
+        planning it again is no use."""
         edges = swarm.edges
+        if swarm.wan.rests:
+            return True
         return swarm.key in self.waiting and not (any(edges.roots) or edges.avoided or edges.parted)
 
     # -- questions
@@ -160,7 +163,8 @@ class LeaseTurnover:
         for stripe, holders in enumerate(swarm.edges.roots):
             for host in list(holders):
                 member = swarm.members[host]
-                empty = not member.counts[stripe] and _idle(member, stripe, before)
+                paced = member.site in swarm.wan.paced  # by a budget: its first piece may take long
+                empty = not member.counts[stripe] and not paced and _idle(member, stripe, before)
                 if empty and move_lease(swarm, stripe, host, now=now, at_once=False):
                     swarm.record(now, f"{host} loses the lease of stripe {stripe}: it has read nothing")
                     self.schedule.ask(swarm.key, "idle lease", now)

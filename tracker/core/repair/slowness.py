@@ -77,7 +77,7 @@ class Slowness:
             member.clear_lags()
             return
         self._silence(swarm, member, interval_s=interval_s, now=now)
-        if self.policies.limits_rate(swarm.blob):
+        if self.policies.limits_rate(swarm.blob) or member.site in swarm.wan.paced or member.site in swarm.wan.waiting:
             return
         member.count_fair_report(member.slow_receiver and gets_fair_share(swarm, member))
         if member.fair_reports >= FAIR_REPORTS:

@@ -69,7 +69,8 @@ class SwarmRow:
     of, such as `docker.io/library/debian:12`, as far as that is known; `package` the same for
     people, with 12 digits of the digest where there is no tag, and `manifest` the digest of that
     package. `origin_bytes` is what hosts have read of the origin in the broadcast that runs, None
-    without one."""
+    without one. `waits`: why some sites wait with what comes over their WAN; empty where none
+    does."""
 
     digest: Digest
     size: int
@@ -87,6 +88,7 @@ class SwarmRow:
     package: str = ""
     manifest: str = ""
     origin_bytes: int | None = None
+    waits: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +327,7 @@ class View:
             short_name(title, manifest) if package is not None else "",
             manifest,
             self.fleet.history.broadcasts.origin_bytes(swarm.blob),
+            "; ".join(swarm.wan.waiting.values()),
         )
 
     def _count(self, running: list[Swarm]) -> Totals:

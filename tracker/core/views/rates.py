@@ -86,7 +86,7 @@ class SwarmRates:
         else:
             newest = max(0, pieces - rate.pieces) / passed_s
             rate.pieces_s = newest if rate.pieces_s is None else rate.pieces_s + WEIGHT * (newest - rate.pieces_s)
-        if pieces != rate.pieces or not waiting or not rate.waiting:
+        if pieces != rate.pieces or not waiting or not rate.waiting or swarm.wan.waiting:
             rate.moved_at = now
         rate.looked_at, rate.members, rate.pieces, rate.waiting = now, len(swarm.members), pieces, waiting
         rate.sites_late = late
@@ -130,7 +130,8 @@ class SwarmRates:
 
 
 def _sites_late(swarm: Swarm) -> int:
-    """At how many sites a swarm is late, of those with a connected host that lacks pieces."""
+    """At how many sites a swarm is late, of those with a connected host that lacks pieces. One with
+    a budget is as late as that says."""
     best: dict[str, int] = {}
     lacking: dict[str, None] = {}
     for site, names in swarm.sites.items():
@@ -139,4 +140,5 @@ def _sites_late(swarm: Swarm) -> int:
         if any(member.present and not member.seed for member in members):
             lacking[site] = None
     most = max(best.values())
-    return sum(best[site] < LATE_SHARE * most for site in lacking)
+    budgeted = swarm.wan.waiting.keys() | swarm.wan.paced
+    return sum(best[site] < LATE_SHARE * most for site in lacking if site not in budgeted)

@@ -20,7 +20,7 @@ export function packagesOf(rows) {
     let found = packages.get(key);
     if (!found) {
       found = { key, name: row.package || short(row.digest), manifest: row.manifest, reference: referenceOf(row), state: "seeded", size: 0, hosts: 0, complete: Infinity, held: 0, wanted: 0,
-        rate: 0, origin: null, eta: 0, preseed: false, blobs: [] };
+        rate: 0, origin: null, eta: 0, preseed: false, waits: "", blobs: [] };
       packages.set(key, found);
     }
     found.blobs.push(row);
@@ -32,6 +32,7 @@ export function packagesOf(rows) {
     found.rate += row.rate_bytes_s;
     if (row.origin_bytes !== null) found.origin = (found.origin || 0) + row.origin_bytes;
     if (STATES.indexOf(row.state) < STATES.indexOf(found.state)) found.state = row.state;
+    found.waits = found.waits || row.waits;
     if (row.state !== "seeded") {
       found.eta = row.eta_s === null || found.eta === null ? null : Math.max(found.eta, row.eta_s);
       found.preseed = found.preseed || row.priority === "preseed";
@@ -101,7 +102,7 @@ function fillPackage(line, found) {
   line.body.classList.toggle("chosen", found.blobs.some((row) => row.digest === selection.swarm));
   line.body.title = found.key;
   setText(cells[0].firstChild.firstChild, found.name);
-  setText(cells[0].firstChild.lastChild, `${bytes(found.size)}${found.preseed ? ", preseed" : ""}`);
+  setText(cells[0].firstChild.lastChild, `${bytes(found.size)}${found.preseed ? ", preseed" : ""}${found.waits ? `; ${found.waits}` : ""}`);
   setText(cells[1], found.state);
   cells[1].className = `state-${found.state}`;
   setText(cells[2], `${found.complete} of ${found.hosts}`);

@@ -1,0 +1,1 @@
+"""The WAN of sites: what may cross it, and what has."""
