@@ -9,7 +9,8 @@ and so does what the seed holds. The program imports `--modules`. Origin, tracke
 in one network namespace, the host that runs the program in another, behind a link of the given rate
 (tbf). Every run has an agent with an empty store and begins with an empty page cache, that of the
 local disk as well. Traces are kept by the package's name, so each lazy start has a name of its own,
-and those with a trace share one. Other files lie below TMPDIR and are removed afterwards.
+and those with a trace share one. Other files lie below TMPDIR and are removed afterwards, and so
+are views and namespaces, also after SIGINT and SIGTERM.
 
 Columns: seconds from the command to the first line, and the bytes that came over the link by then;
 seconds until everything is here, from the begin of the pull, the program running meanwhile, and
@@ -28,6 +29,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,6 +46,8 @@ from bench.lazy_package import MIB, P2PDIST, PROGRAM, Made
 from bench.table import figure, median, render
 from p2pdist.agent.api.client import LocalClient
 from p2pdist.model.messages import PullRequest
+from p2pdist.mount import records
+from p2pdist.mount.supervisor import protocol
 
 NEAR, FAR = f"p2plazy-a{os.getpid()}", f"p2plazy-b{os.getpid()}"
 NEAR_ADDRESS, FAR_ADDRESS = "10.77.0.1", "10.77.0.2"
@@ -127,6 +131,25 @@ def daemon(space: str, log: Path, *words: str, socket: Path | None = None) -> It
         process.wait()
 
 
+def end_when_asked() -> None:
+    """Have SIGTERM end this program as SIGINT does, so that it cleans up."""
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be cut short
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def remove_views(store: Path) -> None:
+    """Unmount what an agent with this store, which has ended, left mounted: lazy views outlive
+    their agents."""
+    work = store / "mounts" / "records"
+    for record in records.records(work) if work.is_dir() else ():
+        protocol.dismiss(record.directory(work))
+        records.take_down(record, work, lazily=True)
+
+
 def memory_mib(process: subprocess.Popen[bytes]) -> float:
     """The most memory that a process has had so far."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
@@ -171,6 +194,14 @@ class ColdHost:
 
     def start(self, way: str, package: str, modules: str) -> Row:
         """Start the program, wait until everything is here, and end both."""
+        try:
+            row = self._start(way, package, modules)
+        finally:
+            remove_views(self._store)
+        shutil.rmtree(self._store)
+        return row
+
+    def _start(self, way: str, package: str, modules: str) -> Row:
         option = "--eager" if way == EAGER else "--lazy"
         with daemon(FAR, self._log, *self._words, socket=self._socket) as agent:
             client = LocalClient(self._socket)
@@ -191,7 +222,6 @@ class ColdHost:
                 raise SystemExit(f"the program ended with {program.returncode}: {told}")
             row = Row(**asdict(row) | {"agent_mib": memory_mib(agent)})
             time.sleep(1.0)  # a lazy view goes before its agent
-        shutil.rmtree(self._store)
         return row
 
     @staticmethod
@@ -343,6 +373,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("namespaces and mounts need root")
+    end_when_asked()
     # Not below a deep TMPDIR: a Unix socket's path may have 107 bytes.
     place = Path(tempfile.mkdtemp(prefix="p2plazy-"))
     try:

@@ -1,11 +1,15 @@
-"""Many hosts that run one package at the same moment, lazily and eagerly: when their programs
-end, what the seed sends, and what came twice.
+"""Many hosts that run one package at the same moment, lazily and eagerly, and one alone: when their
+programs end, what the seed sends, and what came twice.
 
     sudo python -m bench.lazy_fleet --hosts 16 --rate-mbit 40 --source DIRECTORY
 
 Each host is a network namespace at a bridge, with the given rate either way (tbf); the seed, which
 holds the package, sends at twice that rate. The program reads the files that `--read` matches, in
-DIRECTORY's order, and says so. All stores and the page cache are empty in the beginning.
+DIRECTORY's order, and says so. All stores and the page cache are empty in the beginning. Each round
+has a name of its own for the package, so none begins with the trace of another.
+
+Goals: the last of all lazy hosts ends LAST_MAX times as late as the one alone at most, the seed
+sends COPIES_MAX copies, and TWICE_MAX % of what hosts receive comes twice.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.lazy import MIB, P2PDIST, daemon, ip, within
-from bench.table import render
+from bench.lazy import MIB, P2PDIST, daemon, end_when_asked, forget_pages, ip, remove_views, within
+from bench.table import figure, render
 
 BRIDGE, SPACE = "p2plf-b", "p2plf"
 TRACKER = "10.78.0.1"
@@ -35,6 +40,36 @@ PROGRAM = (
     "if p.is_file()), flush=True)"
 )
 FILL_S_MAX = 3600.0
+PROGRAM_S_MAX = 1800.0
+LAST_MAX, COPIES_MAX, TWICE_MAX = 1.3, 1.10, 2.0
+ALONE, EAGER, LAZY = "lazy, alone", "eager", "lazy"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds until each host's program ended, in order; copies of the package that the seed sent
+    until everything was everywhere; and the share of what was received that came twice, in %."""
+
+    way: str
+    ended_s: tuple[float, ...]
+    copies: float
+    twice: float
+
+    @property
+    def last_s(self) -> float:
+        """When the last program ended."""
+        return self.ended_s[-1]
+
+
+def missed(row: Round, alone: Round) -> str:
+    """Which goals a round of lazy hosts misses; "" for none."""
+    goals = (
+        ("last", row.last_s / alone.last_s, LAST_MAX),
+        ("copies", row.copies, COPIES_MAX),
+        ("twice", row.twice, TWICE_MAX),
+    )
+    found = [f"{name} {value:.2f} > {limit:g}" for name, value, limit in goals if value > limit]
+    return f"MISSED: {', '.join(found)}" if found else ""
 
 
 def address(number: int) -> str:
@@ -90,44 +125,83 @@ def agent(place: Path, number: int, name: str) -> tuple[list[str], Path]:
     return words, socket
 
 
-def round_of(place: Path, hosts: int, *options: str) -> tuple[list[float], int, float]:
-    """Seconds until each host's program ended, bytes that the seed sent until everything was
-    everywhere, and the share of what was received that came twice."""
-    tag = "-".join(("host", *options)).replace("--", "")
-    numbers = range(1, hosts + 1)
-    with ExitStack() as agents:
-        sockets = []
-        for number in numbers:
-            words, socket = agent(place, number, f"{tag}{number}")
-            agents.enter_context(daemon(f"{SPACE}{number}", place / "host.log", *words, socket=socket))
-            sockets.append(socket)
-        Path("/proc/sys/vm/drop_caches").write_text("3")
-        before, began = sent_by_seed(), time.monotonic()
-        runs = [
-            subprocess.Popen(
-                within(f"{SPACE}{number}", [*P2PDIST, "run", *options, "--socket", str(socket), "app:v1"]),
-                stdout=subprocess.PIPE,
-            )
-            for number, socket in zip(numbers, sockets, strict=True)
-        ]
-        lines: dict[int, float] = {}
-        while len(lines) < hosts:
-            for index, run in enumerate(runs):
-                if index not in lines and run.poll() is not None:
-                    lines[index] = time.monotonic() - began
-                    if run.returncode:
-                        raise SystemExit(f"a program ended with {run.returncode}: see {place / 'host.log'}")
-            time.sleep(0.02)
-        # What is missing comes after the program's end: both ways end with everything everywhere.
-        pulls = [subprocess.Popen([*P2PDIST, "pull", "app:v1", "--socket", str(socket)]) for socket in sockets]
-        for pull in pulls:
-            pull.wait(FILL_S_MAX)
-        received = sum(metric(number, "p2pdist_agent_received_bytes_total") for number in numbers)
-        twice = sum(metric(number, "p2pdist_agent_received_twice_bytes_total") for number in numbers)
-        sent = sent_by_seed() - before
-    for number in numbers:
-        shutil.rmtree(place / f"{tag}{number}", ignore_errors=True)
-    return sorted(lines.values()), sent, twice / received if received else 0.0
+def round_of(place: Path, hosts: int, way: str, package: str, size: int) -> Round:
+    """Have so many hosts run `package`, of `size` stored bytes, at the same moment."""
+    option, tag = "--eager" if way == EAGER else "--lazy", package.partition(":")[0]
+    stores = [place / f"{tag}{number}" for number in range(1, hosts + 1)]
+    try:
+        with ExitStack() as started:
+            sockets = []
+            for number, store in enumerate(stores, 1):
+                words, socket = agent(place, number, store.name)
+                started.enter_context(daemon(f"{SPACE}{number}", place / "host.log", *words, socket=socket))
+                sockets.append(socket)
+            forget_pages()
+            before, began = sent_by_seed(), time.monotonic()
+            runs = []
+            for number, socket in enumerate(sockets, 1):
+                run = [*P2PDIST, "run", option, "--socket", str(socket), package]
+                runs.append(started.enter_context(program(f"{SPACE}{number}", run)))
+            lines = _ended(runs, began, place / "host.log")
+            # What is missing comes after the end of the program: every round ends with all of it.
+            pulling = [[*P2PDIST, "pull", package, "--socket", str(socket)] for socket in sockets]
+            for pull in [started.enter_context(program(SPACE + "0", words)) for words in pulling]:
+                pull.communicate(timeout=FILL_S_MAX)
+                if pull.returncode:
+                    raise SystemExit(f"a pull ended with {pull.returncode}: see {place / 'host.log'}")
+            numbers = range(1, hosts + 1)
+            received = sum(metric(number, "p2pdist_agent_received_bytes_total") for number in numbers)
+            twice = sum(metric(number, "p2pdist_agent_received_twice_bytes_total") for number in numbers)
+            sent = sent_by_seed() - before
+    finally:
+        for store in stores:
+            remove_views(store)
+            shutil.rmtree(store, ignore_errors=True)
+    return Round(way, tuple(lines), sent / size, 100 * twice / received if received else 0.0)
+
+
+@contextmanager
+def program(space: str, words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a namespace, which is ended with the block."""
+    with subprocess.Popen(within(space, words), stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def _ended(runs: Sequence[subprocess.Popen[bytes]], began: float, log: Path) -> list[float]:
+    """Seconds from `began` until each of the programs ended, in order."""
+    lines: dict[int, float] = {}
+    while len(lines) < len(runs):
+        for index, run in enumerate(runs):
+            if index not in lines and run.poll() is not None:
+                lines[index] = time.monotonic() - began
+                if run.returncode:
+                    raise SystemExit(f"a program ended with {run.returncode}: {log.read_text()[-2000:]}")
+        if time.monotonic() - began > PROGRAM_S_MAX:
+            raise SystemExit(f"{len(runs) - len(lines)} programs have not ended within {PROGRAM_S_MAX:.0f} s")
+        time.sleep(0.02)
+    return sorted(lines.values())
+
+
+def table(rows: Sequence[Round], title: str) -> str:
+    """The rounds, and which goals the one of many lazy hosts misses."""
+    (alone,) = (row for row in rows if row.way == ALONE)
+    head = ("way", "program s", "last host s", "x alone", "copies sent by the seed", "came twice %", "")
+    cells = [
+        (
+            row.way,
+            figure(statistics.median(row.ended_s)),
+            figure(row.last_s),
+            figure(row.last_s / alone.last_s),
+            figure(row.copies),
+            figure(row.twice, 1),
+            missed(row, alone) if row.way == LAZY else "",
+        )
+        for row in rows
+    ]
+    return render(title, head, cells)
 
 
 def main() -> None:
@@ -142,7 +216,8 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(prefix="p2plf-"))
     layout, origin = ("--layout", str(place / "layout")), f"file://{place / 'origin'}"
     entrypoint = json.dumps([sys.executable, "-I", "-S", "-c", PROGRAM.format(pattern=args.read)])
-    rows: list[Sequence[str]] = []
+    rows: list[Round] = []
+    end_when_asked()
     try:
         packing = [*P2PDIST, "pack", str(args.source), "-t", "app:v1", "--format", "tree", "--entrypoint", entrypoint]
         subprocess.run([*packing, *layout], check=True, stdout=subprocess.DEVNULL)
@@ -153,12 +228,11 @@ def main() -> None:
             words, socket = agent(place, 0, "seed")
             with daemon(f"{SPACE}0", place / "seed.log", *words, socket=socket):
                 subprocess.run([*P2PDIST, "pull", "app:v1", "--socket", str(socket)], check=True)
-                for name in ("eager", "lazy"):
-                    lines, sent, twice = round_of(place, args.hosts, f"--{name}")
-                    times = (f"{statistics.median(lines):.2f}", f"{lines[-1]:.2f}")
-                    rows.append((name, *times, f"{sent / size:.2f}", f"{100 * twice:.1f}"))
-        head = ("way", "program s", "last host s", "copies sent by the seed", "came twice %")
-        print(render(f"{args.hosts} hosts, {args.rate_mbit:g} Mbit/s, {size / MIB:.0f} MiB", head, rows))
+                for number, way in enumerate((ALONE, EAGER, LAZY)):
+                    package = f"round{number}:v1"
+                    subprocess.run([*P2PDIST, "tag", "app:v1", package, "--origin", origin], check=True)
+                    rows.append(round_of(place, 1 if way == ALONE else args.hosts, way, package, size))
+        print(table(rows, f"{args.hosts} hosts, {args.rate_mbit:g} Mbit/s, {size / MIB:.0f} MiB"))
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

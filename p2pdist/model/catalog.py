@@ -65,8 +65,7 @@ _MAGIC_BITS = zstandard.MAGIC_NUMBER >> 24
 _STORED_BITS = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """A chunk in a pack: its BLAKE3, its length, and where in the pack how many bytes of it are."""
 
     chunk: bytes

@@ -71,6 +71,7 @@ HASH_SIZE = 32
 MODE_MASK = 0o1777
 """Permission bits and the sticky bit; setuid and setgid are not carried."""
 
+_TIME_LEAST, _TIME_MOST = -(1 << 63), (1 << 63) - 1
 _FORMAT = "p2pdist-tree-1"
 _RECORD = struct.Struct("<32sI")
 
@@ -256,7 +257,7 @@ def check_page(entries: Sequence[Entry]) -> Page:
     files: set[bytes] = set()
     parents: set[bytes] = set()
     links: list[HardLink] = []
-    first = before = b""
+    before = b""
     size = 0
     for entry in entries:
         path = entry.path
@@ -265,14 +266,14 @@ def check_page(entries: Sequence[Entry]) -> Page:
             parents.add(parent)
         if not name or len(name) > NAME_BYTES_MAX or name in (b".", b"..") or b"\0" in name or path[0] == 47:
             raise _wrong(path, "is no name of a file")
-        key = walking_order(path)
+        key = path.replace(b"/", b"\0")  # walking_order
         if key <= before:
             raise _wrong(path, "comes twice or out of order")
         before = key
-        first = first or key
         kind = type(entry)
         if kind is File:
-            _check_file(entry)  # type: ignore[arg-type]
+            if not _is_common(entry):  # type: ignore[arg-type]
+                _check_file(entry)  # type: ignore[arg-type]
             files.add(path)
             size += entry.size  # type: ignore[union-attr]
         elif kind is Directory:
@@ -289,6 +290,7 @@ def check_page(entries: Sequence[Entry]) -> Page:
             links.append(entry)  # type: ignore[arg-type]
         if len(path) > PATH_BYTES_MAX:
             raise _wrong(path, f"is longer than {PATH_BYTES_MAX} bytes")
+    first = walking_order(entries[0].path)
     return Page(entries, first, before, frozenset(parents), tuple(links), len(files), size)
 
 
@@ -338,6 +340,17 @@ def _find(path: bytes, pages: Sequence[Page], firsts: Sequence[bytes]) -> Entry 
     return entries[index] if index < len(entries) and entries[index].path == path else None
 
 
+def _is_common(entry: File) -> bool:
+    """Whether `_check_file` has nothing against a file, as far as that is seen at once; most are
+    such files, and a tree has many."""
+    return (
+        0 <= entry.size <= WHOLE_MAX
+        and len(entry.content) == HASH_SIZE
+        and not (entry.mode & ~MODE_MASK or entry.chunks or entry.xattrs)
+        and _TIME_LEAST <= entry.mtime_ns <= _TIME_MOST
+    )
+
+
 def _check_file(entry: File) -> None:
     if len(entry.content) != HASH_SIZE or not 0 <= entry.size <= SIZE_MAX:
         raise _wrong(entry.path, "has an impossible size or content")
@@ -347,7 +360,7 @@ def _check_file(entry: File) -> None:
 
 
 def _check_attributes(path: bytes, mode: int, mtime_ns: int, xattrs: Xattrs) -> None:
-    if mode & ~MODE_MASK or not -(1 << 63) <= mtime_ns < 1 << 63:
+    if mode & ~MODE_MASK or not _TIME_LEAST <= mtime_ns <= _TIME_MOST:
         raise _wrong(path, "has an impossible mode or time")
     if xattrs:
         names = [name for name, _ in xattrs]

@@ -10,19 +10,22 @@ import random
 import resource
 import socket
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from p2pdist.agent.lazy import filler, views
+from p2pdist.agent.lazy import filler, readahead, views
+from p2pdist.agent.lazy.chunks import Chunks, Whereabouts
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.stalls import Stalls
 from p2pdist.agent.lazy.traces import Start, Traces
 from p2pdist.agent.lazy.views import LazySettings, LazyView, LazyViews
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.packages import Package
+from p2pdist.model.catalog import Stored
 from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Conflict, Unavailable
@@ -50,7 +53,8 @@ def whole_view(directory: Path) -> LazyView:
         assert store.objects.add(content_hash(data), data)
     view = LazyView(store, Absent, Absent, "app:v1", 60.0, Stalls(), CELLS)
     view.layout = view._filler.layout = DeviceLayout({content_hash(data): len(data) for data in CONTENTS}, {})
-    view._planned.set()
+    view._arranged.set()
+    view._located.set()
     view._pulled.set()
     with (directory / DEVICE).open("xb") as device:
         device.truncate(CELLS.file_size(view.layout.size))
@@ -302,4 +306,112 @@ async def test_an_object_that_is_damaged_after_the_pull_is_pulled_again(tmp_path
         await view._pulled.wait()
     assert pulls.asked == ["app:v1"]
     assert all(map(view._filler.has_cell, cells))
+    await view.close()
+
+
+class _Lists:
+    """A pull whose lists of files are here, and which then computes what is missing."""
+
+    def __init__(self, package: Package) -> None:
+        self.package, self.planned_at_last = package, asyncio.Event()
+
+    def start(self, request: PullRequest, *, planned: Any) -> Any:
+        pull = SimpleNamespace(error=None, package=None, status=lambda: PullStatus("1", "running", "app:v1"))
+
+        async def run() -> None:
+            await pull.listed(self.package)
+            planned(self.package, (Absent,), {})
+            self.planned_at_last.set()
+            await asyncio.Event().wait()
+
+        pull.task = asyncio.create_task(run())
+        return pull
+
+
+@pytest.mark.parametrize("ends", ["shown", "closed", "late"])
+async def test_a_view_is_shown_before_what_is_missing_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Which takes as long again, but waits neither for a view that will not be shown nor for
+    ever."""
+    monkeypatch.setattr(views.Whereabouts, "of", lambda *_: views.Whereabouts())
+    monkeypatch.setattr(views, "SHOWN_S_MAX", 0.01 if ends == "late" else 600.0)
+    layer = Descriptor("image", digest_of(CONTENTS[0]), len(CONTENTS[0]))
+    pulls: Any = _Lists(Package(parse_reference("app:v1"), digest_of(b""), Manifest(Absent, (layer,), ()), Config()))
+    view = LazyView(BlobStore(tmp_path), pulls, Absent, "app:v1", 60.0, Stalls(), CELLS)
+    view.begin()
+    assert await view.known == pulls.package
+    assert ends == "late" or not pulls.planned_at_last.is_set()
+    if ends == "shown":
+        view.sight.show()
+    elif ends == "closed":
+        await view.close()
+    async with asyncio.timeout(60):
+        await pulls.planned_at_last.wait()
+    assert view._located.is_set() and not view._arranged.is_set()
+    await view.close()
+
+
+class _Packs:
+    """Fetches packs of a store; `pull` brings the pieces that it is asked for."""
+
+    def __init__(self, store: BlobStore, pack: bytes) -> None:
+        layout = PieceLayout(len(pack), 1 << 16)
+        self.cuts = [pack[layout.offset(piece) :][: layout.length(piece)] for piece in range(layout.count)]
+        self.pieces = PieceList(layout, b"".join(map(content_hash, self.cuts)))
+        self.blob = store.begin(digest_of(pack), self.pieces)
+        self.asked: list[tuple[bool, tuple[int, ...]]] = []
+
+    async def fetch(self, layer: Descriptor, priority: Priority, selection: Selection | None) -> tuple[Blob, Any]:
+        return self.blob, self
+
+    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False) -> None:
+        self.asked.append((prefetch, tuple(pieces)))
+        for piece in pieces:
+            self.blob.write(piece, self.cuts[piece])
+
+
+async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(tmp_path: Path) -> None:
+    """Around a miss what came with it, without a request; then a window that a reader has come to
+    the middle of is followed by one of twice its length."""
+    count = 200
+    contents = [random.Random(number).randbytes(CELL_BYTES) for number in range(count)]
+    view = whole_view(tmp_path)
+    layout = DeviceLayout({content_hash(data): len(data) for data in contents}, {})
+    os.truncate(tmp_path / DEVICE, CELLS.file_size(layout.size))
+    view.layout = view._filler.layout = layout
+    packs = _Packs(view._store, b"".join(contents))
+    descriptor = Descriptor("pack", packs.blob.digest, packs.blob.size)
+    view._filler.chunks = Chunks(view._store, packs)
+    stored = [Stored(content_hash(data), CELL_BYTES, CELL_BYTES * at, CELL_BYTES) for at, data in enumerate(contents)]
+    places = {part.chunk: (packs.blob.digest, part) for part in stored}
+    view._filler.chunks.whereabouts = Whereabouts(places, {}, {packs.blob.digest: (descriptor, None)})
+
+    async def ahead() -> set[int]:
+        await asyncio.gather(*view._ahead._tasks)
+        return {cell for cell in range(count) if view._filler.has_cell(cell)}
+
+    with packs.blob.held():
+        near = readahead.NEAR
+        for piece in range(CELL_BYTES * (1 + near) // (1 << 16) + 1):
+            packs.blob.write(piece, packs.cuts[piece])
+        await view._filler.fill_cell(3)
+        view._ahead.missed([3])
+        assert await ahead() == set(range(1 + near)) and packs.asked == []
+        view._ahead.missed([0])
+        view._read(range(1 + near // 2, 2 + near // 2))
+        assert await ahead() == set(range(1 + 3 * near))
+        assert {prefetch for prefetch, _ in packs.asked} == {True}
+        view._read(range(1 + near // 2, 2 + near // 2))  # again: nothing more
+        assert await ahead() == set(range(1 + 3 * near))
+        cell = 150
+        await view._filler.fill_cell(cell)
+        assert packs.asked[-1][0] is False, "a reader waits for it"
+        for _ in range(10):
+            view._ahead.missed([count - 1])
+        assert await ahead() == {*range(1 + 3 * near), cell}
+    device = (tmp_path / DEVICE).read_bytes()
+    for number in (*range(1 + 3 * near), cell):
+        begin = number * CELLS.file_bytes + CELLS.file_bytes - CELL_BYTES
+        assert device[begin : begin + CELL_BYTES] == contents[number]
     await view.close()

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from lazy_marks import needs_events
 
 from bench.lazy import EAGER, LAZY, LOCAL, TRACED, WAYS
 from bench.lazy_package import MADE, prepared
+from p2pdist.mount import kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES, SIZE_MIB, MIB = 60, 8, 1 << 20
@@ -57,6 +61,38 @@ def test_every_way_is_taken_and_what_came_is_told(tmp_path: Path, wheels: Path) 
         assert 0.0 < row["first_line_s"] <= row["whole_s"] and 0.0 < row["here_s"] <= row["whole_s"]
         assert row["shown_ms"] > 0.0 and 0 < row["metadata_bytes"] < made.bytes_stored
         assert row["agent_mib"] > 0.0 and row["first_line_bytes"] > row["metadata_bytes"]
+
+
+def spaces() -> set[str]:
+    return {path.name for path in Path("/run/netns").glob("p2plazy-*")}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.root
+@needs_events
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_an_interrupted_run_leaves_nothing_behind(tmp_path: Path, wheels: Path, number: signal.Signals) -> None:
+    """SIGINT comes from a terminal, to agents and programs as well."""
+    directory, place, before = tmp_path / "package", tmp_path / "place", spaces()
+    prepared(directory, wheels, files=FILES, size=SIZE_MIB * MIB)
+    place.mkdir()
+    words = [sys.executable, "-m", "bench.lazy", "--package", str(directory), "--modules", "module"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place)}
+    words += ["--rate-mbit", "2"]
+    with subprocess.Popen(words, cwd=ROOT, env=env, start_new_session=True, stderr=subprocess.PIPE) as program:
+        while not (views := [entry for entry in kernel.mounted() if place in entry.point.parents]):
+            assert program.poll() is None, program.communicate()
+            time.sleep(0.05)
+        (os.kill if number == signal.SIGTERM else os.killpg)(program.pid, number)
+        program.communicate()
+    assert program.returncode != 0
+    points = {view.point for view in views}
+    assert not [entry for entry in kernel.mounted() if entry.point in points or place in entry.point.parents]
+    assert list(place.iterdir()) == [] and spaces() == before
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            assert os.fsencode(place) not in path.read_bytes(), "a process goes on"
 
 
 def test_a_package_is_made_once_and_an_interrupted_attempt_is_none(tmp_path: Path, wheels: Path) -> None:

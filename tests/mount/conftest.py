@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lazy_view_rig import Show, View, lacking
 from shown_trees import Store
 
 from p2pdist.mount import kernel
+from p2pdist.mount.lazy.ways import WAYS, Way
 
 LOOPS_WAIT_S = 5.0
 
@@ -93,3 +95,24 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def view(tmp_path: Path) -> Path:
     return tmp_path / "view"
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.name)
+def way(request: pytest.FixtureRequest) -> Way:
+    if reason := lacking(request.param):
+        pytest.skip(reason)
+    chosen: Way = request.param
+    return chosen
+
+
+@pytest.fixture
+def show(way: Way, work: Path, tmp_path: Path) -> Iterator[Show]:
+    views = []
+
+    def make(**options: float) -> View:
+        views.append(View(way, work, tmp_path / f"view{len(views)}", **options))
+        return views[-1]
+
+    yield make
+    for view in views:
+        view.close()

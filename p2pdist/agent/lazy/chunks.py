@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.trees import Sources
@@ -29,6 +30,8 @@ from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import Decoder, wrong_chunk
 from p2pdist.store.trees.damage import damaged, drop_wrong
 from p2pdist.store.trees.missing import Missing
+
+Asked = Literal["reader", "ahead", "none"]
 
 WRONG_MAX = 3
 """So often in a row a pack may hold pieces that are not what they should be."""
@@ -58,8 +61,7 @@ class Whereabouts:
         """Taken before the pull begins: it uses up what it has."""
         here = cls(sources=sources)
         for missing in incomplete:
-            for need in missing.needs:
-                here.packs.update((stored.chunk, (need.pack, stored)) for stored in need.chunks)
+            here.packs.update(missing.located)
             for assembly in missing.assemblies.values():
                 old = (part for part in assembly.pending if part.pack is None)
                 here.objects.update((part.chunk, (part.source, part.at)) for part in old)
@@ -69,6 +71,9 @@ class Whereabouts:
 class Chunks:
     """The chunks of one package. A pull that a chunk begins has this `priority`. On the event loop,
     but for `from_objects` and `here`, which are for threads."""
+
+    _decoders = threading.local()
+    """One for each thread: making it takes longer than most chunks do."""
 
     def __init__(self, store: BlobStore, fetcher: Fetcher, priority: Priority = "preseed") -> None:
         self.whereabouts = Whereabouts()
@@ -83,17 +88,19 @@ class Chunks:
         data = await asyncio.to_thread(self.from_objects, chunk)
         return data if data is not None else await self._from_pack(chunk)
 
-    async def bring(self, chunks: Iterable[DeviceChunk]) -> Mapping[Digest, Blob]:
-        """Have the pieces come that hold these chunks, behind those for which readers wait; returns
-        the blobs that they are of, by pack. Raises P2PDistError."""
+    async def bring(self, chunks: Iterable[DeviceChunk], asked: Asked = "ahead") -> Mapping[Digest, Blob]:
+        """Have the pieces come that hold these chunks; returns the blobs that they are of, by pack.
+        `asked` says who asks: "reader", "ahead" of readers, behind whom its pieces come, or nobody,
+        "none": then pieces that are not here stay away. Raises P2PDistError."""
         parts: dict[Digest, list[Stored]] = {}
         for chunk in chunks:
             located = self.whereabouts.packs.get(chunk.chunk)
             if located is not None and located[0] in self.whereabouts.sources:
                 parts.setdefault(located[0], []).append(located[1])
-        return dict(zip(parts, await asyncio.gather(*(self._bring(*needed) for needed in parts.items())), strict=True))
+        blobs = await asyncio.gather(*(self._bring(*needed, asked) for needed in parts.items()))
+        return dict(zip(parts, blobs, strict=True))
 
-    async def _bring(self, pack: Digest, parts: Sequence[Stored]) -> Blob:
+    async def _bring(self, pack: Digest, parts: Sequence[Stored], asked: Asked) -> Blob:
         descriptor, selection = self.whereabouts.sources[pack]
         blob, pull = await self._fetcher.fetch(descriptor, self._priority, selection)
         pieces: dict[int, None] = {}
@@ -101,9 +108,9 @@ class Chunks:
             start = _start(stored, selection)
             if not blob.holds(start, stored.stored):
                 pieces.update(dict.fromkeys(blob.layout.covering(start, start + stored.stored)))
-        if pull is not None and pieces:
+        if pull is not None and pieces and asked != "none":
             with blob.held():
-                await pull.demand(tuple(pieces), prefetch=True)
+                await pull.demand(tuple(pieces), prefetch=asked == "ahead")
         return blob
 
     def here(self, chunk: DeviceChunk, blobs: Mapping[Digest, Blob]) -> bytes | None:
@@ -112,8 +119,13 @@ class Chunks:
         data, located, sources = self.from_objects(chunk), self.whereabouts.packs.get(chunk.chunk), self.whereabouts
         if data is None and located is not None and located[0] in blobs and located[0] in sources.sources:
             pack, stored = located
-            data = _read(blobs[pack], _start(stored, sources.sources[pack][1]), pack, stored)
+            data = self._read(blobs[pack], _start(stored, sources.sources[pack][1]), pack, stored)
         return data
+
+    def in_pack(self, chunk: DeviceChunk) -> bool:
+        """Whether it is known where in a pack the chunk is, and no object here is to have it."""
+        places = self.whereabouts
+        return chunk.chunk in places.packs and chunk.content not in self._store.objects
 
     def from_objects(self, chunk: DeviceChunk) -> bytes | None:
         """The chunk from an object, None where none has it. One that is wrong is dropped."""
@@ -150,33 +162,35 @@ class Chunks:
                 start = _start(stored, selection)
                 if pull is not None and not blob.holds(start, stored.stored):
                     await pull.demand(blob.layout.covering(start, start + stored.stored))
-                data = await asyncio.to_thread(_read, blob, start, pack, stored)
+                data = await asyncio.to_thread(self._read, blob, start, pack, stored)
             if data is not None:
                 return data
             if pull is not None:  # it does not know that pieces are gone: the next one will
                 pull.reject(damaged(blob))
         raise Corrupt(f"the pack {pack} is wrong on the disk again and again", remedy="See dmesg for the disk")
 
+    def _read(self, blob: Blob, start: int, pack: Digest, stored: Stored) -> bytes | None:
+        """A chunk of a pack that begins at `start` of a blob. None where pieces are not here, or
+        are wrong: these are dropped. Raises Corrupt for a pack that does not hold the chunk."""
+        if not blob.holds(start, stored.stored):
+            return None
+        decoder: Decoder | None = getattr(self._decoders, "decoder", None)
+        if decoder is None:
+            decoder = self._decoders.decoder = Decoder()
+        failure: P2PDistError = wrong_chunk(pack, stored.chunk)
+        try:
+            data = bytes(
+                decoder.decode(pack, stored.chunk, memoryview(blob.read_range(start, stored.stored)), stored.length)
+            )
+            if content_hash(data) == stored.chunk:
+                return data
+        except P2PDistError as error:
+            failure = error
+        if not drop_wrong(blob, start, stored.stored):
+            raise failure
+        return None
+
 
 def _start(stored: Stored, selection: Selection | None) -> int:
     """Where a chunk of a pack begins in the blob that is fetched of the pack."""
     return stored.offset if selection is None else selection.position(stored.offset, stored.stored)
-
-
-def _read(blob: Blob, start: int, pack: Digest, stored: Stored) -> bytes | None:
-    """A chunk of a pack that begins at `start` of a blob. None where pieces are not here, or are
-    wrong: these are dropped. Raises Corrupt for a pack that does not hold the chunk."""
-    if not blob.holds(start, stored.stored):
-        return None
-    failure: P2PDistError = wrong_chunk(pack, stored.chunk)
-    try:
-        data = bytes(
-            Decoder().decode(pack, stored.chunk, memoryview(blob.read_range(start, stored.stored)), stored.length)
-        )
-        if content_hash(data) == stored.chunk:
-            return data
-    except P2PDistError as error:
-        failure = error
-    if not drop_wrong(blob, start, stored.stored):
-        raise failure
-    return None

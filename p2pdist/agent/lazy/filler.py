@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from p2pdist.agent.lazy.chunks import Chunks, Fetcher, Whereabouts
+from p2pdist.agent.lazy.chunks import Asked, Chunks, Fetcher, Whereabouts
 from p2pdist.model.device import Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Corrupt, P2PDistError
@@ -142,6 +142,11 @@ class Filler:
 
     async def _fill_cell(self, cell: int) -> None:
         missing = [chunk for chunk in self._chunks((cell,)) if not self.has(chunk)]
+        if packed := [chunk for chunk in missing if self.chunks.in_pack(chunk)]:
+            # All at once, since a cell may have many chunks; what is wrong is left for one by one.
+            if await self.fill_in_order((cell,), await self.chunks.bring(packed, "reader")):
+                return
+            missing = [chunk for chunk in missing if not self.has(chunk)]
         await asyncio.gather(*map(self.fill, missing))
         await asyncio.to_thread(self.device.finish, (cell,))
         self._finished.add(cell)
@@ -198,32 +203,44 @@ class Filler:
                 written.append(chunk)
         return written
 
-    async def bring(self, cells: Sequence[int]) -> Mapping[Digest, Blob]:
-        """Have the pieces come that hold these cells, behind those for which readers wait; returns
-        the blobs that they are of, by pack. Raises P2PDistError."""
-        return await self.chunks.bring(chunk for chunk in self._chunks(cells) if not self.has(chunk))
+    async def bring(self, cells: Sequence[int], asked: Asked = "ahead") -> Mapping[Digest, Blob]:
+        """Have the pieces come that hold these cells (Chunks.bring); returns the blobs that they
+        are of, by pack. Raises P2PDistError."""
+        return await self.chunks.bring((chunk for chunk in self._chunks(cells) if not self.has(chunk)), asked)
 
     async def fill_in_order(self, cells: Sequence[int], blobs: Mapping[Digest, Blob]) -> list[int]:
         """Fill cells, one after the other, whose bytes are in objects or in these blobs of packs;
         returns those that were filled. Raises OSError, NotFound for a blob that was evicted, and
         Corrupt."""
-        missing = [chunk for chunk in self._chunks(cells) if not self.has(chunk)]
+        missing = {cell: self._chunks((cell,)) for cell in cells if cell not in self._finished}
         with ExitStack() as holds:
             for blob in blobs.values():
                 holds.enter_context(blob.held())
-            written = await asyncio.to_thread(self._write, missing, blobs)
+            written, whole = await asyncio.to_thread(self._write, missing, blobs)
         for chunk in written:
             self._wrote(chunk)
-        return await self._finish([cell for cell in cells if cell not in self._finished])
+        self._finished.update(whole)
+        return whole
 
-    def _write(self, chunks: Sequence[DeviceChunk], blobs: Mapping[Digest, Blob]) -> list[DeviceChunk]:
-        written = []
-        for chunk in chunks:
-            data = self.chunks.here(chunk, blobs)
-            if data is not None:
-                self.device.write(data, chunk.at)
-                written.append(chunk)
-        return written
+    def _write(
+        self, cells: Mapping[int, Sequence[DeviceChunk]], blobs: Mapping[Digest, Blob]
+    ) -> tuple[list[DeviceChunk], list[int]]:
+        """Write those of the cells' chunks that are here, and let the kernel read the cells that
+        are whole by it; returns both."""
+        written: dict[int, DeviceChunk] = {}
+        whole = []
+        for cell, chunks in cells.items():
+            for chunk in chunks:
+                if self.has(chunk) or chunk.at in written:
+                    continue
+                data = self.chunks.here(chunk, blobs)
+                if data is not None:
+                    self.device.write(data, chunk.at)
+                    written[chunk.at] = chunk
+            if all(self.has(chunk) or chunk.at in written for chunk in chunks):
+                self.device.finish((cell,))
+                whole.append(cell)
+        return list(written.values()), whole
 
     async def _finish(self, cells: Sequence[int]) -> list[int]:
         """Let the kernel read those of the cells of which everything is written; returns them."""

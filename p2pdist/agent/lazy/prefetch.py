@@ -21,7 +21,10 @@ from p2pdist.model.errors import P2PDistError
 from p2pdist.model.trace import Trace
 from p2pdist.store.blobs.blob import Blob
 
-BATCH_CELLS = 32
+BATCH_CELLS, BATCH_CELLS_MAX = 32, 128
+"""Of the first batch, and at most; each has twice as many as the one before. A batch comes in about
+the same time however large it is, unless the link is slow."""
+
 AHEAD = 2
 PAUSE_S, PAUSE_STEP_S = 0.1, 0.01
 
@@ -41,9 +44,10 @@ def cells_of_trace(trace: Trace, layout: DeviceLayout, cells: Cells) -> Iterator
 
 def batches(cells: Iterable[int]) -> Iterator[list[int]]:
     """The cells, in order, some at a time."""
-    rest = iter(cells)
-    while batch := list(islice(rest, BATCH_CELLS)):
+    rest, count = iter(cells), BATCH_CELLS
+    while batch := list(islice(rest, count)):
         yield batch
+        count = min(2 * count, BATCH_CELLS_MAX)
 
 
 class Prefetch:

@@ -1,11 +1,13 @@
 """Lazy views of packages: shown once their metadata is here, filled while they are read.
 
-A mount begins the pull of the package as a preseed, waits until that knows what is missing, and
-mounts the trees over an empty device (p2pdist/mount/lazy). From then on a reader that waits has the
-chunks that it reads fetched as a start, before what the pull brings. When the pull has ended, the
-rest of the device is filled from objects; then nothing supervises the view any more, and nothing of
-the store is kept for it. A view outlives its agent: the next one connects to its supervisor and
-computes the same layout from the package again.
+A mount begins the pull of the package as a preseed, waits until the lists of files are here, and
+mounts the trees over an empty device (p2pdist/mount/lazy). Then the pull computes what is missing.
+From then on a reader that waits has the chunks that it reads fetched as a start, before what the
+pull brings. When the pull has ended, the rest of the device is filled from objects; then nothing
+supervises the view any more, and nothing of the store is kept for it. A view outlives its agent:
+the next one connects to its supervisor and computes the same layout from the package again.
+
+What follows what a reader waited for is filled as well (readahead.py).
 
 Where the tracker has a trace of the start, the device is filled in its order from the beginning
 (prefetch.py, traces.py).
@@ -24,7 +26,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from p2pdist.agent.lazy.chunks import Fetcher, Whereabouts
 from p2pdist.agent.lazy.filler import Filler, keep_filling, keep_trying
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
+from p2pdist.agent.lazy.readahead import ReadAhead
 from p2pdist.agent.lazy.stalls import Stalls
 from p2pdist.agent.lazy.traces import Shown, Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
@@ -68,6 +71,9 @@ TRY_S = 0.25
 
 TRIED_AGAIN_S = 60.0
 """Where no way to fill works, the ways are tried again after so long."""
+
+SHOWN_S_MAX = 10.0
+"""The pull waits so long for the view to be shown, before it computes what is missing."""
 
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
 """Between two attempts to get what is missing: this at first, then twice as long each time."""
@@ -124,6 +130,8 @@ class _Sight:
     """What had come of the package when its metadata was here."""
     shown_s: float = 0.0
     """How much later it was mounted; 0 until then, and where an earlier agent did so."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is mounted, or will not be."""
     _known_at: float = 0.0
 
     def know(self) -> None:
@@ -136,6 +144,7 @@ class _Sight:
     def show(self) -> None:
         """The view is mounted."""
         self.shown_s = asyncio.get_running_loop().time() - self._known_at
+        self.over.set()
 
 
 class LazyView:
@@ -162,7 +171,8 @@ class LazyView:
         """Those of the trees; and what is pulled again, as its tag may move meanwhile."""
         self.whole = False
         self.known: asyncio.Future[Package | None] = asyncio.get_running_loop().create_future()
-        """Gets the package once it is known that something is missing; None: nothing is."""
+        """Gets the package once its lists of files are here and something is missing; None: nothing
+        is."""
         self.sight = _Sight()
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._filler = Filler(store, fetcher)
@@ -171,10 +181,13 @@ class LazyView:
         """None for a view that an earlier agent mounted."""
         total = start.traces.prefetched if start is not None else Counter[str]()
         self._prefetch = Prefetch(self._filler, lambda: bool(self._awaited), total)
+        self._ahead = ReadAhead(self._filler)
         self._opened = asyncio.Event()
         """Set once the device can be written to."""
         self._filler.device.cells = cells
-        self._planned, self._pulled = asyncio.Event(), asyncio.Event()
+        self._arranged, self._located, self._pulled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        """Set once it is known where contents lie in the device, where they come from, and once all
+        of them are here."""
         self._awaited: dict[int, int] = {}
         """Bytes that each waiting reader waits for, by its number."""
         self._stalls, self._told_refused, self._misses = Stalls(stalls), 0, 0
@@ -204,7 +217,7 @@ class LazyView:
             try:
                 request = PullRequest(package=self._pinned or self._reference, priority="preseed")
                 pull = self._pulls.start(request, planned=self._plan)
-                self.sight.pull = pull.status
+                self.sight.pull, pull.listed = pull.status, self._list
                 assert pull.task is not None
                 await asyncio.wait([pull.task])
                 if pull.error is not None:
@@ -226,6 +239,18 @@ class LazyView:
             self._pulled.clear()
             self._spawn(self._pull())
 
+    async def _list(self, package: Package) -> None:
+        """The lists of files are here: the view is shown before what is missing is computed."""
+        self._tell(package)
+        if not self._served:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.sight.over.wait(), SHOWN_S_MAX)
+
+    def _tell(self, package: Package) -> None:
+        if not self.known.done():
+            self.sight.know()
+            self.known.set_result(package)
+
     def _plan(self, package: Package, incomplete: Sequence[Missing], sources: Sources) -> None:
         """What is missing is known: readers can be served from now on."""
         blobs = [self._store.get(layer.digest) for layer in images_of(package.manifest)]
@@ -233,10 +258,10 @@ class LazyView:
             return  # nothing is missing
         self._pinned = f"{package.reference.name}@{package.digest}"
         self._filler.chunks.whereabouts = Whereabouts.of(incomplete, sources)
+        self._located.set()
         if not self.known.done():
-            self.sight.know()
-            self.known.set_result(package)
-        else:
+            self._tell(package)
+        elif self._served:
             self._spawn(self._know(package))
 
     async def _here(self, package: Package) -> None:
@@ -248,9 +273,10 @@ class LazyView:
                 if layer.media_type == TREE_TYPE:
                     holds.enter_context(self._store.trees.held(layer.digest))
             self._holds.push(holds.pop_all())
+        self._located.set()
         if not self.known.done():
             self.known.set_result(None)
-        elif self.known.result() is None or self.layout is None:
+        elif self.known.result() is None or self._served:
             await self._know(package)
         self._pulled.set()
 
@@ -268,7 +294,7 @@ class LazyView:
         for blob in filter(None, (self._store.get(part.digest) for part in parts)):
             with suppress(NotFound):  # another agent computes the layout from them
                 self._holds.enter_context(blob.held())
-        self._planned.set()
+        self._arranged.set()
 
     # -- readers
 
@@ -337,12 +363,16 @@ class LazyView:
         failed, refused = ["it has not come"], errno.EIO
         try:
             async with asyncio.timeout(self._limit_s):
-                await self._planned.wait()
+                await _planned(self)
                 assert self.layout is not None
                 end = min(offset + count, device_bytes(self.layout, self._filler.device.cells))
-                missing = self._noted(self._filler.device.cells.covering(offset, end - offset))
+                cells = self._filler.device.cells.covering(offset, end - offset)
+                self._read(cells)
+                missing = [cell for cell in cells if not self._filler.has_cell(cell)]
+                self._misses += bool(missing)
                 await asyncio.gather(*(keep_trying(self._filler, cell, failed) for cell in missing))
                 await self.images.bring(offset, count, failed)
+                self._ahead.missed(missing)
             refused = 0
         except (P2PDistError, TimeoutError) as error:
             reason = error.what if isinstance(error, P2PDistError) else failed[-1]
@@ -358,19 +388,14 @@ class LazyView:
 
     def _read(self, cells: range) -> None:
         """A reader reads these cells, filled or not."""
+        self._ahead.read(cells)
         self._prefetch.read(cells)
         if self._start is not None:
             self._start.read(cells)
 
-    def _noted(self, cells: range) -> list[int]:
-        """Those of the cells that a reader reads which are missing."""
-        self._read(cells)
-        missing = [cell for cell in cells if not self._filler.has_cell(cell)]
-        self._misses += bool(missing)
-        return missing
-
     def follow(self) -> None:
         """Note when everything is here, of images that are mounted elsewhere."""
+        self.sight.over.set()
         self._spawn(self._follow())
 
     async def _follow(self) -> None:
@@ -380,7 +405,7 @@ class LazyView:
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""
         await self._pulled.wait()
-        await self._planned.wait()
+        await self._arranged.wait()
         assert self.layout is not None
         cells = self._filler.device.cells.holding(0, self.layout.size)
         await keep_filling(self._filler, cells, self.images.check, self._reference)
@@ -393,28 +418,12 @@ class LazyView:
 
     def status(self) -> LazyStatus:
         """How far it is."""
-        total = self.images.bytes_total + self._bytes_content
-        return LazyStatus(
-            self.whole,
-            total,
-            total if self.whole else self._filler.bytes_filled + self.images.bytes_here,
-            sum(self._awaited.values()),
-            len(self._awaited),
-            self._stalls.count,
-            round(self._stalls.quantile(0.5), 4),
-            round(self._stalls.quantile(0.99), 4),
-            self._stalls.refused,
-            self._misses,
-            self._prefetch.bytes,
-            self._prefetch.hits,
-            self._prefetch.unread_bytes,
-            round(self.sight.shown_s, 4),
-            self.sight.bytes_metadata,
-        )
+        return _status_of(self)
 
     async def close(self) -> None:
         """End, with the view or with the agent: what is supervised stays so."""
         self._ended = True
+        self.sight.over.set()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -428,6 +437,7 @@ class LazyView:
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
         self._holds.close()
+        self._ahead.close()
         self._filler.close()
         # A view may be shown for months, and the pull of its package is remembered.
         self.layers, self.layout = [], None
@@ -438,13 +448,43 @@ class LazyView:
         task.add_done_callback(self._tasks.discard)
 
 
+async def _planned(view: LazyView) -> None:
+    """Return once contents can be filled in."""
+    await view._arranged.wait()
+    await view._located.wait()
+
+
+def _status_of(view: LazyView) -> LazyStatus:
+    total = view.images.bytes_total + view._bytes_content
+    return LazyStatus(
+        view.whole,
+        total,
+        total if view.whole else view._filler.bytes_filled + view.images.bytes_here,
+        sum(view._awaited.values()),
+        len(view._awaited),
+        view._stalls.count,
+        round(view._stalls.quantile(0.5), 4),
+        round(view._stalls.quantile(0.99), 4),
+        view._stalls.refused,
+        view._misses,
+        view._prefetch.bytes,
+        view._prefetch.hits,
+        view._prefetch.unread_bytes,
+        round(view.sight.shown_s, 4),
+        view.sight.bytes_metadata,
+    )
+
+
 async def _fill_ahead(view: LazyView, start: Start) -> None:
     """Fill what the trace of the start names, in its order."""
     trace = await start.trace
-    await view._planned.wait()
-    if trace is not None and view.layout is not None:
-        trees = [entries for entries in view.layers if entries is not None]
-        mine = await asyncio.to_thread(inherit, trace, trees)
+    await view._arranged.wait()
+    if trace is None:
+        return
+    trees = [entries for entries in view.layers if entries is not None]
+    mine = await asyncio.to_thread(inherit, trace, trees)
+    await _planned(view)
+    if view.layout is not None:
         cells = cells_of_trace(mine, view.layout, view._filler.device.cells)
         await view._prefetch.run(cells, view._opened)
 
@@ -527,6 +567,8 @@ class LazyViews:
                 raise eager(f"{reference} has become another package meanwhile")
             await view.read_layout(package.manifest)
             assert view.layout is not None
+            if view.layout.bytes_content > self._store.capacity:
+                raise eager(f"the store has room for {self._store.capacity} bytes, of {view.layout.bytes_content}")
             free = shutil.disk_usage(self._store.root).free
             if free < ROOM_TIMES * view.layout.size:
                 raise eager(f"the disk of the store has {free} bytes free, of {ROOM_TIMES * view.layout.size}")

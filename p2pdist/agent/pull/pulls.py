@@ -151,6 +151,8 @@ class Pull:
     """Nothing is pulled: the package is to be shown lazily."""
     planned: Callable[[Package, Sequence[Missing], Sources], None] | None = None
     """Hears what the package's trees lack, and from where it comes."""
+    listed: Callable[[Package], Awaitable[None]] | None = None
+    """Called before that is computed, once the package's lists of files are here."""
     task: asyncio.Task[None] | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the first blob is being fetched, or the pull has ended."""
@@ -285,9 +287,8 @@ class Pulls:
         """A pull by its identifier. Raises NotFound."""
         pull = self._pulls.get(identifier)
         if pull is None:
-            raise NotFound(
-                f"there is no pull {identifier[:100]!r}; the agent may have been restarted", remedy="Pull again"
-            )
+            what = f"there is no pull {identifier[:100]!r}; the agent may have been restarted"
+            raise NotFound(what, remedy="Pull again")
         return pull
 
     def list(self) -> list[PullStatus]:
@@ -417,6 +418,7 @@ class Pulls:
             images = {layer.digest: layer for layer in manifest.layers if layer.media_type != TREE_TYPE}
             planned = partial(pull.planned, package) if pull.planned is not None else None
             trees = TreePull(manifest, self._store, fetch, self._packages.pieces, holds, pull.skip, planned)
+            trees.listed = partial(pull.listed, package) if pull.listed is not None else None
             try:
                 await together([*map(fetch, images.values()), trees.run()])
             except DiskFull as full:

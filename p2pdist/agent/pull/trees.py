@@ -72,6 +72,8 @@ class TreePull:
         self._holds, self._skipped, self._planned = holds, skipped, planned
         self._filling = asyncio.Lock()
         self.bytes_content = 0  # of the contents that are made of packs, for which room is kept
+        self.listed: Callable[[], Awaitable[None]] | None = None
+        """Called once roots and catalogs are here; what is missing is computed after it."""
 
     async def run(self) -> None:
         """Bring everything that is lacking, and hold the trees. Raises what fetching raises,
@@ -87,6 +89,8 @@ class TreePull:
             return
         catalogs = [part for part in self._manifest.parts if part.media_type == CATALOG_TYPE]
         await together(self._fetch(blob) for blob in (*(roots[root] for root in absent), *catalogs))
+        if self.listed is not None:
+            await self.listed()
         with ExitStack() as claims:
             incomplete = []
             for root in absent:

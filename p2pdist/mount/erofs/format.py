@@ -10,8 +10,9 @@ from __future__ import annotations
 import stat
 import struct
 from binascii import hexlify
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from blake3 import blake3
 
@@ -70,7 +71,7 @@ DEFLATE_SETTINGS = struct.pack("<HB5x", 6, 15)
 """What an image with DEFLATE says of it: the length of the rest, and the window's bits."""
 
 _IN_PACKED = 1 << 63
-_COMMON_PACKED = struct.Struct(f"{INODE.format}Q24x")
+_COMMON_ON_DEVICE = struct.Struct(f"{INODE.format}Q24x")
 _SEVERAL_BLOCKS = 2
 _CELLS_HEADER = struct.pack("<IHBB8x", 0, _SEVERAL_BLOCKS, _DEFLATE << 4 | _DEFLATE, 0)
 """Of an inode whose blocks are described one by one: what follows describes cells."""
@@ -178,13 +179,30 @@ def packed_file_inode(entry: File, number: int, links: int, block: int) -> bytes
     return head + bytes(-len(head) % 8) + struct.pack("<Q", _IN_PACKED | block * BLOCK_SIZE)
 
 
-def common_packed_file_inode(entry: File, number: int, block: int) -> bytes:
-    """`packed_file_inode` of a file without attributes and further links, filled up to a slot: by
-    far the most frequent one, made in one go."""
-    seconds, rest = divmod(entry.mtime_ns, _SECOND_NS)
-    mode, blocks = stat.S_IFREG | entry.mode, -(-entry.size // BLOCK_SIZE)
-    place = _IN_PACKED | block * BLOCK_SIZE
-    return _COMMON_PACKED.pack(COMPRESSED, 0, mode, 0, entry.size, blocks, number, 0, 0, seconds, rest, 1, place)
+def common_device_inodes(files: Sequence[File], first: int, blocks: Sequence[int], *, packed: bool) -> bytes:
+    """`packed_file_inode`, or `device_file_inode`, of files without attributes and further links,
+    each filled up to a slot, whose numbers begin with `first`: by far the most frequent ones, made
+    in one go."""
+    pack, regular, second = _COMMON_ON_DEVICE.pack, stat.S_IFREG, _SECOND_NS
+    numbered = zip(count(first), files, blocks, strict=False)
+    # fmt: off
+    if packed:
+        return b"".join([
+            pack(
+                COMPRESSED, 0, regular | file.mode, 0, file.size, -(-file.size // BLOCK_SIZE), number, 0, 0,
+                file.mtime_ns // second, file.mtime_ns % second, 1, _IN_PACKED | block * BLOCK_SIZE,
+            )
+            for number, file, block in numbered
+        ])
+    form = CHUNK_BITS | _CHUNK_INDEXES
+    return b"".join([
+        pack(
+            CHUNKED, 0, regular | file.mode, 0, file.size, form, number, 0, 0,
+            file.mtime_ns // second, file.mtime_ns % second, 1, block << 32 | _DEVICE << 16,
+        )
+        for number, file, block in numbered
+    ])
+    # fmt: on
 
 
 def own_cells_inode(entry: File, number: int, links: int, block: int) -> bytes:

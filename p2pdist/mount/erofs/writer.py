@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,7 +66,7 @@ from p2pdist.mount.erofs.format import (
     TYPE_FILE,
     TYPE_SYMLINK,
     Superblock,
-    common_packed_file_inode,
+    common_device_inodes,
     device_file_inode,
     file_inode,
     identity,
@@ -81,6 +81,10 @@ from p2pdist.mount.erofs.format import (
 )
 
 _PARTS_MAX = 1 << 16
+_RUN_MAX = 1 << 10
+_BYTES_MAX = 8 << 20
+"""Parts, common files and bytes that are kept before they are written, or put."""
+
 _SECOND_NS = 10**9
 ContentName = Callable[[bytes], bytes]
 """Says where a content lies below the directory of contents."""
@@ -103,13 +107,18 @@ _BODY_COUNT = xattr_count(_BODY)
 one go: 192 bytes, of which the 65 that name the object differ."""
 
 
-def _common_file(entry: File, number: int, _block: int) -> bytes:
-    seconds, rest = divmod(entry.mtime_ns, _SECOND_NS)
+def _common_files(files: Sequence[File], first: int) -> bytes:
+    """The inodes of common files, whose numbers begin with `first`."""
+    pack = _COMMON_FILE.pack
     # fmt: off
-    return _COMMON_FILE.pack(
-        CHUNKED, _BODY_COUNT, stat.S_IFREG | entry.mode, 0, entry.size, CHUNK_BITS, number, 0, 0, seconds, rest, 1,
-        _BODY_BEGIN, hexlify(entry.content, b"/", 31), _BODY_END,
-    )
+    return b"".join([
+        pack(
+            CHUNKED, _BODY_COUNT, stat.S_IFREG | file.mode, 0, file.size, CHUNK_BITS, number, 0, 0,
+            file.mtime_ns // _SECOND_NS, file.mtime_ns % _SECOND_NS, 1,
+            _BODY_BEGIN, hexlify(file.content, b"/", 31), _BODY_END,
+        )
+        for number, file in enumerate(files, first)
+    ])
     # fmt: on
 
 
@@ -218,7 +227,7 @@ class _Writer:
         self._part_left = PART_SIZE - REST_AT
         self._hashes = bytearray()
         self._parts: list[bytes] = []
-        self._at = REST_AT
+        self._at = self._written = REST_AT
         self._inodes = 1
         self._root = _Directory(Directory(b"", 0o755, 0))
         self._directories = {b"": self._root}
@@ -233,35 +242,56 @@ class _Writer:
     def write(self, entries: Sequence[Entry]) -> None:
         """All entries of a tree, in walking order, and then the superblock."""
         self._links.update(entry.target for entry in entries if type(entry) is HardLink)
-        links, put, plain = self._links, self._parts.append, self._device is None
-        firsts = {} if self._device is None else self._device.firsts
+        links, common_max = self._links, self._common_max()
         place, here = b"", self._root
-        names, nids, types = here.names, here.nids, here.types
-        common = _common_file if plain else common_packed_file_inode
-        common_max = OWN_CELLS_BYTES - 1 if self._packed else 0
-        if plain and self._name is object_name:
-            common_max = CHUNK_SIZE
+        run: list[File] = []
         for entry in entries:
-            parent, _, name = entry.path.rpartition(b"/")
+            path = entry.path
+            parent, _, name = path.rpartition(b"/")
             if parent != place:
-                place, here = parent, self._directories[parent]
-                names, nids, types = here.names, here.nids, here.types
-            if type(entry) is File and 0 < entry.size <= common_max and not entry.xattrs and entry.path not in links:
-                self._inodes += 1
-                block = 0 if plain else firsts[entry.content]
-                data = common(entry, self._inodes, block)
-                put(data)
-                nid, kind = self._at // SLOT, TYPE_FILE
-                self._at += len(data)
-            elif (found := self._put_entry(entry, here)) is not None:
-                nid, kind = found
-            else:
+                self._put_run(run, here)
+                run, place, here = [], parent, self._directories[parent]
+            if type(entry) is File and 0 < entry.size <= common_max and not entry.xattrs and path not in links:
+                run.append(entry)
+                here.names.append(name)
+                if len(run) == _RUN_MAX:
+                    self._put_run(run, here)
+                    run = []
                 continue
-            names.append(name)
-            nids.append(nid)
-            types.append(kind)
+            self._put_run(run, here)
+            run = []
+            if (found := self._put_entry(entry, here)) is not None:
+                here.names.append(name)
+                here.nids.append(found[0])
+                here.types.append(found[1])
+        self._put_run(run, here)
         self._put_directories()
         self._finish()
+
+    def _common_max(self) -> int:
+        """How large a file without attributes and further links is at most to be a common one."""
+        if self._device is not None:
+            return OWN_CELLS_BYTES - 1 if self._packed else CHUNK_SIZE
+        return CHUNK_SIZE if self._name is object_name else 0
+
+    def _put_run(self, run: Sequence[File], here: _Directory) -> None:
+        """Put common files that follow each other in a directory."""
+        if not run:
+            return
+        first, count = self._inodes + 1, len(run)
+        if self._device is None:
+            data = _common_files(run, first)
+        else:
+            firsts = self._device.firsts
+            data = common_device_inodes(run, first, [firsts[file.content] for file in run], packed=bool(self._packed))
+        self._parts.append(data)
+        self._inodes += count
+        step = len(data) // count
+        here.nids.extend(range(self._at // SLOT, (self._at + len(data)) // SLOT, step // SLOT))
+        here.types.extend(repeat(TYPE_FILE, count))
+        self._at += len(data)
+        if self._at - self._written > _BYTES_MAX:
+            self._flush()
 
     def _put_device(self, device: Device) -> None:
         """Put what says where the device is, and the packed inode of one with headed cells."""
@@ -378,6 +408,7 @@ class _Writer:
         data = b"".join(self._parts)
         self._parts.clear()
         self._file.write(data)
+        self._written += len(data)
         rest = memoryview(data)
         while rest:
             piece, rest = rest[: self._part_left], rest[self._part_left :]

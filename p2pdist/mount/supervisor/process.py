@@ -99,6 +99,8 @@ class _Pending:
     def __init__(self) -> None:
         self._slots = mmap.mmap(-1, KEYS_MAX * _SLOT.size)
         self._counter = mmap.mmap(-1, _COUNTER.size)
+        self._keys: dict[int, int] = {}
+        """Keys by number, of this process alone: a look at all slots takes as long as an answer."""
 
     def put(self, fault: Fault) -> _Waiting:
         """Note a reader, which gets a number."""
@@ -106,11 +108,22 @@ class _Pending:
         _COUNTER.pack_into(self._counter, 0, last + 1)
         waiting = _Waiting(last + 1, fault, time.monotonic())
         _SLOT.pack_into(self._slots, fault.key * _SLOT.size, waiting.number, fault.offset, fault.count, waiting.since)
+        self._keys[waiting.number] = fault.key
         return waiting
 
     def remove(self, key: int) -> None:
         """Forget a reader."""
+        number, *_ = _SLOT.unpack_from(self._slots, key * _SLOT.size)
+        self._keys.pop(number, None)
         _SLOT.pack_into(self._slots, key * _SLOT.size, 0, 0, 0, 0.0)
+
+    def key(self, number: int) -> int | None:
+        """The key of the reader with a number; None where it does not wait."""
+        return self._keys.get(number)
+
+    def take_over(self) -> None:
+        """Another process has noted readers until now."""
+        self._keys = {waiting.number: waiting.fault.key for waiting in self.all()}
 
     def all(self) -> list[_Waiting]:
         """Those that wait."""
@@ -230,6 +243,7 @@ class _Supervisor:
         """Go on for a supervisor that has ended."""
         self._say("the supervisor was killed, its guard takes its place")
         self._guard_fd = -1
+        self._pending.take_over()
         keys = self._refuse_unknown()
         blank = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         for key in keys:
@@ -356,9 +370,8 @@ class _Supervisor:
             self._lose(agent)
             return False
         kind, number, error = ORDER.unpack(data)
-        keys = {waiting.number: waiting.fault.key for waiting in self._pending.all()}
-        if kind == ANSWER and number in keys:
-            self._answer(keys[number], error)
+        if kind == ANSWER and (key := self._pending.key(number)) is not None:
+            self._answer(key, error)
         elif kind in (WHOLE, DROP):
             self._end(0 if kind == WHOLE else errno.EIO)
             return True

@@ -24,6 +24,7 @@ import secrets
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from uuid import UUID
 
@@ -95,15 +96,20 @@ class Expected:
     def add(self, contents: Mapping[bytes, int]) -> None:
         """Expect contents, whose objects take so many bytes."""
         with self._lock:
-            for content, size in contents.items():
-                if content not in self._objects:
-                    first, pulls = self._contents.get(content, (size, 0))
-                    self._contents[content] = first, pulls + 1
-                    if not pulls:
-                        self.bytes_total += size
+            again = contents.keys() & self._contents.keys()
+            for content in again:  # none of them has an object
+                size, pulls = self._contents[content]
+                self._contents[content] = size, pulls + 1
+            # Of most pulls nothing is expected yet, and that of a large tree is many contents.
+            new = [content for content in contents if content not in again and content not in self._objects]
+            sizes = [contents[content] for content in new]
+            self._contents.update(zip(new, zip(sizes, repeat(1)), strict=False))
+            self.bytes_total += sum(sizes)
 
     def bytes_new(self, contents: Mapping[bytes, int]) -> int:
         """Bytes of the contents that no pull expects yet."""
+        if not self._contents:
+            return sum(contents.values())
         return sum(size for content, size in contents.items() if content not in self._contents)
 
     def remove(self, contents: Iterable[bytes]) -> None:

@@ -12,6 +12,8 @@ import struct
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter, itemgetter
 
 from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.digest import Digest
@@ -91,6 +93,8 @@ class Missing:
     """Sizes in bytes of the contents without an object; extraction removes what it makes."""
     needs: tuple[Need, ...] = ()
     """What is taken of which packs, whether these are here or not."""
+    located: Located = field(default_factory=dict)
+    """By chunk, where in packs what is needed is."""
     bytes_content: int = 0
     """What the objects will take."""
     image_bytes_max: int | None = None
@@ -179,7 +183,9 @@ def tree_of(
         stated.update(before[name].sizes)
     # What a page that is gone stated agreed with all that stay; so these are compared only for
     # sizes that they did not state.
-    fresh = {content: size for content, size in changed.items() if stated.get(content) != size}
+    fresh = changed
+    if stated:
+        fresh = {content: size for content, size in changed.items() if stated.get(content) != size}
     for page in new:
         if not page.sizes.items() <= changed.items():
             raise _sizes_differ(next(content for content, size in page.sizes.items() if changed[content] != size))
@@ -216,13 +222,14 @@ def back(missing: Missing, lists: Mapping[bytes, bytes], packs: Iterable[Pack]) 
         content: _chunk_list(content, missing.contents, named[content], lists)
         for content in missing.contents.keys() & named
     }
-    located = _locate(missing.contents.keys() - chunked.keys(), packs)
-    for content in missing.contents.keys() - chunked.keys():
-        found = located.get(content)
-        if found is None:
-            raise _nowhere(content, content)
-        if found[1].length != missing.contents[content]:
-            raise Corrupt(f"the tree and {found[0]} state different sizes for the content {content.hex()}")
+    whole, sizes = missing.contents.keys() - chunked.keys(), missing.contents
+    located = _locate(whole, packs)
+    if len(located) < len(whole):
+        content = next(iter(whole - located.keys()))
+        raise _nowhere(content, content)
+    for content, (pack, stored) in located.items():
+        if stored.length != sizes[content]:
+            raise Corrupt(f"the tree and {pack} state different sizes for the content {content.hex()}")
     taken = {content: bytes_taken(missing.contents[content], encoded) for content, encoded in chunked.items()}
     return Backed(located, chunked, missing.contents | taken)
 
@@ -234,14 +241,11 @@ def plan(missing: Missing, backed: Backed, packs: Sequence[Pack], old: Iterable[
     chunked = {content: ChunkList.decode(encoded) for content, encoded in backed.chunked.items()}
     pieces = {chunk for chunks in chunked.values() for chunk, _ in chunks.chunks}
     held = _held_chunks(pieces, old) if pieces else {}
-    located = backed.whole | _locate(pieces - held.keys() - backed.whole.keys(), packs)
-    for pack, stored in backed.whole.values():
-        missing.whole.setdefault(pack, []).append(stored)
+    located = missing.located = backed.whole | _locate(pieces - held.keys() - backed.whole.keys(), packs)
+    missing.whole.update(_by_pack(backed.whole))
     for content, chunks in chunked.items():
         missing.assemblies[content] = _assembly(content, missing.contents[content], chunks, held, located)
     missing.sources = frozenset(content for content, _ in held.values())
-    for todo in missing.whole.values():
-        todo.sort(key=lambda stored: stored.offset)
     missing.needs = tuple(_needs({pack.digest: pack.size for pack in packs}, located))
 
 
@@ -303,20 +307,28 @@ def _assembly(
     return Assembly(content, size, chunks.encode(), parts)
 
 
-def _needs(sizes: Mapping[Digest, int], located: Located) -> Iterable[Need]:
+def _by_pack(located: Located) -> dict[Digest, list[Stored]]:
+    """Chunks by their pack, in its order."""
     by_pack: dict[Digest, list[Stored]] = {}
-    for pack, stored in located.values():
-        by_pack.setdefault(pack, []).append(stored)
-    for pack, chunks in by_pack.items():
-        chunks.sort(key=lambda stored: stored.offset)
+    for pack, found in groupby(located.values(), itemgetter(0)):  # long runs: it is looked for pack by pack
+        by_pack.setdefault(pack, []).extend(map(itemgetter(1), found))
+    for chunks in by_pack.values():
+        chunks.sort(key=attrgetter("offset"))
+    return by_pack
+
+
+def _needs(sizes: Mapping[Digest, int], located: Located) -> Iterable[Need]:
+    for pack, chunks in _by_pack(located).items():
         ranges: list[tuple[int, int]] = []
+        begin = end = 0
         for each in chunks:
+            if each.offset != end:
+                if begin < end:
+                    ranges.append((begin, end))
+                begin = each.offset
             end = each.offset + each.stored
-            if ranges and ranges[-1][1] == each.offset:
-                ranges[-1] = ranges[-1][0], end
-            else:
-                ranges.append((each.offset, end))
-        yield Need(pack, sizes[pack], tuple(chunks), sum(each.stored for each in chunks), tuple(ranges))
+        ranges.append((begin, end))
+        yield Need(pack, sizes[pack], tuple(chunks), sum(stop - start for start, stop in ranges), tuple(ranges))
 
 
 def _nowhere(chunk: bytes, content: bytes) -> Corrupt:
