@@ -596,9 +596,7 @@ class _Window:
     began_at: float = 0.0
 
     def complaints(self, stripes: list[_Stripe], *, now: float) -> Iterator[Complain]:
-        """The stripes that turn out slow at the end of a window."""
-        if now - self.began_at < SLOW_WINDOW_S:
-            return
+        """The stripes that turn out slow at the end of a window, which is now."""
         self.began_at = now
         best = max(stripe.gained for stripe in stripes)
         for stripe in stripes:
@@ -894,9 +892,10 @@ class Download:
                 case Receiving() if not self._tracker and stripe.wants_back(self.sources, now=now):
                     self._close(stripe, out, after_piece=True)
                     self._open(stripe, now, out)
-                case Receiving():
+                case Receiving(quiet_since=since) if not self._tracker or now - since >= STALL_FIRST_S:
                     self._check_stall(stripe, stripe.state, now, out)
-        out += self._window.complaints(self._stripes, now=now)
+        if now - self._window.began_at >= SLOW_WINDOW_S:
+            out += self._window.complaints(self._stripes, now=now)
 
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""
