@@ -235,7 +235,7 @@ class PullCore:
             case dl.StreamEnded():
                 return [*self.download.handle(event, now=now), *self._steer(now)]
             case dl.Tick() if self._choice.policy == "trees":
-                return self.download.handle(event, now=now)
+                return [*self.download.handle(event, now=now)]
             case dl.Tick():
                 return [*self._steer(now), *self._questions(now), *self.download.handle(event, now=now)]
             case TorrentKnown(exists):
