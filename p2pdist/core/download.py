@@ -654,9 +654,7 @@ class _Window:
     began_at: float = 0.0
 
     def complaints(self, stripes: list[_Stripe], *, now: float) -> Iterator[Complain]:
-        """The stripes that turn out slow at the end of a window."""
-        if now - self.began_at < SLOW_WINDOW_S:
-            return
+        """The stripes that turn out slow at the end of a window, which is now."""
         self.began_at = now
         best = max(stripe.gained for stripe in stripes)
         for stripe in stripes:
@@ -1112,13 +1110,16 @@ class Download:
                 case Receiving() if not self._tracker and stripe.wants_back(self.sources, now=now):
                     self._close(stripe, out, after_piece=True)
                     self._open(stripe, now, out)
-                case Receiving() if not self.held:
+                case Receiving() if self.held:
+                    pass
+                case Receiving(quiet_since=since) if not self._tracker or now - since >= STALL_FIRST_S:
                     self._check_stall(stripe, stripe.state, now, out)
         if self.held:
             return
         if self._tracker and self.hedges and not self._paused:
             out += self._standstill.look(self.have, self._patience.progressed_at, now=now)
-        out += self._window.complaints(self._stripes, now=now)
+        if now - self._window.began_at >= SLOW_WINDOW_S:
+            out += self._window.complaints(self._stripes, now=now)
 
     def _check_stall(self, stripe: _Stripe, receiving: Receiving, now: float, out: list[Command]) -> None:
         """Complain of a source that stands still, and leave it where this host chose it itself."""

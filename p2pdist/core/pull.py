@@ -239,6 +239,8 @@ class PullCore:
         match event:
             case dl.StreamEnded():
                 return [*self.download.handle(event, now=now), *self._steer(now)]
+            case dl.Tick() if self._choice.policy == "trees":
+                return [*self.download.handle(event, now=now)]
             case dl.Tick():
                 return [*self._steer(now), *self._questions(now), *self.download.handle(event, now=now)]
             case TorrentKnown(exists):

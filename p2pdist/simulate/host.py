@@ -43,7 +43,10 @@ from p2pdist.simulate.origin import Blob, Origin
 from p2pdist.simulate.tracker import AgentSession, Owned, SwarmMessage, TrackerSessions, every
 from p2pdist.simulate.vouching.listing import GARBAGE, Listing
 
-DOWNLOAD_TICK_S = 0.25
+DOWNLOAD_TICK_S, DOWNLOAD_TICK_MAX_S = 0.25, 0.5
+"""Where a turn of large pieces takes longer than the first, a download is looked at once a turn,
+but no more seldom than the second."""
+
 UPLINK_TICK_S = 0.1
 
 
@@ -582,6 +585,7 @@ class Host:
         "_context",
         "_life",
         "_sources",
+        "_tick_s",
         "client",
         "leaving",
         "link",
@@ -617,6 +621,9 @@ class Host:
         #: The sources core, which all pulls of a life share.
         self._sources = Sources()
         piece_size = max((blob.layout.piece_size for blob in blobs), default=0)
+        turn_s = max((blob.layout.turn_s(link.down_bytes_s) for blob in blobs), default=0.0)
+        #: How often a download core is told that time has passed, in seconds.
+        self._tick_s = max(DOWNLOAD_TICK_S, min(DOWNLOAD_TICK_MAX_S, turn_s))
         self.processor = Processor(self.world, piece_size / link.up_bytes_s)
         self.server = StreamServer(name, link, rack, self.pulls, self.processor, context)
         self.client = StreamClient(
@@ -779,7 +786,7 @@ class Host:
             if policy != "trees":
                 pull.swarm = SwarmFetch(self, pull, context)
             self.submit(pull, dl.TrackerChanged(self.session.answers(blob.digest)))
-            self.world.after(self.world.random.uniform(0, DOWNLOAD_TICK_S), self._tick_due, pull, self._life)
+            self.world.after(self.world.random.uniform(0, self._tick_s), self._tick_due, pull, self._life)
         self.server.handle(ul.Held(blob.digest, blob.layout, blob.stripes, pull.have))
 
     def _tick_due(self, pull: Pull, life: int) -> None:
@@ -788,7 +795,7 @@ class Host:
     def _tick(self, pull: Pull, life: int) -> None:
         if life == self._life and pull.download is not None and not pull.download.finished:
             self.submit(pull, dl.Tick())
-            self.world.after(DOWNLOAD_TICK_S, self._tick_due, pull, life)
+            self.world.after(self._tick_s, self._tick_due, pull, life)
 
     def submit(self, pull: Pull, event: pl.Event) -> None:
         """Hand an event to the pull's core, and do what it commands."""

@@ -30,7 +30,7 @@ from tracker.core.origin.superpeers import SUPERPEERS
 from tracker.core.swarm import Swarm
 
 
-class InvariantBroken(AssertionError):
+class InvariantBroken(Exception):
     """An invariant does not hold: a defect of ours."""
 
 

@@ -40,9 +40,10 @@ WINDOW_PIECES = 4
 CROSSING_PIECES = 2
 WAN_WINDOW_BYTES = 16 << 20
 
-SLOW_BLOCK_S = 0.2
-"""A block that takes longer than this keeps its sender's uplink core ticking: it may have to be
-taken for stuck."""
+SLOW_BLOCK_S, SLOW_BLOCK_TIMES, STUCK_S = 0.2, 2.0, 1.0
+"""A block that takes longer than this, and than twice as long as over a link with its full rate,
+keeps its sender's uplink core ticking: it may have to be taken for stuck. So does one that takes as
+long as no block may."""
 
 ORIGIN_NAME = "@origin"
 TRACKER_NAME = "@tracker"
@@ -106,6 +107,11 @@ class Link:
         """When a block that is given to the uplink now will have been sent."""
         self.up_free_at = max(now, self.up_free_at) + length / self.up_bytes_s
         return self.up_free_at
+
+    def stuck(self, length: int, takes_s: float) -> bool:
+        """Whether a block that takes so long to send may have to be taken for stuck."""
+        usual_s = length / self._full[0]
+        return takes_s > SLOW_BLOCK_S and (takes_s > SLOW_BLOCK_TIMES * usual_s or takes_s > STUCK_S)
 
 
 class Wires:
@@ -519,7 +525,7 @@ class Network:
         link.up_free_at = done = begins + length / link.up_bytes_s
         stream.sending, stream.began_at = piece, begins
         world.at(done, self._sent, stream, piece, length, last)
-        if done - now > SLOW_BLOCK_S:
+        if done - now > SLOW_BLOCK_S and link.stuck(length, done - now):
             parent.watch_uplink()
 
     def _sent(self, stream: Stream, piece: int, length: int, last: bool) -> None:

@@ -396,6 +396,11 @@ class Tracker:
 
     def kill(self) -> None:
         """Kill the process, and every session with it."""
+        if self.fleet is not None:
+            # The parts of a core refer to each other, and what they hold of a large fleet would
+            # stay for as long as the collector sees nothing to do.
+            self.fleet.hosts.clear()
+            self.fleet.swarms.clear()
         self.fleet = None
         if self.frozen:
             self._frozen_until = self.world.now

@@ -256,6 +256,22 @@ def test_a_new_tracker_takes_the_trees_over_as_they_are() -> None:
         assert control.fleet.leases() == 1
 
 
+def test_what_a_host_had_before_it_speaks_of_itself_is_no_rate() -> None:
+    """Others name it to a new tracker as their parent, and what it holds came long ago: else each
+    restart would show a rate that no host can keep up with."""
+    control = Control()
+    control.open("h1", "h2", "h3")
+    control.join("h2", 5, "h1")
+    control.tick(0.2)
+    control.join("h1", 6, "h3")
+    swarm = control.fleet.swarms[BLOB]
+    assert swarm.members["h1"].counts == [6]
+    assert swarm.typical_rate == 0
+    control.tick(0.5)
+    control.report("h1", 7)
+    assert swarm.typical_rate == pytest.approx(2.0)
+
+
 def test_two_hosts_that_say_they_receive_from_each_other_make_no_cycle() -> None:
     """Without a tracker their alternates may have crossed. One keeps its stream, the other gets a
     parent that leads up."""

@@ -81,7 +81,7 @@ from tracker.core.planning.assignments import assignments
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.schedule import Schedule
 from tracker.core.policy.book import PolicyBook
-from tracker.core.rebalance.overload import PAUSE_S, spread_overload
+from tracker.core.rebalance.overload import pause_s, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
@@ -363,7 +363,7 @@ class Fleet:
         """Do what the time asks for in a swarm for which something was asked."""
         swarm = self.swarms[key]
         swarm.edges.expire(now)
-        if swarm.passes.strained and now - swarm.passes.spread_at >= PAUSE_S:
+        if swarm.passes.strained and now - swarm.passes.spread_at >= pause_s(swarm):
             swarm.edges.set_now(now)
             self.reputation.retry(swarm, now=now)
             if spread_overload(swarm, now=now):

@@ -148,7 +148,7 @@ class Starvation:
         return len({parent for _, parent in self.stopped_by}) >= STARVED_BY
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """One host in a swarm. `Edges` writes parents, children and taken slots, `Swarm` counts and
     location, `Claims` what it brought; everything else changes through the methods below. Lists

@@ -87,5 +87,6 @@ class LeaseChecks:
         for known in reversed(self._fleets):
             if known.fleet is fleet:
                 return known
+        self._fleets = [known for known in self._fleets if known.fleet.hosts]  # not those of processes that died
         self._fleets.append(_Granted(fleet))
         return self._fleets[-1]

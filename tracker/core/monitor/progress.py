@@ -91,9 +91,10 @@ def silent_parents(
 
 
 def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
-    """Note how fast a host advances; to be called before its counts change."""
+    """Note how fast a host advances; to be called before its counts change. Of a host that has not
+    spoken itself before, it is not known what it had."""
     passed_s = now - member.heard_at
-    if passed_s <= 0:
+    if passed_s <= 0 or member.hearsay:
         return
     passed_s = max(passed_s, REPORT_MIN_S)
     # A host that has whole stripes may get the others faster than any could while all of them came.

@@ -193,7 +193,7 @@ class SlotIndex:
             rack.carriers.add(child)
         if child.rack not in self._fresh:
             self._offer(child.rack)
-        if upper is not None and upper.rack not in (child.rack, *self._fresh):
+        if upper is not None and upper.rack != child.rack and upper.rack not in self._fresh:
             self._offer(upper.rack)
 
     def open_fed_racks(self) -> None:

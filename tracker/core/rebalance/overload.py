@@ -11,11 +11,16 @@ two pieces.
 
 from __future__ import annotations
 
+from math import inf
+
 from tracker.core.edges import only_leaves
 from tracker.core.member import Member
 from tracker.core.swarm import Swarm
 
 PAUSE_S = 0.5
+PAUSE_S_PER_MEMBER = 1e-5
+"""A pass looks at all members, so in a large swarm it comes more seldom."""
+
 MOVES_SHARE = 1 / 16
 BEHIND_PIECES = 4
 BEHIND_S = 0.5
@@ -28,17 +33,23 @@ UNEVEN_S = 0.4
 TRIES = 64
 
 
+def pause_s(swarm: Swarm) -> float:
+    """How long a swarm is left as it is after a pass."""
+    return max(PAUSE_S, PAUSE_S_PER_MEMBER * len(swarm.members))
+
+
 def spread_overload(swarm: Swarm, *, now: float) -> int:
     """Move children away from overloaded hosts; return how many moved. Clears Passes.strained when
     no host is overloaded."""
     swarm.passes.spread(now)
-    overloaded = [member for member in swarm.members.values() if member.slots and member.load > member.slots]
+    overloaded = [member for member in swarm.members.values() if sum(member.taken) > member.slots > 0]
     if not overloaded:
         swarm.passes.clear_strain()
         return 0
     limit = max(4, int(len(swarm.members) * MOVES_SHARE))
     moved = 0
     racks: dict[str, _Rack] = {}
+    rooted = _Rooted(swarm)
     inner = {
         member.host: any(not only_leaves(swarm.members, s, member) for s in range(swarm.stripes))
         for member in overloaded
@@ -48,29 +59,88 @@ def spread_overload(swarm: Swarm, *, now: float) -> int:
             break
         rack = racks.get(member.rack)
         if rack is None:
-            rack = racks[member.rack] = _Rack(swarm, member.rack)
+            rack = racks[member.rack] = _Rack(swarm, member.rack, rooted)
         moved += rack.relieve(member, inner[member.host])
     return moved
+
+
+class _Rooted:
+    """Which hosts have a path up to the origin or to a whole stripe, each looked for once: a move
+    takes that from no host, as only hosts that have it become parents."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm = swarm
+        self._known: list[dict[str, bool]] = [{} for _ in range(swarm.stripes)]
+        #: How often hosts got a path since.
+        self.changes = 0
+
+    def __call__(self, stripe: int, host: str) -> bool:
+        """Whether a host has such a path."""
+        known, members, total = self._known[stripe], self.swarm.members, self.swarm.totals[stripe]
+        path: list[str] = []
+        current: str | None = host
+        while current and current not in known and members[current].counts[stripe] != total:
+            path.append(current)
+            current = members[current].parents[stripe]
+            assert len(path) <= len(members), f"the way up from {host} is a cycle"
+        answer = current is not None and known.get(current, True)
+        for name in path:
+            known[name] = answer
+        return answer
+
+    def moved(self, stripe: int, host: str) -> None:
+        """A host receives from another one, which has a path: so has the host, and what is below
+        it."""
+        if self._known[stripe].get(host) is False:
+            self._known[stripe].clear()
+            self.changes += 1
 
 
 class _Rack:
     """Hosts of one rack that could serve more: `idle` ones have an unused slot, `bearing` ones as
     many children as slots, all of them leaves."""
 
-    def __init__(self, swarm: Swarm, rack: str) -> None:
-        self.swarm = swarm
-        present = [each for each in (swarm.members[name] for name in swarm.racks[rack]) if each.present and each.slots]
-        self.idle = sorted(
-            (each for each in present if each.load < each.slots),
-            key=lambda each: (each.load - each.slots, each.order),
-        )
-        self.bearing = [
-            each
-            for each in present
-            if each.load == each.slots
-            and all(only_leaves(swarm.members, stripe, each) for stripe in range(swarm.stripes))
-        ]
-        self.bearing.sort(key=lambda each: (-_lowest(swarm, each), each.order))
+    def __init__(self, swarm: Swarm, rack: str, rooted: _Rooted) -> None:
+        self.swarm, self.rooted = swarm, rooted
+        self.behind = max(BEHIND_PIECES, BEHIND_S * swarm.typical_rate)
+        self.idle: list[Member] = []
+        self._full: list[Member] = []
+        for name in swarm.racks[rack]:
+            member = swarm.members[name]
+            if member.slots and member.absent_since is None:
+                load = sum(member.taken)
+                if load < member.slots:
+                    self.idle.append(member)
+                elif load == member.slots:
+                    self._full.append(member)
+        self.idle.sort(key=lambda each: (each.load - each.slots, each.order))
+        self._bearing: list[Member] | None = None
+        #: By stripe most(), and for which hosts that was.
+        self._most: dict[int, tuple[tuple[int, int, int], float]] = {}
+
+    @property
+    def bearing(self) -> list[Member]:
+        """The bearing hosts, those first whose children have most; found when they are asked for,
+        as that takes long and idle hosts come first."""
+        if self._bearing is None:
+            stripes, members = range(self.swarm.stripes), self.swarm.members
+            self._bearing = [
+                each for each in self._full if all(only_leaves(members, stripe, each) for stripe in stripes)
+            ]
+            self._bearing.sort(key=lambda each: (-_lowest(self.swarm, each), each.order))
+        return self._bearing
+
+    def most(self, stripe: int) -> float:
+        """The pieces of a stripe that the best of those hosts has that are tried first, and that
+        have a path up. In a large swarm reports are old, and often none has
+        enough."""
+        looked_at = len(self.idle), len(self.bearing), self.rooted.changes  # hosts only leave the lists
+        known = self._most.get(stripe)
+        if known is None or known[0] != looked_at:
+            tried = (*self.idle[:TRIES], *self.bearing[:TRIES])
+            counts = (each.counts[stripe] for each in tried if self.rooted(stripe, each.host))
+            known = self._most[stripe] = looked_at, max(counts, default=-inf)
+        return known[1]
 
     def relieve(self, member: Member, inner: bool) -> int:
         """Make an overloaded host's children better off, if that can be; return how many hosts
@@ -105,6 +175,8 @@ class _Rack:
         return whether it could."""
         for name in carrier.children[stripe]:
             leaf = self.swarm.members[name]
+            if self.most(stripe) + self.behind < leaf.counts[stripe]:
+                continue
             for other in (*self.idle[:TRIES], *self.bearing[:TRIES]):
                 if other is carrier or other is child or other.host == child.parents[stripe]:
                     continue
@@ -125,8 +197,8 @@ class _Rack:
             early = max(leaves, key=lambda each: (each.counts[stripe], each.order))
             gain = early.counts[stripe] - late.counts[stripe]
             if gain > max(BEHIND_PIECES, UNEVEN_S * swarm.typical_rate) and self._fits(stripe, early, upper):
-                swarm.edges.attach(stripe, late.host, carrier.host)
-                swarm.edges.attach(stripe, early.host, upper.host)
+                self._attach(stripe, late, carrier)
+                self._attach(stripe, early, upper)
                 self.bearing.remove(carrier)
                 return 2
         return 0
@@ -140,14 +212,18 @@ class _Rack:
             or (child.host, carrier.host) in swarm.edges.avoided
         ):
             return False
-        if carrier.counts[stripe] + max(BEHIND_PIECES, BEHIND_S * swarm.typical_rate) < child.counts[stripe]:
+        if carrier.counts[stripe] + self.behind < child.counts[stripe] or not self.rooted(stripe, carrier.host):
             return False
-        return not swarm.edges.receives_through(stripe, carrier.host, child.host) and swarm.edges.rooted(
-            stripe, carrier.host
-        )
+        return not child.children[stripe] or not swarm.edges.receives_through(stripe, carrier.host, child.host)
+
+    def _attach(self, stripe: int, child: Member, carrier: Member) -> None:
+        """Change a child's parent for one that has as many slots as before."""
+        self.rooted.moved(stripe, child.host)
+        self.swarm.edges.attach(stripe, child.host, carrier.host)
 
     def _move(self, stripe: int, child: Member, carrier: Member) -> None:
-        """Change a child's parent."""
+        """Change a child's parent for one that allots a slot for it."""
+        self.rooted.moved(stripe, child.host)
         self.swarm.edges.move(stripe, child, carrier)
         if carrier.load >= carrier.slots and carrier in self.idle:
             self.idle.remove(carrier)

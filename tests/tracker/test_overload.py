@@ -1,0 +1,112 @@
+"""Overload: the passes over large swarms decide as slow and obvious ones would."""
+
+from copy import deepcopy
+from random import Random
+
+import pytest
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.pieces import PieceLayout
+from tracker.core.member import Member
+from tracker.core.planning.planner import Planner
+from tracker.core.rebalance import overload
+from tracker.core.rebalance.overload import PAUSE_S, pause_s, spread_overload
+from tracker.core.swarm import Swarm
+
+BLOB = digest_of(b"blob")
+
+
+class PlainRack(overload._Rack):
+    """Looks at everything each time that it is asked."""
+
+    def most(self, stripe: int) -> float:
+        return float(self.swarm.totals[stripe])
+
+    def _fits(self, stripe: int, child: Member, carrier: Member) -> bool:
+        edges = self.swarm.edges
+        return (
+            carrier is not child
+            and child.parents[stripe] != carrier.host
+            and (child.host, carrier.host) not in edges.avoided
+            and carrier.counts[stripe] + max(4, 0.5 * self.swarm.typical_rate) >= child.counts[stripe]
+            and not edges.receives_through(stripe, carrier.host, child.host)
+            and edges.rooted(stripe, carrier.host)
+        )
+
+
+def strained(seed: int) -> Swarm:
+    """A swarm under way in which hosts have died, and others serve more than they have slots
+    for."""
+    random = Random(seed)
+    swarm = Swarm(BLOB, PieceLayout(512 << 16, 1 << 16))
+    swarm.typical_rate = random.choice([0.0, 2.0, 30.0])
+    for number in range(random.randint(8, 120)):
+        swarm.add(f"h{number}", [0, 0], slots=random.choice([2, 2, 2, 1, 3]), now=0.0, rack=f"r{number % 2}")
+    Planner().plan(swarm, leases=8)
+    for name in list(swarm.members):
+        counts = [random.randint(80, random.choice([90, 140, 256])) for _ in range(2)]
+        swarm.advance(name, counts, now=1.0)
+    lost = random.sample(list(swarm.members), max(1, len(swarm.members) // 8))
+    roots = {name for names in swarm.edges.roots for name in names}
+    for name in lost:
+        swarm.remove(name)
+    if random.random() < 0.8 or roots & set(lost):
+        Planner().plan(swarm, leases=8 * (random.random() < 0.8))
+    for member in random.sample(list(swarm.members.values()), len(swarm.members) // 6):
+        if random.random() < 0.3:
+            member.mark_absent(1.0)
+        else:
+            member.set_slots(random.choice([0, 1]))
+    for _ in range(len(swarm.members) // 4):
+        child, parent = random.sample(list(swarm.members), 2)
+        stripe = random.randrange(2)
+        waits = swarm.members[child].counts[stripe] < swarm.totals[stripe]
+        if waits and not swarm.edges.receives_through(stripe, parent, child):
+            swarm.edges.attach(stripe, child, parent)
+            if random.random() < 0.2:
+                swarm.edges.avoid(child, random.choice(list(swarm.members)), 9.0)
+    return swarm
+
+
+def decided(swarm: Swarm) -> tuple[object, ...]:
+    members = swarm.members.values()
+    return [(each.parents, each.allotted, each.taken) for each in members], swarm.edges.changed, swarm.passes.strained
+
+
+def test_what_is_looked_for_once_decides_as_what_is_looked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = 0
+    for seed in range(60):
+        swarm = strained(seed)
+        plain = deepcopy(swarm)
+        for step in range(4):
+            moved = spread_overload(swarm, now=step * 0.5)
+            with monkeypatch.context() as patch:
+                patch.setattr(overload, "_Rack", PlainRack)
+                assert spread_overload(plain, now=step * 0.5) == moved
+            assert decided(swarm) == decided(plain), f"seed {seed}, pass {step}"
+            moves += moved
+    assert moves > 200, "hardly anything was to be decided"
+
+
+def test_hosts_without_a_path_up_are_known_to_have_one_once_they_have() -> None:
+    swarm = strained(3)
+    for stripe in range(2):
+        rooted = overload._Rooted(swarm)
+        for name in swarm.members:
+            assert rooted(stripe, name) == swarm.edges.rooted(stripe, name)
+        without = [name for name in swarm.members if not rooted(stripe, name)]
+        source = next(name for name in swarm.members if rooted(stripe, name))
+        for name in without:
+            if swarm.members[name].parents[stripe] is None and not swarm.members[name].seed:
+                rooted.moved(stripe, name)
+                swarm.edges.attach(stripe, name, source)
+        for name in swarm.members:
+            assert rooted(stripe, name) == swarm.edges.rooted(stripe, name)
+
+
+def test_a_large_swarm_is_looked_at_more_seldom() -> None:
+    swarm = Swarm(BLOB, PieceLayout(512 << 16, 1 << 16))
+    assert pause_s(swarm) == PAUSE_S
+    for number in range(60_000):
+        swarm.members[f"h{number}"] = None  # type: ignore[assignment]
+    assert pause_s(swarm) == pytest.approx(0.6)
