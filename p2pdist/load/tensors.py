@@ -1,8 +1,8 @@
 """Tensors of safetensors files, in file order, from one mapping of the file.
 
-The mapping is shared and read-only: all processes of a host that load a file see the same pages of
-the page cache, so that weights are in memory once, whatever the number of ranks. A tensor on the
-CPU is such pages, and must not be written to: clone it first.
+All processes of a host that load a file map the same pages of the page cache, so that weights are
+in memory once, whatever the number of ranks. A tensor on the CPU is such pages. A page that a
+program writes to becomes its own (copy on write): the file never changes.
 
 A file that still arrives has its full length from the beginning. Before a tensor is made, the agent
 has said that its bytes are there and verified; so loading goes along with the broadcast. What comes
@@ -16,9 +16,9 @@ from __future__ import annotations
 import importlib
 import mmap
 import os
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,19 @@ from p2pdist.agent.api.client import DEFAULT_SOCKET, LocalClient
 from p2pdist.load.header import LENGTH_BYTES, Place, decode_header, header_length
 from p2pdist.model.digest import is_digest
 from p2pdist.model.errors import Corrupt, NotFound, Unavailable, UsageError
+from p2pdist.model.hub import is_hub
 from p2pdist.model.image import is_image
-from p2pdist.model.messages import PullRequest
+from p2pdist.model.messages import BlobFile, PullRequest
 
 ENDING = ".safetensors"
 STAGE_BYTES = 64 << 20
 """Of each of two pinned buffers."""
+
+AHEAD = 3
+"""Files of a hub that are fetched while the one before them is loaded."""
+
+NO_RESERVE = 0x4000
+"""MAP_NORESERVE of mmap(2): a file larger than the memory is mapped all the same."""
 
 TRIES = 5
 """A blob's file gets another name when it is complete, maybe just before it is opened; and where
@@ -45,23 +52,35 @@ _TYPES = {
 
 
 def safetensors(
-    source: str | os.PathLike[str], *, device: Any = "cpu", socket: str | os.PathLike[str] | None = None
+    source: str | os.PathLike[str],
+    *,
+    device: Any = "cpu",
+    socket: str | os.PathLike[str] | None = None,
+    chosen: Callable[[str], bool] = lambda path: True,
 ) -> Iterator[tuple[str, Any]]:
     """Names and tensors of `source`, in file order: a path of a file or directory, the digest of a
-    blob, or the reference of a model, whose pull the agent begins. Of several files each comes
-    after the one before, by name. `socket` is the agent's, else that of P2PDIST_SOCKET.
+    blob, or the reference of a model, whose pull the agent begins; of one of the hub (`hf://...`)
+    it fetches the files as they are loaded. Of several files, those of which `chosen` says so of
+    the path within `source`, each comes after the one before, by name. `socket` is the agent's,
+    else that of P2PDIST_SOCKET.
 
-    Tensors on the CPU share the pages of the file with all programs that load it and must not be
-    written to. Raises UsageError, NotFound, Corrupt for what is no safetensors file, and what
-    pulling raises."""
+    Tensors on the CPU share the pages of the file with all programs that load it, as long as they
+    are not written to. Raises UsageError, NotFound, Corrupt for what is no safetensors file, and
+    what pulling raises."""
     torch = _torch()
-    return _all(torch, _files(source, socket), torch.device(device))
+    return _all(torch, _files(source, socket, chosen), torch.device(device))
 
 
 def _all(torch: Any, files: Iterator[_File], device: Any) -> Iterator[tuple[str, Any]]:
     put = _Staging(torch, device).put if device.type == "cuda" else None
-    for file in files:
-        yield from _tensors(torch, file, device, put)
+    ahead: list[_File] = []
+    while True:
+        for file in islice(files, AHEAD + 1 - len(ahead)):
+            file.begin()
+            ahead.append(file)
+        if not ahead:
+            return
+        yield from _tensors(torch, ahead.pop(0), device, put)
 
 
 @dataclass
@@ -72,11 +91,24 @@ class _File:
     path: str = ""
     digest: str = ""
     client: LocalClient | None = None
+    model: str = ""
+    """The model of a hub that has it."""
     here: int = 0
     """Up to where the bytes of a blob are there."""
     inode: int = 0
     """Of the file that is mapped."""
     mapped: mmap.mmap | None = None
+
+    def begin(self) -> None:
+        """Have the agent fetch a file of a hub, which nothing else does."""
+        if self.client is not None and self.model:
+            self._ask(self.client, 0, 0)
+
+    def _ask(self, client: LocalClient, start: int, end: int) -> BlobFile:
+        try:
+            return client.blob_file(self.digest, start, end, self.model)
+        except Corrupt as error:
+            raise Corrupt(f"{self.name} cannot be loaded: {error.what}", remedy=error.remedy) from error
 
     def ready(self, start: int, end: int) -> mmap.mmap:
         """A mapping of the file, once bytes are there and verified. It is another one than before
@@ -84,7 +116,7 @@ class _File:
         for _ in range(TRIES):
             inode = 0
             if self.client is not None and (end > self.here or self.mapped is None):
-                found = self.client.blob_file(self.digest, start, end)
+                found = self._ask(self.client, start, end)
                 self.path, self.here, inode = found.path, found.here, found.inode
             if self.mapped is not None and inode in (0, self.inode):
                 return self.mapped
@@ -112,32 +144,39 @@ class _File:
                 return None
             if not status.st_size:
                 raise Corrupt(f"{self.name} is empty, and no safetensors file")
-            self.inode, self.mapped = status.st_ino, mmap.mmap(handle, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            flags, prot = mmap.MAP_PRIVATE | NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            self.inode, self.mapped = status.st_ino, mmap.mmap(handle, 0, flags=flags, prot=prot)
             return self.mapped
         finally:
             os.close(handle)
 
 
-def _files(source: str | os.PathLike[str], socket: str | os.PathLike[str] | None) -> Iterator[_File]:
+def _files(
+    source: str | os.PathLike[str], socket: str | os.PathLike[str] | None, chosen: Callable[[str], bool]
+) -> Iterator[_File]:
     text = os.fspath(source)
     if not isinstance(source, str) or text.startswith(("/", "./", "../")) or text.endswith(ENDING):
         path = Path(text)
         paths = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else [path]
+        paths = [each for each in paths if chosen(each.name)]
         if not paths:
-            raise NotFound(f"there is no *{ENDING} file in {path}")
+            raise NotFound(f"there is no such *{ENDING} file in {path}")
         yield from (_File(str(each), str(each)) for each in paths)
         return
     client = LocalClient(Path(socket or os.environ.get("P2PDIST_SOCKET") or DEFAULT_SOCKET))
     if is_digest(text):
         yield _File(text, digest=text, client=client)
         return
-    if not is_image(text):
+    if not is_image(text) and not is_hub(text):
         client.begin_pull(PullRequest(package=text))
     model = client.model_files(text)
-    weights = sorted((file.path, file.digest) for file in model.files if file.path.endswith(ENDING))
+    hub = model.reference if is_hub(text) else ""
+    weights = sorted(
+        (file.path, file.digest) for file in model.files if file.path.endswith(ENDING) and chosen(file.path)
+    )
     if not weights:
-        raise NotFound(f"{model.reference} has no *{ENDING} file", remedy="Name a path within it")
-    yield from (_File(path, digest=digest, client=client) for path, digest in weights)
+        raise NotFound(f"{model.reference} has no such *{ENDING} file", remedy="Name a path within it")
+    yield from (_File(path, digest=digest, client=client, model=hub) for path, digest in weights)
 
 
 def _tensors(torch: Any, file: _File, device: Any, put: Any) -> Iterator[tuple[str, Any]]:
@@ -161,9 +200,7 @@ def _tensor(torch: Any, mapped: mmap.mmap, place: Place) -> Any:
         raise UsageError(f"this torch has no type {place.dtype}, of the tensor {place.name[:200]}")
     if place.begin == place.end:
         return torch.empty(place.shape, dtype=dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the buffer is not writable is known here
-        flat = torch.frombuffer(mapped, dtype=torch.uint8, count=place.end - place.begin, offset=place.begin)
+    flat = torch.frombuffer(mapped, dtype=torch.uint8, count=place.end - place.begin, offset=place.begin)
     if dtype.itemsize > 1 and flat.data_ptr() % dtype.itemsize:
         flat = flat.clone()  # what is not aligned cannot be seen as the type
     return flat.view(dtype).reshape(place.shape)

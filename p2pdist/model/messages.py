@@ -588,10 +588,11 @@ class ModelFile(msgspec.Struct, frozen=True):
 
 
 class ModelFiles(msgspec.Struct, frozen=True):
-    """The files of a model; `digest` names its manifest."""
+    """The files of a model; `digest` names its manifest. A model of a hub has none: its reference
+    names the commit, and its files are those that LFS keeps."""
 
     reference: str
-    digest: WireDigest
+    digest: WireDigest | None
     files: list[ModelFile]
 
 

@@ -98,3 +98,16 @@ def test_the_model_is_what_safetensors_reads(tmp_path: Path) -> None:
     for name, file in places.items():
         with safe_open(tmp_path / file, framework="numpy") as opened:
             assert opened.get_tensor(name).nbytes == FILE_BYTES // TENSORS
+
+
+async def test_entries_are_given_by_path(url: str, model: Path) -> None:
+    name = "model-00001-of-00002.safetensors"
+    paths = {"paths": ["config.json", name, "none"]}
+    async with aiohttp.ClientSession() as client:
+        async with client.post(f"{url}/api/models/org/noise/paths-info/main", data=paths) as response:
+            entries = {entry["path"]: entry for entry in await response.json()}
+        assert entries.keys() == {"config.json", name}
+        assert entries[name]["lfs"]["oid"] == hashlib.sha256((model / name).read_bytes()).hexdigest()
+        for path in ("/api/models/org/noise/tree/main", "/org/noise/resolve/main/config.json"):
+            async with client.post(url + path) as response:
+                assert response.status == 405

@@ -283,6 +283,14 @@ async def test_a_file_that_storage_lost_is_not_found(site: HubSite) -> None:
     assert (answer.status, answer.code) == (404, "EntryNotFound")
 
 
+@pytest.mark.parametrize("path", ["config.json", "model-1.safetensors"])
+async def test_a_file_of_which_the_hub_says_nothing_is_missing_not_its_repository(site: HubSite, path: str) -> None:
+    site.hub.repository("org/tiny").commit(make_files(300_000))
+    site.hub.always["/resolve/"] = 404
+    answer = await site.ask(f"/org/tiny/resolve/main/{path}")
+    assert (answer.status, answer.code) == (404, "EntryNotFound")
+
+
 async def test_a_repository_that_was_renamed_is_read_where_it_is(site: HubSite) -> None:
     commit = site.hub.repository("org/new").commit({"a.json": b"{}"})
     for rest in ("/auth-check", "/revision/main", f"/tree/{commit}"):

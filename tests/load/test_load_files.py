@@ -51,6 +51,24 @@ def test_files_of_a_directory_come_by_name_and_tensors_in_file_order(tmp_path: P
     assert [name for name, _ in safetensors(tmp_path)] == ["b1", "a1", "b2", "a2"]
 
 
+def test_only_chosen_files_are_loaded(tmp_path: Path) -> None:
+    for name in ("model", "consolidated"):
+        reference.save_file({name: torch.ones(4)}, tmp_path / f"{name}.safetensors")
+    assert [name for name, _ in safetensors(tmp_path, chosen=lambda path: path == "model.safetensors")] == ["model"]
+    with pytest.raises(NotFound):
+        list(safetensors(tmp_path, chosen=lambda path: False))
+
+
+def test_what_is_written_to_a_tensor_stays_with_the_program(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    reference.save_file({"layer": torch.zeros(1 << 12), "other": torch.zeros(1 << 12)}, path)
+    before, loaded = path.read_bytes(), dict(safetensors(path))
+    loaded["layer"].add_(1)
+    assert float(loaded["layer"].sum()) == 1 << 12 and not loaded["other"].any()
+    assert not dict(safetensors(path))["layer"].any()
+    assert path.read_bytes() == before
+
+
 def test_four_processes_have_the_weights_in_memory_once(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     reference.save_file({f"layer{number}": torch.rand(1 << 20) for number in range(8)}, path)

@@ -178,9 +178,10 @@ class LocalClient:
             raise Unavailable("the agent ended before everything was verified", remedy="See its log; verify again")
         return last
 
-    def blob_file(self, digest: str, start: int, end: int) -> BlobFile:
-        """Where in the store a blob is, once bytes `start` to `end` of it are there."""
-        query = {"start": str(start), "end": str(end)}
+    def blob_file(self, digest: str, start: int, end: int, model: str = "") -> BlobFile:
+        """Where in the store a blob is, once bytes `start` to `end` of it are there. A file of a
+        model of the hub is fetched from there if need be."""
+        query = {"start": str(start), "end": str(end), **({"model": model} if model else {})}
         return self._ask("GET", f"/v1/blobs/{digest}/file", BlobFile, query=query, timeout_s=BYTES_S_MAX)
 
     def model_files(self, reference: str) -> ModelFiles:

@@ -15,12 +15,16 @@ from p2pdist.agent.agent import Agent
 from p2pdist.agent.api.guard import require_digest, require_reference
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.model.errors import NotFound, Unavailable, UsageError
+from p2pdist.model.hub import HubReference, is_hub, parse_hub
 from p2pdist.model.image import is_image
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.messages import BlobFile, ModelFile, ModelFiles
 from p2pdist.model.modelpack import is_model, model_layers
 from p2pdist.store.blobs.blob import Blob
+
+WEIGHTS = ".safetensors"
+"""How files end that are only given as blobs."""
 
 DEMAND_BYTES_MAX = 4 << 20
 """Bytes at the front of what a program waits for that come before all others."""
@@ -28,10 +32,13 @@ DEMAND_BYTES_MAX = 4 << 20
 
 async def blob_file(agent: Agent, request: web.Request) -> BlobFile:
     """Where a blob's bytes are. Raises UsageError and what pulling raises."""
-    digest = parse_digest(request.match_info["digest"])
-    require_digest(agent, request, digest)
+    digest, model = parse_digest(request.match_info["digest"]), request.query.get("model", "")
+    if model:
+        require_reference(agent, request, model)
+    else:
+        require_digest(agent, request, digest)
     start, end = (_number(request.query.get(name, "0"), name) for name in ("start", "end"))
-    blob, fetching = await _blob(agent, digest)
+    blob, fetching = await (_hub_blob(agent, model, digest) if model else _blob(agent, digest))
     if not start <= end <= blob.layout.size:
         raise UsageError(f"{digest} has {blob.layout.size} bytes, not {start} to {end}")
     with blob.held():
@@ -57,6 +64,18 @@ async def _blob(agent: Agent, digest: Digest) -> tuple[Blob, BlobPull | None]:
     if blob is None:
         raise Unavailable(f"{digest} was here and is gone again", remedy="Ask again")
     return blob, fetching
+
+
+async def _hub_blob(agent: Agent, model: str, digest: Digest) -> tuple[Blob, BlobPull | None]:
+    """A file of a model of the hub, which is fetched from there where it is missing, and its pull
+    while that runs. Raises NotFound where the model has no such file."""
+    if not is_hub(model):
+        raise UsageError(f"{model[:200]} is no model of a hub", remedy="Leave the name of the model out")
+    await asyncio.to_thread(agent.store.integrity.look, [digest])
+    snapshot = await agent.models.find(parse_hub(model))
+    if digest not in {blob.digest for blob in snapshot.blobs}:
+        raise NotFound(f"{model[:200]} has no file {digest}")
+    return await snapshot.fetch(digest, "start")
 
 
 async def _wait(fetching: BlobPull, start: int, end: int) -> None:
@@ -85,6 +104,8 @@ async def model_files(agent: Agent, request: web.Request) -> ModelFiles:
     finding a package raises."""
     reference = request.query.get("reference", "")
     require_reference(agent, request, reference)
+    if is_hub(reference):
+        return await _hub_files(agent, reference)
     if is_image(reference):
         package = await agent.pulls.package(reference)  # nothing of it counts before it has matched as a whole
     else:
@@ -100,6 +121,20 @@ async def model_files(agent: Agent, request: web.Request) -> ModelFiles:
         if layer.form == "raw"
     ]
     return ModelFiles(str(package.reference), package.digest, files)
+
+
+async def _hub_files(agent: Agent, reference: str) -> ModelFiles:
+    """The files of a model of the hub that are blobs. Its reference names the commit."""
+    asked = parse_hub(reference)
+    snapshot = await agent.models.find(asked)
+    found = snapshot.files.values()
+    if small := next((file for file in found if file.path.endswith(WEIGHTS) and not file.sha256), None):
+        raise UsageError(
+            f"{small.path[:300]} of {asked.name} is not kept in LFS, and no blob",
+            remedy="Download it with HF_ENDPOINT=http://localhost:7073/hf, and name the path",
+        )
+    files = [ModelFile(file.path, file.digest, file.size) for file in found if file.sha256]
+    return ModelFiles(str(HubReference(asked.name, snapshot.commit)), None, files)
 
 
 def _number(text: str, name: str) -> int:

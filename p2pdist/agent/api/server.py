@@ -758,7 +758,11 @@ LOCAL_ROUTES = (
         "/v1/blobs/{digest}/file",
         _blob_file,
         (Answer(BlobFile),),
-        (Query("start", "first byte that is waited for"), Query("end", "the byte behind the last one")),
+        (
+            Query("start", "first byte that is waited for"),
+            Query("end", "the byte behind the last one"),
+            Query("model", "the model of a hub, hf://..., that has the blob as a file"),
+        ),
         errors=_PULL_ERRORS,
         right="local",
     ),

@@ -113,6 +113,11 @@ class Snapshot:
         self._files = {file.digest: file for file in commit.files.values() if file.sha256}
 
     @property
+    def files(self) -> dict[str, HubFile]:
+        """All files, by path."""
+        return self._commit.files
+
+    @property
     def blobs(self) -> tuple[Descriptor, ...]:
         """The files that LFS keeps, each content once."""
         return tuple(Descriptor(DOCUMENT_TYPE, digest, file.size) for digest, file in self._files.items())

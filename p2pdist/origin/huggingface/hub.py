@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, TypeVar
 from urllib.parse import quote
 
+import aiohttp
 import msgspec
 from msgspec import Meta
 from yarl import URL
@@ -169,8 +170,9 @@ class UpstreamHub:
                 remedy=f"Have its owner keep files over {SMALL_BYTES_MAX >> 20} MiB in LFS",
             )
         url = self._file(name, commit, file)
-        async with self._in_time(RANGE_TIMEOUT_S), self._client.request("GET", url, token=token) as response:
-            data = await self._client.small(response, SMALL_BYTES_MAX)
+        with _of_file():
+            async with self._in_time(RANGE_TIMEOUT_S), self._client.request("GET", url, token=token) as response:
+                data = await self._client.small(response, SMALL_BYTES_MAX)
         if len(data) != file.size or git_oid(data) != file.oid:
             raise Corrupt(
                 f"{self.url} sent something else for {file.path} of {name} at {commit} than it lists",
@@ -183,19 +185,25 @@ class UpstreamHub:
         not at the hub itself."""
         url = self._file(name, commit, file)
         expect = frozenset({200, 301, 302, 303, 307, 308})
-        async with (
-            self._in_time(TIMEOUT_S),
-            self._client.request("HEAD", url, token=token, expect=expect, follow="home") as response,
-        ):
-            stated = response.headers.get("X-Linked-Size", "")
-            if stated.isdecimal() and len(stated) < 20 and int(stated) != file.size:
-                raise Corrupt(f"{self.url} states {stated} bytes of {file.path} of {name}, and lists {file.size}")
-            tag = response.headers.get("X-Linked-ETag", "").removeprefix("W/").strip('"')
-            if tag and tag != file.sha256:
-                raise Corrupt(f"{self.url} gives another content for {file.path} of {name} than it lists")
-            if response.status == 200:
-                return HubLocation(str(response.url), self.url)
-            return HubLocation(str(response.url.join(URL(response.headers["Location"], encoded=True))), self.url)
+        with _of_file():
+            async with (
+                self._in_time(TIMEOUT_S),
+                self._client.request("HEAD", url, token=token, expect=expect, follow="home") as response,
+            ):
+                return self._stated(response, name, file)
+
+    def _stated(self, response: aiohttp.ClientResponse, name: HubName, file: HubFile) -> HubLocation:
+        """Where the answer to a HEAD says that a file of LFS is. Raises Corrupt where it says
+        something else of the file than the listing."""
+        stated = response.headers.get("X-Linked-Size", "")
+        if stated.isdecimal() and len(stated) < 20 and int(stated) != file.size:
+            raise Corrupt(f"{self.url} states {stated} bytes of {file.path} of {name}, and lists {file.size}")
+        tag = response.headers.get("X-Linked-ETag", "").removeprefix("W/").strip('"')
+        if tag and tag != file.sha256:
+            raise Corrupt(f"{self.url} gives another content for {file.path} of {name} than it lists")
+        if response.status == 200:
+            return HubLocation(str(response.url), self.url)
+        return HubLocation(str(response.url.join(URL(response.headers["Location"], encoded=True))), self.url)
 
     async def read_range(self, location: HubLocation, start: int, length: int, token: str = "") -> bytes:
         """Bytes of a file of LFS, as storage sends them: only its SHA-256 can show whether they are
@@ -266,6 +274,18 @@ def _listing(name: HubName, commit: str, entries: list[_Entry]) -> HubListing:
     )
     directories = tuple(HubDirectory(entry.path, entry.oid) for entry in entries if entry.type == "directory")
     return check_listing(name, HubListing(commit, files, directories))
+
+
+@contextmanager
+def _of_file() -> Iterator[None]:
+    """Of a listed file a 404 without a code says that the file is missing; clients would take it
+    for the repository."""
+    try:
+        yield
+    except NotFound as error:
+        if not error.details.get("hub_code"):
+            failure(error, "EntryNotFound", 404)
+        raise
 
 
 _Document = TypeVar("_Document")

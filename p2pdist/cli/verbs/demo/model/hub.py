@@ -2,8 +2,8 @@
 
 `python -m p2pdist.cli.verbs.demo.model.hub --directory DIR --repository ORG/NAME --listen ADDRESS`
 has the files below DIR as the only commit of a model that everybody may read: its description, its
-tree, and files by HEAD and GET with one byte range. Files whose names end with .safetensors are
-kept as a hub keeps them in LFS: listed by their SHA-256.
+tree, entries by path (POST), and files by HEAD and GET with one byte range. Files whose names end
+with .safetensors are kept as a hub keeps them in LFS: listed by their SHA-256.
 
 GET /-/served answers {"bytes", "requests", "heads", "sent"}: bodies handed to the kernel, requests
 for files, and by file the HEADs and the bytes.
@@ -87,6 +87,7 @@ class ModelHub(StaticOrigin):
         app = web.Application()
         app.router.add_get(SERVED_PATH, self.served)
         app.router.add_get("/{path:.*}", self.answer)
+        app.router.add_post("/{path:.*}", self.answer)
         return app
 
     async def served(self, _request: web.Request) -> web.Response:
@@ -95,13 +96,19 @@ class ModelHub(StaticOrigin):
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """A document or a file of the model."""
-        path = request.rel_url.raw_path
+        path, posted = request.rel_url.raw_path, request.method == "POST"
         asked = _API.match(path) or _FILE.match(path)
         if asked is None or asked["repository"] != self.repository:
             return _absent("RepoNotFound")
-        if (named := asked.groupdict().get("revision")) is not None:
+        if (named := asked.groupdict().get("revision")) is not None and not posted:
             return await self._file(request, unquote(named), unquote(asked["path"]))
-        match (asked["rest"] or "").strip("/").split("/"):
+        match (asked.groupdict().get("rest") or "").strip("/").split("/"):
+            case ["paths-info", revision] if posted and revision in ("main", self.commit):
+                form = await request.post()
+                found = [self.files.get(str(path)) for path in form.getall("paths", [])]
+                return web.json_response([file.entry() for file in found if file is not None])
+            case _ if posted:
+                return web.Response(status=405)
             case [""] | ["revision", "main"]:
                 return self._info()
             case ["revision", revision] if revision == self.commit:
