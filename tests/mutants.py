@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -581,6 +582,7 @@ def main() -> int:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     chosen = [mutant for mutant in MUTANTS if not options.names or mutant.name in options.names]
     if options.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may be head
         for mutant in chosen:
             print(f"{mutant.name:<28} {mutant.file}: {mutant.old.strip()}  =>  {mutant.new.strip()}")
         return 0

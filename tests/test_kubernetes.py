@@ -3,8 +3,8 @@ and few rights."""
 
 from __future__ import annotations
 
+import functools
 import re
-import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ import click
 import kubernetes_validate
 import pytest
 import yaml
+from kubernetes_programs import program
 
 from p2pdist.cli.daemon import SHUTDOWN_S, THREADS_S
 from p2pdist.cli.main import VERBS, main
@@ -35,15 +36,21 @@ def documents(text: str) -> list[Document]:
     return [each for each in yaml.safe_load_all(text) if each is not None]
 
 
-def built(directory: str) -> list[Document]:
-    """What `kubectl apply -k` would send."""
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
+@functools.cache
+def kustomized(kubectl: str, directory: str) -> str:
     done = subprocess.run(
-        ["kubectl", "kustomize", str(MANIFESTS / directory)], capture_output=True, text=True, timeout=60, check=False
+        [kubectl, "kustomize", str(MANIFESTS / directory)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return documents(done.stdout)
+    return done.stdout
+
+
+def built(directory: str) -> list[Document]:
+    """What `kubectl apply -k` would send."""
+    kubectl = program("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    return documents(kustomized(kubectl, directory))
 
 
 def pods(found: list[Document]) -> Iterator[tuple[str, Document, dict[str, str]]]:

@@ -321,6 +321,38 @@ def test_a_tracker_drains_and_fills(site: Site, database: Server) -> None:
     until(lambda: len(trackers.owners(first)) == 3)
 
 
+def test_a_host_is_drained_at_every_tracker(site: Site, database: Server) -> None:
+    """At both, at one that starts anew, and at one that was away when it was said."""
+    trackers = Trackers(site, database, 2)
+    agents = agents_of(site, trackers, 2)
+    owned: set[int] = set()
+    while len(owned) < 2:  # a host has a session with each tracker that plans something for it
+        digest = site.publish(MIB)
+        assert agents[1].pull(blob=digest).state == "done"
+        owned.add(trackers.owner(digest))
+
+    def drained(number: int) -> bool | None:
+        with contextlib.suppress(urllib.error.HTTPError):
+            return bool(trackers.ask(number, "/v1/hosts/h1?local=1")["drained"])
+        return None
+
+    def order(verb: str, number: int) -> None:
+        words = [*P2PDIST, "hosts", verb, "h1", "--tracker", trackers.url(number)]
+        subprocess.run(words, check=True, capture_output=True)
+
+    until(lambda: [drained(0), drained(1)] == [False, False])
+    order("drain", 0)
+    assert drained(0) and drained(1), "the other one is told at once"
+    trackers.end(1)
+    trackers.restart(1)
+    until(lambda: drained(1))
+    trackers.signal(1, signal.SIGKILL)
+    trackers.processes[1].wait(30)
+    order("fill", 0)
+    trackers.restart(1)
+    until(lambda: [drained(0), drained(1)] == [False, False])
+
+
 ACCESS = """
 fleet = "prod"
 [join.default]

@@ -11,7 +11,9 @@ from access_rig import access_site
 from browser import CHROMIUM, PHONE_WIDTH, Page, browser
 from fleet_rig import PIECES, fleet_of, join_all, spread_packages, stripes, tracker_of
 
+from p2pdist.model.digest import digest_of
 from tracker.core.events import HostDrained
+from tracker.http import pages
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (Debian package chromium)")]
 
@@ -21,6 +23,15 @@ LIVE = "document.querySelector('#connection').innerText === 'live'"
 
 def text(selector: str) -> str:
     return f"document.querySelector({selector!r}).innerText"
+
+
+def pixel(name: str, inside: int) -> str:
+    """The colour of a host's square, so many pixels from its upper left corner."""
+    return (
+        f"(() => {{ const host = [...swarmHealth.hosts.values()].find((each) => each.name === {name!r});"
+        " const pen = document.querySelector('#hosts canvas').getContext('2d');"
+        f" return [...pen.getImageData(host.x + {inside}, host.y + {inside}, 1, 1).data]; }})()"
+    )
 
 
 async def photograph(page: Page, name: str, *, judged: bool = True) -> None:
@@ -85,6 +96,27 @@ async def test_many_packages_keys_and_buttons() -> None:
 
 
 @pytest.mark.timeout(300)
+async def test_a_row_that_is_out_of_sight_says_what_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is filled in its turn; nothing but that keeps rows below the edge of the table from being
+    old to people that hear the page, or search it."""
+    monkeypatch.setattr(pages, "WATCHED_S", 0.5)
+    hosts = fleet_of(40)
+    join_all(hosts)
+    spread_packages(hosts, 100)
+    rows = "[...document.querySelectorAll('#packages tbody')]"
+    row = f"{rows}.find((each) => each.textContent.includes('model-090:v0'))"
+    async with tracker_of(hosts) as (_, url), browser(url + "/") as page:
+        await page.until(f"{rows}.length > 90 && {row}.offsetTop > 800 && {row}.textContent.includes('62.5 %')")
+        hosts.report(
+            sorted(hosts.sessions)[(90 * 4 + 2) % 40], (PIECES // stripes(),) * stripes(), digest_of(b"blob 90")
+        )
+        hosts.pass_time(1.0)
+        await page.until(f"{row}.textContent.includes('75.0 %') && {row}.textContent.includes('2 of 4')")
+        assert await page.evaluate("document.querySelector('#packages .scroll').scrollTop") == 0
+        assert page.complaints == []
+
+
+@pytest.mark.timeout(300)
 async def test_trouble_is_named() -> None:
     hosts = fleet_of(60, racks_of=10)
     join_all(hosts)
@@ -101,6 +133,15 @@ async def test_trouble_is_named() -> None:
     async with tracker_of(hosts) as (_, url), browser(url + "/") as page:
         await page.until(f"/h7/.test({text('#troubled')}) && /h13/.test({text('#troubled')})")
         assert (await page.evaluate(text("#verdict"))).startswith("Wrong: ")
+        await page.dress("light")
+        await page.until(f"getComputedStyle(document.body).backgroundColor === {BACKGROUNDS['light']!r}")
+        await page.until("swarmHealth.idle()")
+        blamed, away = [163, 39, 143, 255], [198, 40, 40, 255]
+        assert await page.evaluate(pixel("h7", 0)) == blamed and await page.evaluate(pixel("h13", 0)) == away
+        assert await page.evaluate(pixel("h7", 8)) == await page.evaluate(pixel("h8", 0)), (
+            "in its frame it is as others"
+        )
+        assert await page.evaluate(pixel("h13", 8)) == [0, 0, 0, 0]
         await photograph(page, "trouble")
         assert page.complaints == []
 

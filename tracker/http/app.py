@@ -13,9 +13,10 @@ from p2pdist.transfer.guard import OwnNames, identity_of
 from p2pdist.transfer.openapi import Answer, Index, Route, index, serve
 from p2pdist.transfer.problems import name_request, problems
 from tracker.cluster.siblings import Siblings
+from tracker.hosts.drains import Drains
 from tracker.http import access, bittorrent, content, hosts, pages, scheduler, sessions, traces, trackers
 from tracker.http.history import routes as history
-from tracker.http.keys import PRESEEDS, REGISTRY, SERVICE, SIBLINGS
+from tracker.http.keys import DRAINS, PRESEEDS, REGISTRY, SERVICE, SIBLINGS
 from tracker.http.metrics import registry
 from tracker.http.upstreams import hubs, images
 from tracker.preseed_service import PreseedService
@@ -106,15 +107,18 @@ def make_app(
     *,
     hostnames: Iterable[str] = (),
     siblings: Siblings | None = None,
+    drains: Drains | None = None,
 ) -> web.Application:
     """The tracker's application, with routes for preseeds and rankings where it takes these.
     `hostnames` are further names under which clients reach it; `siblings` the other trackers of a
-    cluster, None where this one is alone."""
+    cluster, None where this one is alone; `drains` remembers which hosts are drained, None for as
+    long as the application lives."""
     control = service.access.control if service.access is not None else None
     checks = access.guard_of(control, OwnNames(hostnames))
     app = web.Application(middlewares=[problems, checks], client_max_size=BODY_BYTES_MAX)
     app.on_response_prepare.append(name_request)
     app[SERVICE] = service
+    app[DRAINS] = drains if drains is not None else hosts.drains_of(service, "")
     if siblings is not None:
         app[SIBLINGS] = siblings
     watch = pages.add_watch(app, service, preseeds, siblings)

@@ -25,8 +25,11 @@ from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import JSON_TYPE, Answer, Route
 from tracker.core.events import HostDrained
 from tracker.core.preseeds.selectors import near, no_match, parse_selector
-from tracker.http.keys import SERVICE, SIBLINGS
+from tracker.hosts.drains import Drains
+from tracker.http.keys import DRAINS, SERVICE, SIBLINGS
 from tracker.http.trackers import LOCAL_QUERY, passed_on, siblings_of
+from tracker.service import Service
+from tracker.state.drained import DrainedHosts
 
 PASSED_ON_S = 2.0
 """How long other trackers wait for the answers of their hosts: they must answer this one in time
@@ -47,10 +50,19 @@ async def me(request: web.Request) -> web.Response:
 # -- draining
 
 
+def drains_of(service: Service, where: str) -> Drains:
+    """The drains of a tracker's hosts, with the record of them in its state (database.py)."""
+    return Drains(
+        DrainedHosts(where),
+        lambda host, drained: service.submit(HostDrained(host, drained)),
+        service.fleet.reputation.drained,
+    )
+
+
 async def drain(request: web.Request) -> web.Response:
     """Have a host serve no other host, but for what none else has. Its children get other parents,
-    and no preseed picks it; it goes on to receive. It lasts until the tracker starts anew, or a
-    DELETE."""
+    and no preseed picks it; it goes on to receive. It lasts until a DELETE, also where a tracker
+    starts anew."""
     return await _drain(request, drained=True)
 
 
@@ -69,8 +81,9 @@ async def _drain(request: web.Request, *, drained: bool) -> web.Response:
         path, headers = request.rel_url.raw_path, passed_on(request)
         answers, silent = await siblings.send_all(request.method, path, headers)
         known = known or any(answer.status == 204 for answer in answers)
-    if known or (_local(request) and SIBLINGS in request.app):
-        service.submit(HostDrained(name, drained))  # of another tracker's hosts some may come later
+    taken = known or (_local(request) and SIBLINGS in request.app)  # of another tracker's hosts some may come later
+    if taken and await request.app[DRAINS].order(name, drained):
+        silent = []  # they read of it
     if not known:
         _unknown(name, fleet.hosts)
     _note(request, "drain" if drained else "fill", f"host:{name[:255]}")

@@ -76,7 +76,7 @@ def show(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
 def drain(ctx: click.Context, host: str, tracker: str) -> None:
     """Have HOST serve no other host: its children get other parents, and no preseed picks it. It
     goes on to receive, and its agent goes on; p2pdist drain, on the host, ends that. It lasts until
-    the tracker starts anew, or p2pdist hosts fill."""
+    p2pdist hosts fill, at all trackers, also where they start anew and have a --state."""
     asyncio.run(_drain(tracker_named(ctx, tracker), host, drained=True))
     output.say(f"{host} serves no other host")
 

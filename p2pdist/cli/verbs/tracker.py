@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tracker.cluster.siblings import Siblings
     from tracker.core.fleet import Fleet
     from tracker.history.keeper import HistoryKeeper
+    from tracker.hosts.drains import Drains
     from tracker.networks import Network
     from tracker.policies import PolicyFile
     from tracker.preseed_service import PreseedService
@@ -440,15 +441,15 @@ def _history(state: str, part: _ClusterPart | None, fleet: Fleet) -> HistoryKeep
     return HistoryKeeper(fleet.history, HistoryDatabase(state, part.id if part is not None else ""))
 
 
-def _remember(service: Service, preseeds: PreseedService, where: str) -> list[asyncio.Task[None]]:
-    """Keep what happens in the fleet."""
+def _remember(service: Service, preseeds: PreseedService, drains: Drains, where: str) -> list[asyncio.Task[None]]:
+    """Keep what happens in the fleet, and what operators had its hosts do."""
     from importlib.metadata import version
 
     from tracker.history.preseeds import FailedPreseeds
 
     service.fleet.history.changed(f"p2pdist {version('p2pdist')} has started at {where}")
     failed = FailedPreseeds(preseeds, service.fleet.history)
-    return [asyncio.create_task(service.history.run()), asyncio.create_task(failed.run())]
+    return [asyncio.create_task(part) for part in (service.history.run(), failed.run(), drains.run())]
 
 
 def _tell(
@@ -525,13 +526,13 @@ async def _serve(
     from p2pdist.origin.drivers import open_origin
     from tracker.content import Content
     from tracker.http.app import make_app
+    from tracker.http.hosts import drains_of
     from tracker.preseed_service import PreseedService
     from tracker.service import Service
     from tracker.state.preseeds import PreseedDatabase
     from tracker.upstreams.upstreams import Upstreams
 
-    origin_url, settings, (named, upstreams_path), hub = sources
-    state, callbacks = kept
+    (origin_url, settings, (named, upstreams_path), hub), (state, callbacks) = sources, kept
     origin = open_origin(origin_url, serving=True) if origin_url else None
     fleet = _fleet(origin_url, *limits)
     policy_file = _policy_file(policies, fleet) if policies is not None else None
@@ -541,12 +542,12 @@ async def _serve(
     database = PreseedDatabase(state)
     service.networks, service.listener = networks, (preseeds := PreseedService(service, database))
     service.traces, service.history = _traces(state), _history(state, part, fleet)
-    await preseeds.load()
+    await asyncio.gather(preseeds.load(), (drains := drains_of(service, state)).load())
     siblings = await _join_cluster(part, state, service, access)
-    app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings)
+    app = make_app(service, preseeds, hostnames=(addresses[0][0], *hostnames), siblings=siblings, drains=drains)
     runners = await _listen(addresses, app, access)
     clocks = [asyncio.create_task(part) for part in (service.run(), preseeds.run(), service.content.watch.run())]
-    clocks += _remember(service, preseeds, address_text(*addresses[0])) + _tell(preseeds, database, callbacks)
+    clocks += _remember(service, preseeds, drains, address_text(*addresses[0])) + _tell(preseeds, database, callbacks)
     clocks += [asyncio.create_task(siblings.cluster.run())] if siblings is not None else []
     clocks += _follow(
         policy_file, access, _upstreams_file(named, upstreams_path, upstreams, fleet.history.changed), service, preseeds
@@ -567,4 +568,4 @@ async def _serve(
         await asyncio.gather(upstreams.close(), hubs.close())
         if origin is not None:
             await origin.close()
-        await _leave_state(service, preseeds, documents, access)
+        await asyncio.gather(_leave_state(service, preseeds, documents, access), drains.close())

@@ -12,7 +12,7 @@ export const STORY_LINES_MAX = 300;
 const RETRY_MS = 3000;
 
 export const hosts = new Map(); // number -> {number, name, key, zone, rack, done, flags, x, y}; key: the name, to sort by
-export const nodes = new Map(); // number -> {number, done, parent, x, y, above, depth, low, high, below, loose}
+export const nodes = new Map(); // number -> {number, done, parent, x, y, above, depth, low, high, below, loose, seen}
 export const changedHosts = new Set(), changedNodes = new Set(); // reported since they were drawn
 export const layouts = { hosts: 0, tree: 0 }; // counts the reports after which everything is to be laid out anew
 export const selection = { swarm: null, stripe: 0 }; // whose tree is watched
@@ -111,6 +111,7 @@ function apply(change) {
 function applyHosts(change) {
   for (const [number, name, zone, rack] of change.hosts) {
     const host = hosts.get(number) || { number, name: "", key: "", zone, rack, done: WHOLE, flags: 0, x: 0, y: 0 };
+    if (hosts.has(number) && host.name === name && host.zone === zone && host.rack === rack) continue; // it has come back to its place
     if (host.name !== name) host.key = naturalKey(name);
     Object.assign(host, { name, zone, rack });
     hosts.set(number, host);
@@ -134,7 +135,7 @@ function applyTree(rows) {
     if (done === ABSENT) {
       if (nodes.delete(number)) layouts.tree += 1;
     } else if (!node) {
-      nodes.set(number, { number, done, parent, x: 0, y: 0, above: null, depth: 0, low: 0, high: 0, below: [], loose: false });
+      nodes.set(number, { number, done, parent, x: 0, y: 0, above: null, depth: 0, low: 0, high: 0, below: [], loose: false, seen: false });
       layouts.tree += 1;
     } else {
       // The edge of a host that has the whole stripe is drawn otherwise.

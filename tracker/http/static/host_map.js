@@ -1,10 +1,11 @@
 // The host map: a square for each host, by zone and rack. Where hosts are is found when one comes, goes or moves; otherwise only those
 // that changed are drawn again.
 
-import { behind, element, ink, nearest, penOf, ROWS_PER_STEP, setText, shade, sizeOf } from "./canvas.js";
+import { dye, element, ink, nearest, ROWS_PER_STEP, setAttribute, setText, shade, Sheet, sizeOf } from "./canvas.js";
 import { AWAY, BLAMED, changedHosts, DRAINED, hosts, layouts, naturalKey, RECEIVING, SLOW } from "./feed.js";
 
 const LABEL_PX_MAX = 92;
+const sheet = new Sheet(element("#hosts canvas"));
 let placed = null; // {size, labels, height, width, layout}: where hosts are drawn; null before the first time and when colours change
 
 export function forgetPlaces() {
@@ -17,7 +18,7 @@ const ordered = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 // Racks of a zone are in columns that are all as wide as the largest rack.
 function* placeHosts(width) {
   const size = hosts.size <= 60 ? 22 : hosts.size <= 200 ? 16 : hosts.size <= 1500 ? 9 : 5, step = size + (size > 5 ? 2 : 1);
-  const zones = new Map(), labels = [], pen = element("#hosts canvas").getContext("2d");
+  const zones = new Map(), labels = [], pen = sheet.hidden.getContext("2d", { willReadFrequently: true });
   let seen = 0;
   for (const host of hosts.values()) {
     let racks = zones.get(host.zone);
@@ -25,7 +26,7 @@ function* placeHosts(width) {
     const members = racks.get(host.rack);
     if (members) members.push(host);
     else racks.set(host.rack, [host]);
-    if ((seen += 1) % (4 * ROWS_PER_STEP) === 0) yield;
+    if ((seen += 1) % ROWS_PER_STEP === 0) yield;
   }
   const sorted = (names) => [...names].map((name) => [naturalKey(name), name])
     .sort((a, b) => ordered(a[0], b[0])).map(([, name]) => name);
@@ -72,50 +73,36 @@ function* placeHosts(width) {
 export function* drawHosts() {
   const canvas = element("#hosts canvas"), current = placed && placed.layout === layouts.hosts;
   if (current && !changedHosts.size) return;
+  let seen = 0, differs = !current;
   if (!current) {
     const layout = layouts.hosts, places = yield* placeHosts(sizeOf(canvas)[0]);
     changedHosts.clear();
-    const [pen, reveal] = behind(canvas, places.width, places.height);
-    pen.textBaseline = "middle";
+    sheet.begin(places.width, places.height);
     for (const [x, y, text, strong] of places.labels) {
-      pen.font = `${strong ? "600 12" : "10"}px system-ui, sans-serif`;
-      pen.fillStyle = strong ? ink.text : ink.faint;
-      pen.textAlign = strong ? "left" : "right";
-      pen.fillText(text, x, y);
+      sheet.write(text, x, y, strong ? { size: 12, bold: true } : { align: "right", colour: ink.faint });
+      if ((seen += 20) % ROWS_PER_STEP === 0) yield;
     }
-    yield;
-    let drawn = 0;
     for (const host of hosts.values()) {
-      drawHost(pen, host, places.size);
-      if ((drawn += 1) % ROWS_PER_STEP === 0) yield;
+      drawHost(host, places.size);
+      if ((seen += 1) % ROWS_PER_STEP === 0) yield;
     }
-    reveal();
     placed = { ...places, layout };
   } else {
-    const pen = penOf(canvas);
-    let drawn = 0;
     for (const host of changedHosts) {
       changedHosts.delete(host);
-      drawHost(pen, host, placed.size);
-      if ((drawn += 1) % ROWS_PER_STEP === 0) yield;
+      if (drawHost(host, placed.size)) differs = true;
+      if ((seen += 1) % ROWS_PER_STEP === 0) yield;
     }
   }
-  canvas.setAttribute("aria-label", `${hosts.size} hosts`);
+  if (differs) sheet.show();
+  setAttribute(canvas, "aria-label", `${hosts.size} hosts`);
 }
 
-function drawHost(pen, host, size) {
-  const mark = host.flags & AWAY ? ink.away : host.flags & BLAMED ? ink.blamed : host.flags & SLOW ? ink.slow :
-    host.flags & DRAINED ? ink.drained : null;
-  if (host.flags & AWAY) pen.clearRect(host.x, host.y, size, size);
-  else {
-    pen.fillStyle = host.flags & RECEIVING ? shade(host.done) : ink.idle;
-    pen.fillRect(host.x, host.y, size, size);
-  }
-  if (!mark) return;
-  const line = size > 5 ? 2 : 1.5; // inside the square, which is all that is painted over when the mark goes
-  pen.strokeStyle = mark;
-  pen.lineWidth = line;
-  pen.strokeRect(host.x + line / 2, host.y + line / 2, size - line, size - line);
+// Whether the host looks otherwise than before.
+function drawHost(host, size) {
+  const { flags } = host, mark = flags & AWAY ? dye.away : flags & BLAMED ? dye.blamed : flags & SLOW ? dye.slow : flags & DRAINED ? dye.drained : 0;
+  const colour = flags & AWAY ? 0 : flags & RECEIVING ? shade(host.done) : dye.idle;
+  return sheet.square(host.x, host.y, size, colour, mark || colour, size > 5 ? 2 : 1.5);
 }
 
 // The host at the pointer, null for none.

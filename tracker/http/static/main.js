@@ -8,7 +8,7 @@ import { followDay } from "./day.js";
 import { hasPending, hosts, listen, nodes, select, selection, takePending } from "./feed.js";
 import { describeHost, drawHosts, forgetPlaces, hostAt } from "./host_map.js";
 import { showHost, shownHost } from "./host_view.js";
-import { isShown, packagesOf, showPackages, unfold } from "./packages.js";
+import { isShown, packagesMoved, packagesOf, showPackages, unfold } from "./packages.js";
 import * as rate from "./plot.js";
 import { learnRights } from "./orders.js";
 import { prepareForm, showPreseeds } from "./preseeds.js";
@@ -92,6 +92,7 @@ function repaint() {
   readInk();
   forgetPlaces();
   forgetShape();
+  packagesMoved();
   rate.draw();
   steps = null;
   wake();
@@ -181,8 +182,15 @@ new ResizeObserver(() => { if (resized()) repaint(); }).observe(element("main"))
 document.addEventListener("visibilitychange", () => { if (!document.hidden) repaint(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 follow();
-followDay();
-listen({ report, preseeds: showPreseeds, connection: (text, lost) => {
-  showConnection(text, lost);
-  if (!lost) learnRights(); // perhaps with another token
-} });
+
+function begin() {
+  followDay();
+  listen({ report, preseeds: showPreseeds, connection: (text, lost) => {
+    showConnection(text, lost);
+    if (!lost) learnRights(); // perhaps with another token
+  } });
+}
+
+// The page is seen before the tracker is asked: a report of thousands of hosts would keep both from it.
+if (document.hidden) begin();
+else requestAnimationFrame(() => setTimeout(begin));

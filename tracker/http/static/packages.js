@@ -1,7 +1,7 @@
 // Packages: a row for each, with its blobs folded below. A blob of no known package is a row of its own.
 
 import { ask } from "./api.js";
-import { element, make, setText } from "./canvas.js";
+import { element, make, setAttribute, setText } from "./canvas.js";
 import { select, selection } from "./feed.js";
 import { orderButton } from "./orders.js";
 import { suggestPreseed } from "./preseeds.js";
@@ -10,7 +10,29 @@ import { bytes, seconds, several, short } from "./words.js";
 const SAMPLES_MAX = 60; // rates of a row that its line shows, one a report
 const WAITING_SHOWN_MAX = 12;
 const STATES = ["stalled", "running", "seeded"]; // the worst first
-const shown = new Map(); // key -> {body, rates, open, waiting}
+const TURNS = 8; // a row that is out of sight is filled with every so many reports
+const NEAR_PX = 200; // so far beyond the edge of the table a row counts as in sight
+const shown = new Map(); // key -> {body, rates, open, waiting, found, near, filled}; near: it is in sight; filled: what it says
+let reports = 0, moved = true; // rows are perhaps elsewhere than they were when it was seen which are in sight
+element("#packages .scroll").addEventListener("scroll", () => {
+  look();
+  for (const line of shown.values()) if (line.near && line.filled !== line.found) fillPackage(line);
+}, { passive: true });
+
+// Find which rows are in sight.
+function look() {
+  const { scrollTop, clientHeight } = element("#packages .scroll");
+  moved = false;
+  for (const line of shown.values()) {
+    const { offsetTop, offsetHeight } = line.body;
+    line.near = offsetTop + offsetHeight > scrollTop - NEAR_PX && offsetTop < scrollTop + clientHeight + NEAR_PX;
+  }
+}
+
+// The table has another width, and its rows perhaps other heights.
+export function packagesMoved() {
+  moved = true;
+}
 
 // Rows of swarms joined by package: {key, name, state, size, hosts, complete, held, wanted, rate, origin, eta, blobs}.
 export function packagesOf(rows) {
@@ -51,24 +73,38 @@ function referenceOf(row) {
 
 export function showPackages(packages) {
   const table = element("#packages table"), keys = new Set(packages.map((found) => found.key));
+  if (moved) look();
   for (const [key, line] of shown) {
     if (keys.has(key)) continue;
+    moved = true;
     line.body.remove();
     shown.delete(key);
   }
-  let before = table.tHead;
+  let before = table.tHead, turn = (reports += 1);
   for (const found of packages) {
-    if (!shown.has(found.key)) shown.set(found.key, { body: makeBody(found.key), rates: [], open: false, waiting: null, found });
+    if (!shown.has(found.key)) addPackage(found);
     const line = shown.get(found.key);
-    if (before.nextElementSibling !== line.body) before.after(line.body);
+    if (before.nextElementSibling !== line.body) {
+      before.after(line.body);
+      moved = true;
+    }
     before = line.body;
-    fillPackage(line, found);
+    line.found = found;
+    line.rates.push(found.rate);
+    if (line.rates.length > SAMPLES_MAX) line.rates.shift();
+    turn += 1;
+    if (line.near || line.open || !line.filled || line.filled.state !== found.state || turn % TURNS === 0) fillPackage(line);
   }
   if (!selection.swarm && packages.length) select(packages[0].blobs[0].digest, 0);
   for (const found of packages) {
     const row = found.blobs.find((blob) => blob.digest === selection.swarm);
     if (row) showStripes(row, found);
   }
+}
+
+function addPackage(found) {
+  const line = { body: makeBody(found.key), rates: [], open: false, waiting: null, found, near: false, filled: null };
+  shown.set(found.key, line);
 }
 
 function makeBody(key) {
@@ -96,20 +132,19 @@ function makeBar() {
 
 const percent = (share) => `${(Math.floor(share * 1000) / 10).toFixed(1)} %`;
 
-function fillPackage(line, found) {
-  line.found = found;
+// Have a row say what was reported last of its package.
+function fillPackage(line) {
+  const found = line.filled = line.found;
   const cells = line.body.firstChild.children, share = found.wanted ? found.held / found.wanted : 1, rests = found.state === "seeded";
   line.body.classList.toggle("chosen", found.blobs.some((row) => row.digest === selection.swarm));
-  line.body.title = found.key;
+  setAttribute(line.body, "title", found.key);
   setText(cells[0].firstChild.firstChild, found.name);
   setText(cells[0].firstChild.lastChild, `${bytes(found.size)}${found.preseed ? ", preseed" : ""}${found.waits ? `; ${found.waits}` : ""}`);
   setText(cells[1], found.state);
-  cells[1].className = `state-${found.state}`;
+  setAttribute(cells[1], "class", `state-${found.state}`);
   setText(cells[2], `${found.complete} of ${found.hosts}`);
   if (cells[3].firstChild.value !== share) cells[3].firstChild.value = share;
   setText(cells[3].lastChild, percent(share));
-  line.rates.push(found.rate);
-  if (line.rates.length > SAMPLES_MAX) line.rates.shift();
   const most = Math.max(...line.rates), plot = cells[4].firstChild;
   plot.classList.toggle("flat", !most);
   if (most) {
@@ -215,6 +250,7 @@ function askWaiting(line, digest, cell) {
 
 // Unfold the package whose digest begins like this, and fold all others.
 export function unfold(prefix) {
+  moved = true;
   for (const [key, line] of shown) {
     line.open = Boolean(prefix) && short(key) === prefix;
     const button = line.body.firstChild.firstChild.firstChild;

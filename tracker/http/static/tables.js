@@ -1,13 +1,14 @@
 // What the page shows as text: totals, hosts in trouble, the story. Names come from the network, so they are only ever
 // set as text.
 
-import { element, make, ROWS_PER_STEP, setText } from "./canvas.js";
+import { element, make, setAttribute, setText } from "./canvas.js";
 import { hosts, STORY_LINES_MAX } from "./feed.js";
 import { judge } from "./verdict.js";
 import { bytes, short } from "./words.js";
 
-const STORY_LINES_PER_STEP = ROWS_PER_STEP / 5;
+const STORY_LINES_PER_STEP = 50;
 let scrolled = false; // the reader has moved down in the story
+let filtered = false; // some lines of the story may be hidden
 
 // Let a table's body have `count` lines, the last of them made or removed.
 function resize(body, count, line) {
@@ -57,7 +58,7 @@ export function showTroubled(rows) {
     const host = hosts.get(number);
     const link = body.children[i].firstChild.firstChild, name = host ? host.name : "";
     setText(link, name);
-    link.href = `#host=${encodeURIComponent(name)}`;
+    setAttribute(link, "href", `#host=${encodeURIComponent(name)}`);
     setText(body.children[i].lastChild, why);
   });
 }
@@ -86,7 +87,8 @@ export function* showStory(rows, clear) {
 
 export function filterStory() {
   const filter = element("#story input").value.toLowerCase();
-  if (!filter && !element("#story li[hidden]")) return;
+  if (!filter && !filtered) return;
+  filtered = Boolean(filter);
   for (const line of element("#story ol").children) line.hidden = !line.textContent.toLowerCase().includes(filter);
 }
 

@@ -1,29 +1,29 @@
-// The tree of one stripe: a node for each host, below its parent. A tree of another shape is laid out and drawn behind the visible canvas and
-// shown when it is whole; otherwise only the nodes that changed are drawn again.
+// The tree of one stripe: a node for each host, below its parent. A tree of another shape is laid out, and shown when all of it is drawn;
+// otherwise only the nodes that changed are drawn again.
 
-import { behind, element, ink, nearest, penOf, ROWS_PER_STEP, setText, shade, sizeOf } from "./canvas.js";
+import { dye, element, nearest, ROWS_PER_STEP, setAttribute, setText, shade, Sheet, sizeOf } from "./canvas.js";
 import { AWAY, changedNodes, hosts, layouts, nodes, NO_PARENT, ORIGIN, WHOLE } from "./feed.js";
 
 const NAMED_MAX = 40; // nodes that have their names beside them
 const TOP_PX = 16, RISE_PX_MAX = 60; // above the origin, and at most from a host to the one above it
 const NAME_PX = 84; // room for a name; names of hosts that are closer stand upright
 const HEIGHT_PX_MAX = 420;
+const sheet = new Sheet(element("#tree canvas"));
 let shape = null; // {root, order, loose, width, height, rows, layout}: the tree as it was laid out last; null when all is to be drawn anew
 
 export function forgetShape() {
   shape = null;
-  for (const node of nodes.values()) changedNodes.add(node);
 }
 
 // The tree as links between nodes (`above`, `below`), with depths, in the order of a walk from the top. The parent of a host that has the whole
 // stripe is its last one, and such parents may form circles with those of now: of nodes that no root reaches, one that has the whole stripe is
 // taken as the top.
 function* shapeTree() {
-  const root = { number: ORIGIN, depth: 0, below: [], above: null, x: 0, y: TOP_PX, low: 0, high: 0 };
-  const order = [], tops = [], visited = new Set(), loose = [];
+  const root = { number: ORIGIN, depth: 0, below: [], above: null, x: 0, y: TOP_PX, low: 0, high: 0, seen: false };
+  const order = [], tops = [], loose = [];
   for (const node of nodes.values()) {
     node.above = null;
-    node.loose = false;
+    node.loose = node.seen = false;
     node.below.length = 0;
   }
   yield;
@@ -35,15 +35,15 @@ function* shapeTree() {
   yield;
   const visit = (top) => {
     const open = [top];
-    visited.add(top);
+    top.seen = true;
     top.depth = 0;
     while (open.length) {
       const node = open.pop();
       order.push(node);
       for (let i = node.below.length - 1; i >= 0; i -= 1) {
         const child = node.below[i];
-        if (visited.has(child)) continue;
-        visited.add(child);
+        if (child.seen) continue;
+        child.seen = true;
         child.above = node;
         child.depth = node.depth + 1;
         open.push(child);
@@ -55,14 +55,14 @@ function* shapeTree() {
   for (const top of tops) {
     if (top.below.length) visit(top);
     else {
-      top.loose = true;
+      top.loose = top.seen = true;
       loose.push(top);
     }
   }
-  if (visited.size - 1 + loose.length < nodes.size) {
+  if (order.length - 1 + loose.length < nodes.size) {
     for (const whole of [true, false]) {
       for (const node of nodes.values()) {
-        if (!node.loose && (node.done === WHOLE) === whole && !visited.has(node)) visit(node);
+        if ((node.done === WHOLE) === whole && !node.seen) visit(node);
       }
     }
   }
@@ -114,78 +114,55 @@ function* layTree(width) {
 export function* drawTree() {
   const canvas = element("#tree canvas"), [width] = sizeOf(canvas), layout = layouts.tree;
   const current = shape && shape.layout === layout && shape.width === width;
-  if (current && nodes.size > NAMED_MAX) {
-    const pen = penOf(canvas);
-    let drawn = 0;
+  if (current && !changedNodes.size) return;
+  let seen = 0;
+  if (current) {
+    let differs = false;
     for (const node of changedNodes) {
       changedNodes.delete(node);
-      drawNode(pen, node);
-      if ((drawn += 1) % ROWS_PER_STEP === 0) yield;
+      if (drawNode(node)) differs = true;
+      if ((seen += 1) % ROWS_PER_STEP === 0) yield;
     }
+    if (differs) sheet.show();
     return;
   }
-  if (current && !changedNodes.size) return;
-  const tree = yield* layTree(width), [draft, reveal] = behind(canvas, width, tree.height);
+  const tree = yield* layTree(width), strength = nodes.size > 1000 ? 0.5 : 1;
   changedNodes.clear();
+  sheet.begin(width, tree.height);
   yield;
-  draft.lineWidth = nodes.size > 1000 ? 0.5 : 1;
   for (const whole of [true, false]) {
-    draft.strokeStyle = whole ? ink.edge : ink.accent;
-    draft.beginPath();
-    let drawn = 0;
     for (const node of tree.order) {
       if (!node.above || (node.done === WHOLE) !== whole) continue;
-      draft.moveTo(node.above.x, node.above.y);
-      draft.lineTo(node.x, node.y);
-      if ((drawn += 1) % ROWS_PER_STEP === 0) {
-        draft.stroke();
-        draft.beginPath();
-        yield;
-      }
+      sheet.line(node.above.x, node.above.y, node.x, node.y, whole ? dye.edge : dye.accent, strength);
+      if ((seen += 1) % ROWS_PER_STEP === 0) yield;
     }
-    draft.stroke();
-    yield;
   }
-  let drawn = 0;
   for (const node of nodes.values()) {
-    drawNode(draft, node);
-    if (nodes.size <= NAMED_MAX) drawName(draft, node, tree);
-    if ((drawn += 1) % ROWS_PER_STEP === 0) yield;
+    drawNode(node);
+    if (nodes.size <= NAMED_MAX) drawName(node, tree);
+    if ((seen += 1) % ROWS_PER_STEP === 0) yield;
   }
-  draft.fillStyle = ink.text;
-  draft.font = "600 12px system-ui, sans-serif";
-  if (tree.root.below.length) {
-    draft.textAlign = "center";
-    draft.fillText("origin", Math.max(20, Math.min(width - 20, tree.root.x)), 10);
-  }
-  if (tree.rows) {
-    draft.textAlign = "left";
-    draft.fillText("outside the tree", 0, tree.height - tree.line * tree.rows + 4);
-  }
-  reveal();
+  const title = { size: 12, bold: true };
+  if (tree.root.below.length) sheet.write("origin", Math.max(20, Math.min(width - 20, tree.root.x)), 6, { ...title, align: "center" });
+  if (tree.rows) sheet.write("outside the tree", 0, tree.height - tree.line * tree.rows, title);
+  sheet.show();
   shape = { ...tree, layout };
-  canvas.setAttribute("aria-label", `tree of ${nodes.size} hosts`);
+  setAttribute(canvas, "aria-label", `tree of ${nodes.size} hosts`);
 }
 
-function drawNode(pen, node) {
+// Whether the node looks otherwise than before.
+function drawNode(node) {
   const host = hosts.get(node.number), size = nodes.size <= 100 ? 9 : nodes.size <= 1000 ? 5 : 3;
-  pen.fillStyle = host && host.flags & AWAY ? ink.away : shade(node.done);
-  pen.fillRect(node.x - size / 2, node.y - size / 2, size, size);
+  return sheet.square(node.x - size / 2, node.y - size / 2, size, host && host.flags & AWAY ? dye.away : shade(node.done));
 }
 
 // A name is beside its node, or upright below one that has no children where these are close together.
-function drawName(pen, node, tree) {
+function drawName(node, tree) {
   const host = hosts.get(node.number);
   if (!host) return;
   const upright = tree.upright && !node.loose && node.low !== node.low, left = !upright && !node.loose && node.x > tree.width - NAME_PX;
-  pen.save();
-  pen.translate(node.x + (upright ? 4 : left ? -9 : 9), node.y + (upright ? 9 : 4));
-  if (upright) pen.rotate(Math.PI / 2);
-  pen.fillStyle = ink.text;
-  pen.font = "11px system-ui, sans-serif";
-  pen.textAlign = left ? "right" : "left";
-  pen.fillText(host.name.length > 13 ? `${host.name.slice(0, 12)}…` : host.name, 0, upright ? 7 : 0);
-  pen.restore();
+  const name = host.name.length > 13 ? `${host.name.slice(0, 12)}…` : host.name;
+  sheet.write(name, node.x + (upright ? 0 : left ? -9 : 9), node.y + (upright ? 9 : 0), { size: 11, align: left ? "right" : "left", upright });
 }
 
 // The host at the pointer, null for none.
