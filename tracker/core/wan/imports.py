@@ -66,7 +66,7 @@ class Imports:
     refusals: dict[str, str] = field(default_factory=dict)
     """By site that is closed now, why. `look`."""
     _watched: dict[Digest, Swarm] = field(default_factory=dict)
-    """Swarms with hosts at sites with a budget, by key. `prepare`, `look`."""
+    """Swarms that have receivers and hosts at sites with a budget, by key. `prepare`, `look`."""
     _looked_at: float = -inf
     _raised_at: float = -inf
 
@@ -107,7 +107,7 @@ class Imports:
         budgets, wan = self.budgets, swarm.wan
         if not budgets and not wan.closed:
             return
-        sites = [site for site in swarm.sites if site in budgets]
+        sites = [site for site in swarm.sites if site in budgets] if swarm.receivers else []
         if sites:
             self._watched[swarm.key] = swarm
         ignores = bool(sites) and self.policies.ignores_budget(swarm.blob, swarm.priority)
@@ -176,8 +176,8 @@ class Imports:
             there = self.swarms.get(key) is swarm
             if there:
                 yield swarm
-            idle = not (self.budgets.keys() & swarm.sites.keys() or swarm.wan.closed or swarm.wan.waiting)
-            if not there or idle:
+            budgeted = self.budgets.keys() & swarm.sites.keys() or swarm.wan.closed or swarm.wan.waiting
+            if not there or not budgeted or not swarm.receivers:
                 del self._watched[key]
                 for site in swarm.wan.waiting:
                     self.waits(site, swarm, None)
