@@ -79,7 +79,13 @@ class Imports:
         """Bytes that this tracker lets come to a site in an hour; None for no limit."""
         budget = self.budgets.get(site)
         hourly = budget.hourly_bytes if budget is not None else None
-        return hourly * self.fraction() if hourly is not None else None
+        return hourly * self._part if hourly is not None else None
+
+    @property
+    def _part(self) -> float:
+        """The part of each budget that is this tracker's. One without a share gives its blobs away
+        just now, and does not end what comes."""
+        return self.fraction() or 1.0
 
     # -- what happens
 
@@ -154,7 +160,7 @@ class Imports:
             return
         self._looked_at = now
         self.ledgers = {site: self.ledgers.get(site) or Ledger() for site in self.budgets}
-        fraction = self.fraction()
+        fraction = self._part
         self.refusals = {
             site: f"site {site} waits: {why}"
             for site, ledger in self.ledgers.items()
@@ -207,7 +213,7 @@ class Imports:
             if not self.policies.ignores_budget(swarm.blob, swarm.priority):
                 paced.append(swarm)
                 counts.update(members[host].site for host, _ in imports)
-        fraction, raises = self.fraction(), now - self._raised_at >= RAISE_S
+        fraction, raises = self._part, now - self._raised_at >= RAISE_S
         for swarm in swarms:
             keeps, changed = swarm in paced, False
             swarm.wan.pace({site for site in swarm.sites if keeps and self._rate(site)})
