@@ -496,7 +496,8 @@ class _Stripe:
             return False
         stall_s = max(least_s, STALL_PACES * self.pace_s)
         if alone_since is None:
-            limit_s = min(STALL_MAX_S, stall_s * 2.0 ** min(self.complaints, 10))
+            longest_s = max(STALL_MAX_S, least_s) if self.bytes_s else STALL_MAX_S
+            limit_s = min(longest_s, stall_s * 2.0 ** min(self.complaints, 10))
             return now - receiving.quiet_since >= limit_s
         limit_s = self.candidates.patience_s(receiving.source, stall_s, fed=receiving.delivered > 0)
         return now - max(self.stored_at, alone_since) >= limit_s

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from p2pdist.core.download import (
     CloseStream,
+    Complain,
     Completed,
     Download,
     GaveUp,
@@ -315,3 +316,51 @@ def test_a_plan_of_an_older_epoch_is_not_carried_out() -> None:
     assert plan(A, 5) == []
     assert [type(command) for command in plan(A, 0)] == [CloseStream, OpenStream]
     assert plan(B, 5) == []
+
+
+def held(pull: Pull, why: str, *stripes: StripePlan) -> list[Command]:
+    return pull(Planned(Plan(BLOB, stripes, held=why)))
+
+
+def test_a_pull_whose_site_waits_neither_gives_up_nor_complains_nor_turns_to_a_swarm() -> None:
+    """Its stream ends after the piece under way, and it says why it waits. When the site goes on
+    it has as much patience as ever."""
+    pull = Pull("auto")
+    pull(TorrentKnown(True))
+    assert pull.plan(A) == [OpenStream(1, A, 0)]
+    assert held(pull, "site west waits", StripePlan(0, None)) == [CloseStream(1, after_piece=True)]
+    assert pull(StreamEnded(1, "closed")) == []
+    for _ in range(8000):
+        assert pull(Tick(), 0.25) == []
+    assert pull.core.download.trouble(pull.now) == "site west waits"
+    assert held(pull, "", StripePlan(0, B)) == [OpenStream(2, B, 0)]
+    assert pull.core.download.trouble(pull.now) == ""
+    assert not [command for command in pull(Tick(), 0.25) if isinstance(command, GaveUp | Switched)]
+
+
+def test_a_host_that_receives_within_a_site_that_waits_complains_of_nobody() -> None:
+    """Its parent waits as well."""
+    pull = Pull("trees")
+    pull.plan(A)
+    pull(PieceStored(1, 0), 1.0)
+    held(pull, "site west waits")
+    assert [command for _ in range(400) for command in pull(Tick(), 0.25)] == []
+    held(pull, "")
+    assert any(isinstance(command, Complain) for _ in range(400) for command in pull(Tick(), 0.25))
+
+
+def test_without_a_tracker_no_site_waits() -> None:
+    pull = Pull("trees")
+    pull.plan(A)
+    held(pull, "site west waits")
+    pull(TrackerChanged(False))
+    assert pull.core.download.held == ""
+
+
+def test_a_stripe_with_a_rate_is_given_the_time_that_this_takes() -> None:
+    complaints = {}
+    for bytes_s in (0.0, 65536 / 20):
+        pull = Pull("trees")
+        pull(Planned(Plan(BLOB, (StripePlan(0, A, bytes_s=bytes_s),))))
+        complaints[bytes_s] = [each for _ in range(120) for each in pull(Tick(), 0.25) if isinstance(each, Complain)]
+    assert complaints[0.0] and not complaints[65536 / 20]

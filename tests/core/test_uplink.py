@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdist.core.uplink import (
+    BLOCK_MIN,
+    PACED_MIN_BYTES_S,
     BlockSent,
     Closed,
     Command,
@@ -339,3 +341,33 @@ def test_a_stream_all_of_which_another_one_brings_ends() -> None:
     assert line(Diverted(1, (7,))) == [End(1)]
     assert line(Diverted(1, (7,))) == line(Verified(BLOB, 7)) == []
     assert line(Diverted(9, (7,))) == []  # it is gone
+
+
+def test_a_stream_with_a_limit_of_its_own_sends_evenly_and_holds_up_no_other() -> None:
+    """Half a piece a second: blocks of a quarter of a second, at least BLOCK_MIN."""
+    line = Line(*range(8), in_flight=1)
+    sent = {1: 0, 2: 0}
+    commands = line(Opened(1, BLOB, 0, pieces(), bytes_s=PIECE / 2))
+    commands += line(Opened(2, BLOB, 0, pieces()))
+    while line.now < 20.0:
+        for command in commands:
+            if isinstance(command, Send):
+                sent[command.stream] += command.length
+        flying = next((command.stream for command in commands if isinstance(command, Send)), None)
+        if flying is not None:
+            commands = line(BlockSent(flying), 0.001)
+        else:
+            wait_s = line.uplink.wait_s(line.now)
+            commands = line(Tick(), wait_s if wait_s is not None else 0.5)
+        if flying == 2 and sent[2] == 8 * PIECE:
+            assert line.now < 1.0
+    assert sent == {1: 8 * PIECE, 2: 8 * PIECE}
+
+
+def test_a_stream_is_never_so_slow_that_it_keeps_its_slot_for_good() -> None:
+    line = Line(0, in_flight=1)
+    [first] = line(Opened(1, BLOB, 0, pieces(), bytes_s=1e-9))
+    assert isinstance(first, Send) and first.length >= BLOCK_MIN
+    line(BlockSent(1))
+    wait_s = line.uplink.wait_s(line.now)
+    assert wait_s is None or wait_s <= first.length / PACED_MIN_BYTES_S

@@ -266,8 +266,8 @@ def test_the_database_is_away_for_a_while(site: Site, database: Server) -> None:
 
 
 def test_all_trackers_are_restarted_under_a_broadcast_and_a_preseed(site: Site, database: Server) -> None:
-    """One after the other, as for a new version: the pulls and the preseed are done, and the
-    origin is not read by every host."""
+    """One after the other, as for a new version: the pulls and the preseed are done, the preseed
+    is there once, hardly a piece comes twice, and the origin is not read by every host."""
     size = 32 * MIB
     trackers = Trackers(site, database)
     agents = agents_of(site, trackers)
@@ -290,6 +290,9 @@ def test_all_trackers_are_restarted_under_a_broadcast_and_a_preseed(site: Site, 
         return False
 
     until(lambda: all(done(number) for number in range(3)), 90)
+    assert all([each["id"] for each in trackers.ask(number, "/v1/preseeds")] == ["p1"] for number in range(3))
+    twice = sum(agent.metric("p2pdist_agent_received_twice_bytes_total") for agent in agents)
+    assert twice < (3 * size + 4 * 8 * MIB) / 50, "streams go on, and no piece comes again"
     assert site.origin_bytes(seeded) < 3 * 8 * MIB, "it gives way to starts, stalls, and is read by others"
     assert broken_streams(agents) == []
 

@@ -504,3 +504,16 @@ def test_in_the_end_exactly_those_keep_it_who_shall(
                 assert len(keeping) == order["count"]
             if "h9" not in order.get("hosts", ()):
                 assert {world.state(identifier, tracker) for tracker in range(trackers)} == {"done"}
+
+
+def test_notes_say_what_hosts_that_pull_wait_for(world: World) -> None:
+    """As they report it, and no more once they go on."""
+    world.join("h1", "h2", "h3")
+    world.ask("p", hosts=["h1", "h2", "h3"])
+    world.say("p", "pulling", "h1", "h2", "h3")
+    assert world.progress("p").notes == ()
+    world.say("p", "pulling", "h1", "h2", reason="site west waits: its WAN is for 22:00-06:00 UTC")
+    assert world.progress("p").notes == ("2 hosts wait: site west waits: its WAN is for 22:00-06:00 UTC",)
+    assert world.failures("p") == {}
+    world.say("p", "pulling", "h1", "h2")
+    assert world.progress("p").notes == ()

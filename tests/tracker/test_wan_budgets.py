@@ -321,3 +321,12 @@ def test_a_budget_that_is_taken_from_the_file_lets_the_site_go_on() -> None:
     sites.fleet.policies.replace(PolicyTable())
     sites.pass_s(2.0)
     assert sites.crossing == 2 and set(sites.held.values()) == {""}
+
+
+def test_a_tracker_that_gives_its_blobs_away_ends_nothing() -> None:
+    """While it drains it has no share."""
+    sites = Sites('rate = "8MB/s"\nhourly = "1GB"')
+    rates = dict(sites.rates)
+    sites.fleet.imports.fraction = lambda: 0.0
+    sites.pass_s(2.0)
+    assert sites.crossing == 2 and sites.rates == rates and set(sites.held.values()) <= {""}

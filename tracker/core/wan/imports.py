@@ -66,7 +66,7 @@ class Imports:
     refusals: dict[str, str] = field(default_factory=dict)
     """By site that is closed now, why. `look`."""
     _watched: dict[Digest, Swarm] = field(default_factory=dict)
-    """Swarms with hosts at sites with a budget, by key. `prepare`, `look`."""
+    """Swarms that have receivers and hosts at sites with a budget, by key. `prepare`, `look`."""
     _looked_at: float = -inf
     _raised_at: float = -inf
 
@@ -79,7 +79,13 @@ class Imports:
         """Bytes that this tracker lets come to a site in an hour; None for no limit."""
         budget = self.budgets.get(site)
         hourly = budget.hourly_bytes if budget is not None else None
-        return hourly * self.fraction() if hourly is not None else None
+        return hourly * self._part if hourly is not None else None
+
+    @property
+    def _part(self) -> float:
+        """The part of each budget that is this tracker's. One without a share gives its blobs away
+        just now, and does not end what comes."""
+        return self.fraction() or 1.0
 
     # -- what happens
 
@@ -107,7 +113,7 @@ class Imports:
         budgets, wan = self.budgets, swarm.wan
         if not budgets and not wan.closed:
             return
-        sites = [site for site in swarm.sites if site in budgets]
+        sites = [site for site in swarm.sites if site in budgets] if swarm.receivers else []
         if sites:
             self._watched[swarm.key] = swarm
         ignores = bool(sites) and self.policies.ignores_budget(swarm.blob, swarm.priority)
@@ -154,7 +160,7 @@ class Imports:
             return
         self._looked_at = now
         self.ledgers = {site: self.ledgers.get(site) or Ledger() for site in self.budgets}
-        fraction = self.fraction()
+        fraction = self._part
         self.refusals = {
             site: f"site {site} waits: {why}"
             for site, ledger in self.ledgers.items()
@@ -176,8 +182,8 @@ class Imports:
             there = self.swarms.get(key) is swarm
             if there:
                 yield swarm
-            idle = not (self.budgets.keys() & swarm.sites.keys() or swarm.wan.closed or swarm.wan.waiting)
-            if not there or idle:
+            budgeted = self.budgets.keys() & swarm.sites.keys() or swarm.wan.closed or swarm.wan.waiting
+            if not there or not budgeted or not swarm.receivers:
                 del self._watched[key]
                 for site in swarm.wan.waiting:
                     self.waits(site, swarm, None)
@@ -207,7 +213,7 @@ class Imports:
             if not self.policies.ignores_budget(swarm.blob, swarm.priority):
                 paced.append(swarm)
                 counts.update(members[host].site for host, _ in imports)
-        fraction, raises = self.fraction(), now - self._raised_at >= RAISE_S
+        fraction, raises = self._part, now - self._raised_at >= RAISE_S
         for swarm in swarms:
             keeps, changed = swarm in paced, False
             swarm.wan.pace({site for site in swarm.sites if keeps and self._rate(site)})
