@@ -722,14 +722,15 @@ class _Standstill:
     layout: PieceLayout
     sources: Sources
     stripes: Sequence[_Stripe]
-    turns: _Turns
     hedges: int = field(init=False)
     """How many pieces may still be asked for so."""
+    turns: _Turns = field(init=False)
     _longest_s: float = 0.0
     """The longest gap of late between two pieces of one stream."""
 
     def __post_init__(self) -> None:
         self.hedges = max(HEDGES_LEAST, int(HEDGES_SHARE * self.layout.count))
+        self.turns = _Turns(self.layout, len(self.stripes))
 
     def gap(self, seconds: float) -> None:
         """A stream gave a piece so long after the one before."""
@@ -889,11 +890,10 @@ class Download:
         self.have = PieceSet(self.have.count, self.have.bits)
         self.counts = self.have.stripe_counts(self.stripes)
         self._patience.progressed_at = self.started_at
-        turns = _Turns(self.layout, self.stripes)
-        self._standstill = _Standstill(self._streams, self.layout, self.sources, self._stripes, turns)
         for number, count in enumerate(self.counts):
             missing = len(range(number, self.layout.count, self.stripes)) - count
             self._stripes.append(_stripe(number, missing, Candidates(self.host, self.blob, number), self.started_at))
+        self._standstill = _Standstill(self._streams, self.layout, self.sources, self._stripes)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """What to do about an event, in this order."""
@@ -962,8 +962,7 @@ class Download:
 
     def trouble(self, now: float) -> str:
         """Why nothing has come for a while, in words for the user; empty while pieces come."""
-        awaits_hosts = _awaits_hosts(self)
-        return "" if self.finished else self._patience.trouble(awaits_hosts=awaits_hosts, now=now)
+        return "" if self.finished else self._patience.trouble(awaits_hosts=_awaits_hosts(self), now=now)
 
     @property
     def held(self) -> str:
@@ -973,8 +972,8 @@ class Download:
     def readers(self) -> Readers:
         """Which hosts may bring which pieces from the origin into a swarm."""
         leased = frozenset(stripe.number for stripe in self._stripes if stripe.candidates.parent == ORIGIN)
-        hosts, shared = self._superpeers.hosts, self._superpeers.shared
-        return Readers(self.blob, self.host, self.stripes, leased, hosts, shared, not self._tracker)
+        named = self._superpeers
+        return Readers(self.blob, self.host, self.stripes, leased, named.hosts, named.shared, not self._tracker)
 
     def _stored(self, number: int, piece: int, now: float, out: list[Command]) -> None:
         if not self.have.add(piece):

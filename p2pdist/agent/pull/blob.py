@@ -242,10 +242,7 @@ class BlobPull:
         """What the pull waits for before its first piece, in words for the user."""
         self.receipts = Receipts(blob)
         self._context, self._stripes = context, blob.layout.stripes
-        self._download = Download(
-            blob.digest, blob.layout, self._stripes, blob.have, context.sources, loop.time(), host=context.host
-        )
-        self._download.alone_patience_s = context.peer_wait_s
+        self._download = _download_of(blob, context, loop.time())
         self._mail: Mailbox[StreamEvent] = Mailbox(loop, self._deliver)
         self.vouched = VouchedPull(blob, blob.vouched, _VouchedSide(self)) if blob.vouched is not None else None
         """What the pull of a blob without a piece list does beside."""
@@ -520,6 +517,14 @@ class BlobPull:
         if self.vouched is not None:
             self.vouched.piece_stored(piece)
         self._waits.stored(piece)
+
+
+def _download_of(blob: Blob, context: PullContext, now: float) -> Download:
+    download = Download(
+        blob.digest, blob.layout, blob.layout.stripes, blob.have, context.sources, now, host=context.host
+    )
+    download.alone_patience_s = context.peer_wait_s
+    return download
 
 
 def _look(pull: BlobPull, until: float) -> None:

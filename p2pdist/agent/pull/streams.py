@@ -196,17 +196,9 @@ class PullStreams:
                 under_way=self._read_now,
             )
         else:
-            have = self._all_but(pieces) if pieces else self._stored_or_coming()
-            priority: Priority = "start" if pieces else self.priority
-            pace, demand = self._paces.get(stripe), bool(pieces) and not hedge
-            bytes_s = pace.limit_bytes_s or 0.0 if pace is not None else 0.0
-            blob, host = self._blob.digest, self._context.host
-            request = StreamRequest(
-                blob, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch, bytes_s
-            )
             stream = IncomingStream(
                 source,
-                request,
+                self._request(stripe, pieces, prefetch, hedge),
                 self._blob.layout,
                 self._blob.write if self._vouched is None else self._write_listed(number, self._vouched),
                 self._mail.post,
@@ -220,6 +212,20 @@ class PullStreams:
             )
         self._open[number] = stream
         stream.start()
+
+    def _request(self, stripe: int, pieces: tuple[int, ...], prefetch: bool, hedge: bool) -> StreamRequest:
+        have = self._all_but(pieces) if pieces else self._stored_or_coming()
+        return StreamRequest(
+            self._blob.digest,
+            stripe,
+            self._stripes,
+            have.to_bytes(),
+            self._context.host,
+            "start" if pieces else self.priority,
+            demand=bool(pieces) and not hedge,
+            prefetch=prefetch,
+            bytes_s=(pace.limit_bytes_s or 0.0) if (pace := self._paces.get(stripe)) is not None else 0.0,
+        )
 
     def _write_listed(self, number: int, vouched: VouchedPull) -> Callable[[int, memoryview], bool]:
         """How a stream of a vouched blob stores a piece: its thread waits for the hash."""
