@@ -97,7 +97,7 @@ GAP_FADES = 0.98
 STILL_PIECES = 3
 """Pieces of a stripe that show how long one takes."""
 
-STARVED_STILLS = 1.5
+STARVED_STILLS = 1.1
 """A host that has pieces says that it gets no more after so many times as long."""
 
 HEDGES_LEAST, HEDGES_SHARE = 4, 1 / 64
@@ -192,13 +192,14 @@ class StreamEnded:
 class Quiet:
     """A stream has given no piece so far: whether the source has responded, how many bytes have
     come over the connection, whether the source said that it had none to send, and how long its
-    response took."""
+    response and the connection took (None: not known)."""
 
     stream: int
     responded: bool
     received_bytes: int
     waits: bool = False
     response_s: float = 0.0
+    connected_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,18 +517,18 @@ class _Stripe:
         receiving.moved_at = receiving.quiet_since = now
         return receiving.source
 
-    def starved(self, sources: Sources, layout: PieceLayout, *, waits: bool, now: float) -> list[Starved]:
+    def starved(self, sources: Sources, layout: PieceLayout, event: Quiet, *, now: float) -> list[Starved]:
         """What is to be said of its source, which has given nothing so far to this host, which has
         nothing."""
         receiving = self.state
         if not isinstance(receiving, Receiving) or receiving.source.is_origin or receiving.awaiting:
             return []
-        late = now - receiving.opened_at >= sources.times.starved_s(layout.piece_size)
+        late = now - receiving.opened_at >= sources.times.starved_s(layout.piece_size, event.connected_s)
         if receiving.starves or self.starved_by >= STARVED_MAX or not late:
             return []
         receiving.starves = True
         self.starved_by += 1
-        return [Starved(self.number, receiving.source, waits)]
+        return [Starved(self.number, receiving.source, event.waits)]
 
     def is_slow(self, best: int) -> bool:
         """Whether a complaint is due since it got far less than the `best` in the window that ends
@@ -739,7 +740,8 @@ class _Standstill:
     def due_s(self, *, now: float) -> float:
         """In how many seconds a stripe may stand still at the earliest."""
         receiving = [(stripe, state) for stripe in self.stripes if (state := self._judged(stripe)) is not None]
-        due = (stripe.stored_at + self._still_s(stripe, state) - now for stripe, state in receiving)
+        still = [(stripe.stored_at - now, self._still_s(stripe, state)) for stripe, state in receiving]
+        due = [since + share * still_s for since, still_s in still for share in (1.0, STARVED_STILLS)]
         return min((left_s for left_s in due if left_s > 0), default=STILL_MIN_S)
 
     def look(self, have: PieceSet, progressed_at: float, *, now: float) -> list[Command]:
@@ -1155,7 +1157,7 @@ def _quiet(download: Download, event: Quiet, now: float, out: list[Command]) -> 
     streams, sources = download._streams, download.sources
     stripe = streams.stripes.get(event.stream) if download._tracker and not download.held else None
     if stripe is not None and not len(download.have):
-        out += stripe.starved(sources, download.layout, waits=event.waits, now=now)
+        out += stripe.starved(sources, download.layout, event, now=now)
     source = stripe.silent(event, sources, now=now) if stripe is not None else None
     if stripe is None or source is None:
         return

@@ -243,10 +243,11 @@ RESPONSE_UNKNOWN_S, FIRST_PIECE_UNKNOWN_S = 0.6, 1.0
 SILENCE_MAX_S = 20.0
 DEVIATIONS = 4.0
 STARVED_MIN_S, STARVED_UNKNOWN_S = 0.15, 0.2
+STARVED_NEAR_S, STARVED_CONNECTS = 0.1, 20.0
 STARVED_BYTES_S = float(1 << 20)
 """A host that has nothing of a blob says so once a first piece is late: a response takes so long at
-least where it is usually quicker, and where none was measured yet, and a piece comes at that rate
-at least. That accuses no source, so it may be said long before one is silent."""
+least where it is usually quicker, and where none was measured yet, or near a source to which it
+connected much more quickly, and a piece comes at that rate at least. That accuses no source, so it may be said long before one is silent."""
 
 SILENT_ROW = 4
 """After so many silent sources in a row the next ones have twice the time, after twice as many
@@ -314,10 +315,12 @@ class ResponseTimes:
             usual_s = self._responses.limit_s(RESPONSE_MIN_S, RESPONSE_UNKNOWN_S)
         return min(SILENCE_MAX_S, usual_s * (1 + self._silent_row // SILENT_ROW))
 
-    def starved_s(self, piece_size: int) -> float:
-        """How long this host waits for its first piece of a blob before it says that it has
-        none."""
+    def starved_s(self, piece_size: int, connected_s: float | None = None) -> float:
+        """How long this host waits for its first piece of a blob before it says that it has none,
+        from a source to which it took `connected_s` to connect, if that is known."""
         usual_s = self._responses.limit_s(STARVED_MIN_S, STARVED_UNKNOWN_S) * (1 + self._unanswered)
+        if connected_s is not None:  # the kernel of the source answers, and shows how long the path is
+            usual_s = min(usual_s, max(STARVED_NEAR_S, STARVED_CONNECTS * connected_s))
         return min(SILENCE_MAX_S, usual_s + piece_size / STARVED_BYTES_S)
 
 

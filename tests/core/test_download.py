@@ -42,6 +42,8 @@ from p2pdist.core.sources import (
     SETTLED_PACES,
     SETTLED_SPREAD,
     STARVED_BYTES_S,
+    STARVED_CONNECTS,
+    STARVED_NEAR_S,
     STARVED_UNKNOWN_S,
     Sources,
 )
@@ -731,6 +733,15 @@ def test_a_source_that_waits_itself_is_told_of_and_kept() -> None:
     assert pull.core.parents() == ("A", "B")
 
 
+@pytest.mark.parametrize("connected_s", [0.001, 0.008])
+def test_a_host_near_its_source_says_so_sooner(connected_s: float) -> None:
+    pull = Pull(count=64)
+    pull.plan(0, A)
+    limit_s = max(STARVED_NEAR_S, STARVED_CONNECTS * connected_s) + 65536 / STARVED_BYTES_S
+    quiet = Quiet(1, False, 0, connected_s=connected_s)
+    assert pull(quiet, limit_s - 0.01) == [] and pull(quiet, 0.02) == [Starved(0, A)]
+
+
 def test_a_host_starves_twice_a_stripe_at_most() -> None:
     """Where the tracker cannot help, it is not asked for ever."""
     pull = HungryPull()
@@ -847,8 +858,8 @@ def test_how_long_a_stripe_may_stand_still_follows_the_gaps_of_all_stripes() -> 
 
 def test_a_pull_that_stands_still_as_a_whole_says_so_once() -> None:
     pull = Steady()
-    assert not [each for each in pull(Tick(), 0.2) if isinstance(each, Starved)]
-    assert [each for each in pull(Tick(), 0.05) if isinstance(each, Starved)] == [Starved(0, A), Starved(1, B)]
+    assert not [each for each in pull(Tick(), 0.15) if isinstance(each, Starved)]
+    assert [each for each in pull(Tick(), 0.02) if isinstance(each, Starved)] == [Starved(0, A), Starved(1, B)]
     assert not [each for each in pull(Tick(), 0.2) if isinstance(each, Starved)]
     pull(PieceStored(1, 10))
     told = [each for _ in range(40) for each in pull(Tick(), 0.05) if isinstance(each, Starved)]

@@ -463,3 +463,21 @@ def test_a_host_that_leaves_all_alone_that_have_more_is_starved(left: int) -> No
         control.complain("h1", name, "protocol")
     control.run(0.3)
     assert (control.parent("h1") == "") == ("h1" in swarm.starved) == (not left)
+
+
+def test_a_silent_parent_counts_that_wants_blobs_which_no_manifest_names() -> None:
+    """It holds leases of all of them, and reads nothing."""
+    control = Control()
+    control.join("hoarder")
+    control.run(0.3)
+    control.join("h1")
+    control.run(0.3)
+    assert control.parent("h1") == "hoarder"
+    say_starved(control, "h1", "hoarder")
+    control.run(0.1)
+    assert control.parent("h1") == "hoarder", "it may have nothing yet"
+    for number in range(3):
+        control.fleet.hosts["hoarder"].found(digest_of(bytes([number])), wants=True)
+    say_starved(control, "h1", "hoarder")
+    control.run(0.1)
+    assert control.parent("h1") == "" and 0 in control.fleet.swarms[BLOB].members["h1"].rescued

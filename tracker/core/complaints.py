@@ -194,23 +194,29 @@ class Complaints:
         """A host without any piece says that a parent gives nothing yet. Where that is so of all
         its parents that say that they have pieces, it leaves them where it can be rescued. It is
         too early to hold it against them. A parent that waits itself counts only where it said that
-        it had pieces before it became the parent: else it may have got its first one just now."""
+        it had pieces before it became the parent: else it may have got its first one just now. So
+        does one that says nothing and wants blobs that no manifest names: it may hold leases for
+        nothing, and no agent does so."""
         if child.parents[stripe] != parent.host or not was_told(child, parent.host):
             return
         if any(child.counts):
             self._stands_still(swarm, child, parent, stripe, now)
             return
-        if not parent.counts[stripe]:
-            return
-        starvation = child.starve()
-        starvation.starve(stripe, parent.host)
         claiming = [
             (number, child.parents[number] or "")
             for number in _stripes_from_peers(child)
-            if swarm.members[child.parents[number] or ""].counts[number]
+            if self._should_give(swarm.members[child.parents[number] or ""], number)
         ]
+        if (stripe, parent.host) not in claiming:
+            return
+        starvation = child.starve()
+        starvation.starve(stripe, parent.host)
         if all(starvation.starved_by.get(number) == host for number, host in claiming):
             self._rescue(swarm, child, [number for number, _ in claiming], now)
+
+    def _should_give(self, parent: Member, stripe: int) -> bool:
+        """Whether a parent says that it has pieces, or hoards leases."""
+        return bool(parent.counts[stripe]) or self.membership.hosts[parent.host].wanted_in_vain > 1
 
     def _stands_still(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
         """The whole pull of a host that has pieces stands still, in all stripes that it says so of.

@@ -81,7 +81,7 @@ DEMAND_S = 0.05
 AHEAD_BYTES = 8 << 20
 """So much behind the piece that a client waits for is demanded as well."""
 
-EARLY_LOOK_S, EARLY_S = 0.05, 0.6
+EARLY_LOOK_S, EARLY_S = 0.03, 0.6
 """While nothing of the blob has come, quiet streams are looked at so often in a pull's first
 moments: a first piece that is late by a tenth of a second is to be noticed."""
 

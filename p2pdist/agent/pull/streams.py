@@ -269,6 +269,7 @@ class PullStreams:
                 stream.received_bytes,
                 stream.waits,
                 stream.responded_s or 0.0,
+                stream.connected_s,
             )
             for number, stream in self._open.items()
             if isinstance(stream, IncomingStream)
