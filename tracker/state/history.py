@@ -36,6 +36,7 @@ KEPT_MAX: dict[HistoryKind, int] = {
     "broadcast": 2_000,
     "preseed-failed": 2_000,
     "origin": 2_000,
+    "site": 2_000,
     "change": 2_000,
 }
 KEPT_S = 30 * 86400.0
