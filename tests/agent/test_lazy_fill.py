@@ -4,6 +4,7 @@ and files; the limit of file sizes of the process stands for a full disk."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import random
@@ -28,7 +29,7 @@ from p2pdist.agent.pull.packages import Package
 from p2pdist.model.catalog import Stored
 from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Conflict, Unavailable
+from p2pdist.model.errors import Conflict, DiskFull, Unavailable
 from p2pdist.model.manifest import Config, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import Priority, PullRequest, PullStatus
 from p2pdist.model.pieces import PieceLayout, PieceList
@@ -37,7 +38,7 @@ from p2pdist.model.tree import File, content_hash
 from p2pdist.mount.lazy import ways
 from p2pdist.mount.lazy.fuse import IMAGE
 from p2pdist.mount.lazy.view import ARRANGED, is_filled
-from p2pdist.mount.supervisor.protocol import DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
+from p2pdist.mount.supervisor.protocol import ANSWER, DEVICE, GREETING, NOTICE, ORDER, READ, SOCKET, WHOLE
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 
@@ -349,6 +350,40 @@ async def test_a_view_is_shown_before_what_is_missing_is_computed(
     async with asyncio.timeout(60):
         await pulls.planned_at_last.wait()
     assert view._located.is_set() and not view._arranged.is_set()
+    await view.close()
+
+
+class _FullDisk(_Lists):
+    """A pull that does not fit, which is known once it is computed what is missing."""
+
+    def start(self, request: PullRequest, *, planned: Any) -> Any:
+        pull = super().start(request, planned=lambda *_: None)
+        pull.task.cancel()
+        pull.error = DiskFull("/store", needed=9, free=1, capacity=5)
+
+        async def run() -> None:
+            await pull.listed(self.package)
+
+        pull.task = asyncio.create_task(run())
+        return pull
+
+
+async def test_a_reader_of_what_does_not_fit_is_told_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The view is shown by then."""
+    layer = Descriptor("image", digest_of(CONTENTS[0]), len(CONTENTS[0]))
+    package = Package(parse_reference("app:v1"), digest_of(b""), Manifest(Absent, (layer,), ()), Config())
+    view = LazyView(BlobStore(tmp_path), _FullDisk(package), Absent, "app:v1", 0.01, Stalls(), CELLS)  # type: ignore[arg-type]
+    view.begin()
+    await view.known
+    view.sight.show()
+    while "does not come" not in caplog.text:
+        await asyncio.sleep(0.01)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        await view._fault(here, 7, 0, 4096)
+        assert there.recv(ORDER.size) == ORDER.pack(ANSWER, 7, errno.EIO)
+    (line,) = [record.getMessage() for record in caplog.records if "gets EIO" in record.getMessage()]
+    assert DiskFull("/store", needed=9, free=1, capacity=5).what in line
     await view.close()
 
 

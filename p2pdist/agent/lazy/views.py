@@ -195,6 +195,7 @@ class LazyView:
         missing."""
         self._holds = ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._trouble = "it has not come"  # or why the pull failed last
         self._ended = self._served = False
 
     # -- the package
@@ -229,6 +230,7 @@ class LazyView:
                     self.known.set_exception(error)
                     self.known.exception()
                     return
+                self._trouble = error.what
                 logger.warning("the rest of %s does not come: %s", self._reference, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PULL_AGAIN_S_MAX)
@@ -259,9 +261,8 @@ class LazyView:
         self._pinned = f"{package.reference.name}@{package.digest}"
         self._filler.chunks.whereabouts = Whereabouts.of(incomplete, sources)
         self._located.set()
-        if not self.known.done():
-            self._tell(package)
-        elif self._served:
+        self._tell(package)
+        if self._served:
             self._spawn(self._know(package))
 
     async def _here(self, package: Package) -> None:
@@ -360,7 +361,7 @@ class LazyView:
         """Have what a reader waits for filled, and let it go on."""
         began = asyncio.get_running_loop().time()
         self._awaited[number] = count
-        failed, refused = ["it has not come"], errno.EIO
+        failed, refused = [self._trouble], errno.EIO
         try:
             async with asyncio.timeout(self._limit_s):
                 await _planned(self)
