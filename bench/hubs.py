@@ -48,22 +48,22 @@ AWAY_S = 5.0
 """How long what was killed stays away."""
 
 CLIENT = """
-import os, sys, time
+import json, os, sys, time
 from huggingface_hub import snapshot_download
 print("ready", flush=True)
 sys.stdin.readline()
-failures = 0
+failures = []
 while True:
     try:
         found = snapshot_download(sys.argv[1])
         break
-    except Exception:
-        failures += 1
-        if failures > 100:
+    except Exception as error:
+        failures.append(f"{type(error).__name__}: {error}"[:300])
+        if len(failures) > 100:
             raise
         time.sleep(1)
 os.symlink(found, sys.argv[2])
-open(sys.argv[2] + ".failures", "w").write(str(failures))
+open(sys.argv[2] + ".failures", "w").write(json.dumps(failures))
 os._exit(0)
 """
 
@@ -77,8 +77,8 @@ class Call:
     median_s: float
     copies: float
     """Of the large files, handed out by the hub meanwhile."""
-    failures: int
-    """Calls that failed, and were begun anew."""
+    failures: tuple[str, ...]
+    """Of calls that were begun anew: why they failed."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ class HubFleet(ModelFleet):
         before = self.copies()
         seconds = self.snapshots(hosts, client=CLIENT, call=number)
         self.compare(hosts, call=number)
-        failures = sum(int(path.read_text()) for path in self.work.glob(f"snapshot-*-{number}.failures"))
+        told = [json.loads(path.read_text()) for path in sorted(self.work.glob(f"snapshot-*-{number}.failures"))]
+        failures = tuple(why for each in told for why in each)
         return Call(max(seconds.values()), median(seconds.values()) or 0.0, self.copies() - before, failures)
 
     def kill_half_way(self) -> threading.Thread:
@@ -214,7 +215,7 @@ def report(runs: Sequence[Run], chosen: argparse.Namespace) -> str:
             figure(run.again.copies),
             figure(run.killed and run.killed.seconds, 1),
             figure(run.killed and run.killed.copies),
-            str(run.killed.failures) if run.killed else "-",
+            str(len(run.killed.failures)) if run.killed else "-",
         ]
         for run in runs
     ]
