@@ -166,7 +166,14 @@ class Simulation:
         )
         entered = tuple(site.bytes_in / report.size for site in self.sites)
         lists = self.invariants.lists
-        return replace(report, rounds=lists.rounds, blamed=tuple(lists.blamed), site_rx_ratios=entered)
+        report = replace(report, rounds=lists.rounds, blamed=tuple(lists.blamed), site_rx_ratios=entered)
+        return replace(report, slow_uplinks=self._told_slow())
+
+    def _told_slow(self) -> tuple[str, ...]:
+        """The hosts of which the trackers that run told people that they have a slow uplink."""
+        fleets = [tracker.fleet for tracker in self.trackers if tracker.fleet is not None]
+        events = [event for fleet in fleets for event in fleet.history.take() if event.kind == "host-slow"]
+        return tuple(dict.fromkeys(event.host for event in events if event.reason.startswith("slow uplink")))
 
     @property
     def ended(self) -> bool:
@@ -260,8 +267,8 @@ class Simulation:
                 world.at(at_s, self._crash, fault)
             case Leave(_, at_s, _, _):
                 world.at(at_s, self._leave, fault)
-            case Slow(name, at_s, share, both):
-                world.at(at_s, self.hosts[name].link.slow_to, share, both)
+            case Slow(name, at_s, share, both, up):
+                world.at(at_s, self.hosts[name].link.slow_to, share, up, both or not up)
             case Partition(cut, at_s, for_s):
                 world.at(at_s, paths.cut, cut)
                 if for_s is not None:
