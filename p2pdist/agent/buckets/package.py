@@ -236,7 +236,7 @@ class PackageBucket:
 
         content = FileContent(objects, file, count)
         head = {"Last-Modified": formatdate(max(0.0, info.modified_s), usegmt=True)}
-        options = RangeOptions(head, begin_by=deadline, sent=count, idle_s=IDLE_S)
+        options = RangeOptions(head, begin_by=deadline, sent=count, idle_s=IDLE_S, refuses_nothing=True)
         try:
             with in_use(request):
                 response = await serve_content(request, info.tag, info.size, content, options=options)
