@@ -18,6 +18,13 @@ closed stream took is forgotten slowly (FORGET_S). Else a stream that came then 
 block of a slow child, as if this host's link were that slow. Of open streams the average of their
 last blocks counts: a short block that an empty buffer takes at once says nothing about the link.
 
+A child may wait for single pieces of a stripe, which streams of their own bring it (`Urgency`).
+While these have a block to send, the child's other streams of the stripe give way, and what the
+child gets of the stripe stays its share: other children lose nothing by it. What a reader waits for
+goes before what a reader is going to wait for; of streams alike the one that came first goes first,
+and within a stream the lowest piece that is here. A stream that gives way goes on as soon as those
+before it have nothing to send, or a block that is stuck.
+
 Capacity is bytes taken by the kernel while some flow waited, over that time. When none waits, what
 is in flight tells how fast the children are, not this host. The time spent waiting for the limit
 counts, so the measured capacity of a limited host is its limit; the time in which preseeds wait for
@@ -30,13 +37,16 @@ ends only when every piece that it lacked was sent. All times are in seconds.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Literal
 
 from msgspec import Struct
 
 from p2pdist.core.fair_queue import FairQueue, Flow, TokenBucket
+from p2pdist.core.stream_slots import Peer
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
@@ -89,6 +99,16 @@ class BlockTimes:
         return flow.byte_s > SLUGGISH_TIMES * self._quickest_byte_s and flow.byte_s * length > SLUGGISH_MIN_S
 
 
+NOBODY = Peer()
+"""The peer of a stream for which none is named."""
+
+Urgency = Literal["waited for", "soon waited for", "none"]
+"""Whether a reader at the child, or at a child of the child, waits for what a stream brings, or is
+going to. The most urgent first."""
+
+_URGENCIES: tuple[Urgency, ...] = ("waited for", "soon waited for", "none")
+
+
 @dataclass(slots=True, eq=False)
 class ServedBlob:
     """The verified pieces of one blob, and the streams that send them."""
@@ -105,11 +125,13 @@ class ServedBlob:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ChildStream(Flow):
-    """What a child is sent of one stripe: the pieces that verified here, in that order, cut into
-    blocks."""
+    """What a child is sent of one stripe: the pieces that verified here, cut into blocks. They come
+    in the order in which they verified; those for which a reader waits, the lowest first."""
 
     served: ServedBlob
     stripe: int
+    peer: Peer
+    urgency: Urgency
     skip: PieceSet
     """The pieces that the child held when it asked."""
     left: int
@@ -120,7 +142,30 @@ class ChildStream(Flow):
     """How many verified pieces it had not passed when these were fewest."""
     length: int = 0
     """Bytes of the piece under way."""
+    due: list[int] = field(default_factory=list)
+    """A heap of the verified pieces that it has passed and not begun; of an urgent stream alone."""
     ended: bool = False
+
+    def line_up(self, others: Iterable[ChildStream]) -> None:
+        """Give way to the other streams that are more urgent to the same child, or as urgent and
+        older, and have the rest of its streams give way."""
+        for other in others:
+            if other.peer != self.peer or other.urgency == self.urgency == "none":
+                continue
+            if _URGENCIES.index(other.urgency) <= _URGENCIES.index(self.urgency):
+                self.before.append(other)
+            else:
+                other.before.append(self)
+                if other.queue is self.queue:  # it takes the place of the other one, and its share
+                    self.virtual = max(self.virtual, other.virtual)
+
+    def charge(self, length: int) -> None:
+        """Have the streams that gave way to it pay for a block that the kernel took."""
+        self.virtual += length
+        if self.urgency != "none":
+            for other in self.served.streams[self.stripe]:
+                if other.waits and other.queue is self.queue and self in other.before:
+                    other.virtual += length
 
     def advance(self) -> bool:
         """Cut a block from the piece under way, or from the next verified piece that the child
@@ -128,15 +173,19 @@ class ChildStream(Flow):
         served = self.served
         if self.piece < 0:
             order = served.order[self.stripe]
-            while self.cursor < len(order):
+            while self.cursor < len(order) and self.piece < 0:
                 piece = order[self.cursor]
                 self.cursor += 1
-                if piece not in self.skip:
-                    self.piece, self.offset, self.length = piece, 0, served.layout.length(piece)
-                    break
+                if piece not in self.skip and self.urgency == "none":
+                    self.piece = piece
+                elif piece not in self.skip:
+                    heapq.heappush(self.due, piece)
             self.behind = min(self.behind, len(order) - self.cursor)
+            if self.due:
+                self.piece = heapq.heappop(self.due)
             if self.piece < 0:
                 return False
+            self.offset, self.length = 0, served.layout.length(self.piece)
         self.block = min(served.block_size, self.length - self.offset)
         return True
 
@@ -145,15 +194,24 @@ class ChildStream(Flow):
         is not sent again over this stream: the child asks anew for what it dropped."""
         if index < self.cursor:
             self.cursor -= 1
-            self.skip.add(piece)
+            if not self._forget(piece):
+                self.skip.add(piece)
 
     def leave_out(self, piece: int) -> None:
         """Do not send a piece, unless that has begun."""
         order = self.served.order[self.stripe]
         passed = piece in self.served.verified and order.index(piece) < self.cursor
-        if piece not in self.skip and not passed:
+        if piece not in self.skip and (not passed or self._forget(piece)):
             self.skip.add(piece)
             self.left -= 1
+
+    def _forget(self, piece: int) -> bool:
+        """Take a piece that is not begun out of those that are due; returns whether it was one."""
+        if piece not in self.due:
+            return False
+        self.due.remove(piece)
+        heapq.heapify(self.due)
+        return True
 
     def withdraw(self) -> None:
         """Do not begin with the piece that was to come next."""
@@ -229,13 +287,16 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A child asks for a stripe; `have` is what it holds."""
+    """A child asks for a stripe, or for the pieces of it for which readers wait; `have` is what it
+    holds, or does not ask for."""
 
     stream: int
     blob: Digest
     stripe: int
     have: PieceSet
     priority: Priority = "start"
+    peer: Peer = NOBODY
+    urgency: Urgency = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,9 +524,18 @@ class Uplink:
         queue = self._queue.queue(event.priority)
         behind = len(served.order[event.stripe])
         stream = ChildStream(
-            event.stream, queue, served=served, stripe=event.stripe, skip=event.have, left=lacks, behind=behind
+            event.stream,
+            queue,
+            served=served,
+            stripe=event.stripe,
+            peer=event.peer,
+            urgency=event.urgency,
+            skip=event.have,
+            left=lacks,
+            behind=behind,
         )
         stream.limit = served.limit
+        stream.line_up(served.streams[event.stripe])
         self._flows[event.stream] = stream
         served.streams[event.stripe].append(stream)
         self._wait(stream, out)
@@ -496,7 +566,11 @@ class Uplink:
             flow.queue.waiting.remove(flow)
         if isinstance(flow, ChildStream):
             flow.ended = True
-            flow.served.streams[flow.stripe].remove(flow)
+            streams = flow.served.streams[flow.stripe]
+            streams.remove(flow)
+            for other in streams:
+                if flow in other.before:
+                    other.before.remove(flow)
 
     def _wait(self, stream: ChildStream, out: list[Command]) -> None:
         """Queue a stream that has a block ready; end one that has been given everything."""
@@ -519,10 +593,11 @@ class Uplink:
             self._times.learn(flow, (now - flow.since) / length, self._flows.values(), now=now)
         if self._busy_since is not None:
             self.sent_bytes += length
-        flow.virtual += length
         if not isinstance(flow, ChildStream):
+            flow.virtual += length
             flow.block = 0
             return
+        flow.charge(length)
         flow.take_off()
         if flow.advance():
             if self._times.sluggish(flow, length):

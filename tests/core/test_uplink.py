@@ -5,6 +5,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pdist.core.stream_slots import Peer
 from p2pdist.core.uplink import (
     BlockSent,
     Closed,
@@ -14,10 +15,12 @@ from p2pdist.core.uplink import (
     End,
     Event,
     Held,
+    Lost,
     Opened,
     Send,
     Tick,
     Uplink,
+    Urgency,
     Verified,
 )
 from p2pdist.model.digest import digest_of
@@ -339,3 +342,125 @@ def test_a_stream_all_of_which_another_one_brings_ends() -> None:
     assert line(Diverted(1, (7,))) == [End(1)]
     assert line(Diverted(1, (7,))) == line(Verified(BLOB, 7)) == []
     assert line(Diverted(9, (7,))) == []  # it is gone
+
+
+CHILD, OTHER = Peer("a", "h1"), Peer("b", "h2")
+
+
+def opened(stream: int, *lacks: int, peer: Peer = CHILD, urgency: Urgency = "none", stripe: int = 0) -> Opened:
+    return Opened(stream, BLOB, stripe, pieces(*set(range(8)).difference(lacks)), peer=peer, urgency=urgency)
+
+
+def order_of(line: Line, stream: int, count: int) -> list[tuple[int, int]]:
+    """What is sent after a block of `stream`: stream and piece of each block."""
+    sent = []
+    for _ in range(count):
+        commands = [command for command in line(BlockSent(stream), 0.01) if isinstance(command, Send)]
+        if not commands:
+            break
+        stream = commands[0].stream
+        sent.append((stream, commands[0].piece))
+    return sent
+
+
+def test_what_a_reader_waits_for_goes_before_what_comes_anyway() -> None:
+    """Lowest first, what a reader waits for before what it soon will, and only then the rest."""
+    line = Line(*range(7), in_flight=1)
+    assert line(opened(1, 4, 5, 6)) == [send(1, 4)]
+    assert line(opened(2, 3, 2, urgency="soon waited for")) == []
+    assert line(opened(3, 1, 0, urgency="waited for")) == []
+    assert order_of(line, 1, 6) == [(3, 0), (3, 1), (2, 2), (2, 3), (1, 5), (1, 6)]
+
+
+def test_of_streams_for_which_readers_wait_the_first_goes_first() -> None:
+    line = Line(*range(8), in_flight=1)
+    line(opened(1, 7))
+    line(opened(2, 5, 6, urgency="waited for"))
+    line(opened(3, 0, 1, urgency="waited for"))
+    assert order_of(line, 1, 4) == [(2, 5), (2, 6), (3, 0), (3, 1)]
+
+
+def test_a_stream_goes_on_while_what_is_more_urgent_is_not_here() -> None:
+    line = Line(0, 1, in_flight=1)
+    line(opened(1, 0, 1, 2))
+    line(opened(2, 3, urgency="waited for"))
+    assert line(BlockSent(1)) == [send(1, 1)]
+    assert line(Verified(BLOB, 2)) == []
+    assert line(Verified(BLOB, 3)) == []
+    assert order_of(line, 1, 2) == [(2, 3), (1, 2)]
+
+
+def test_what_is_urgent_to_one_child_takes_nothing_from_another() -> None:
+    """Both get as many pieces as without."""
+    line = Line(*range(8), in_flight=1)
+    line(opened(1, *range(8), peer=OTHER))
+    line(opened(2, 6, 7))
+    line(opened(3, 0, 1, urgency="soon waited for"))
+    line(opened(4, 2, urgency="waited for"))
+    sent = order_of(line, 1, 9)
+    assert [peer == 1 for peer, _ in sent] == [False, True] * 4 + [False]
+    assert [piece for peer, piece in sent if peer != 1] == [2, 0, 1, 6, 7]
+
+
+def test_streams_of_other_stripes_and_children_do_not_give_way() -> None:
+    line = Line(*range(8), stripes=2, in_flight=1)
+    line(opened(1, 1, 3, 5, 7, stripe=1))
+    line(opened(2, 0, 2, 4, 6, urgency="waited for"))
+    assert [stream for stream, _ in order_of(line, 1, 5)] == [2, 1, 2, 1, 2]
+
+
+def test_a_stuck_urgent_block_does_not_hold_up_the_rest() -> None:
+    line = Line(*range(8), in_flight=1)
+    assert line(opened(2, 0, 1, urgency="waited for")) == [send(2, 0)]
+    assert line(opened(1, 4, 5)) == []
+    assert line(Tick(), 0.04) == []
+    assert line(Tick(), 0.2) == [send(1, 4)]
+    assert line(Closed(2)) == []
+    assert line(BlockSent(1)) == [send(1, 5)]
+
+
+def test_what_is_lost_or_comes_otherwise_is_not_sent_for_a_reader() -> None:
+    line = Line(0, 2, 4, 6, stripes=2, in_flight=1)
+    assert line(opened(1, 0, 2, 4, 6, urgency="waited for")) == [send(1, 0)]
+    line(Lost(BLOB, (4,)))
+    line(Diverted(1, (6,)))
+    assert order_of(line, 1, 3) == [(1, 2)]
+    assert line(Verified(BLOB, 4)) == [send(1, 4)]
+    assert line(BlockSent(1)) == [End(1)]
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.data())
+def test_urgent_streams_starve_no_one_and_end(data: st.DataObject) -> None:
+    """Whatever is urgent to whom: each stream is given what it lacked, once, and while pieces are
+    here that a stream lacks one of its child's blocks is on its way or goes next."""
+    line = Line(in_flight=1, blocks=data.draw(st.sampled_from([1, 2])))
+    unverified = data.draw(st.permutations(range(8)))
+    lacking: dict[int, set[int]] = {}
+    given_to: dict[int, list[int]] = {}
+    flying: list[Send] = []
+    ended: set[int] = set()
+
+    def take(commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, End):
+                ended.add(command.stream)
+            else:
+                flying.append(command)
+                if command.offset == 0:
+                    given_to[command.stream].append(command.piece)
+
+    for number in range(1, 7):
+        lacking[number], given_to[number] = data.draw(st.sets(st.integers(0, 7))), []
+        urgency: Urgency = data.draw(st.sampled_from(["none", "soon waited for", "waited for"]))
+        take(line(opened(number, *lacking[number], peer=data.draw(st.sampled_from([CHILD, OTHER])), urgency=urgency)))
+    while unverified or flying:
+        assert len(flying) <= 1
+        if flying and (not unverified or data.draw(st.booleans())):
+            take(line(BlockSent(flying.pop().stream), 1e-4))
+        else:
+            take(line(Verified(BLOB, unverified.pop(0)), 1e-4))
+    assert ended == set(lacking)
+    assert {number: sorted(given) for number, given in given_to.items()} == {
+        number: sorted(lacked) for number, lacked in lacking.items()
+    }

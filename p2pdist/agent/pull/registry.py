@@ -34,6 +34,7 @@ from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
 from p2pdist.core.stream_slots import Peer
 from p2pdist.core.trackerless import Announcement, plan_without_tracker
+from p2pdist.core.uplink import Urgency
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import Descriptor
@@ -309,11 +310,11 @@ class Registry:
         takes on the child's priority, since the child's pieces come through it (priority
         inheritance; Sha, Rajkumar and Lehoczky, 1990). Raises Unavailable when there is no slot."""
         peer = Peer(address, request.host)
-        demand = request.demand
+        urgency: Urgency = "none" if not request.demand else "soon waited for" if request.prefetch else "waited for"
         flow = self._uplink.open(
-            request.blob, request.stripe, have, request.priority, peer=peer, cut=cut, demand=demand
+            request.blob, request.stripe, have, request.priority, peer=peer, cut=cut, urgency=urgency
         )
-        if not demand:  # else these pieces alone take the priority on
+        if not request.demand:  # else these pieces alone take the priority on
             self._join(request.blob, request.priority)
         return flow
 

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 from p2pdist.agent.bittorrent.service import SwarmService
@@ -172,6 +173,7 @@ class PullStreams:
                 pieces=pieces,
                 vouched=self._vouched,
                 under_way=self._read_now,
+                first=tuple if pieces else partial(self._waited_for, stripe),
             )
         else:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()
@@ -228,6 +230,12 @@ class PullStreams:
             for piece in pieces:
                 have.add(piece)
         return have
+
+    def _waited_for(self, stripe: int) -> Iterator[int]:
+        """The pieces of a stripe that are to come from the origin for a reader, as they were asked
+        for."""
+        numbers = [number for number in self._demanded if self._sources[number] == (ORIGIN, stripe)]
+        return (piece for number in numbers for piece in self._demanded[number])
 
     def quiet(self) -> list[Quiet]:
         """The streams whose sources have given nothing. A preseed whose source has responded is
