@@ -246,20 +246,23 @@ class Uplink:
         peer: Peer = NOBODY,
         cut: Callable[[], None] | None = None,
         urgency: Urgency = "none",
+        rides: bool = False,
     ) -> Flow:
         """Open a stream to a child; the caller closes it when the connection ends. `cut` breaks its
-        connection. What a reader waits for, or soon will, other streams of the stripe to the same
-        peer leave out. Raises Unavailable when `peer` finds no slot (core/stream_slots.py)."""
+        connection. What is urgent the peer's other streams of the stripe leave out, unless this one
+        `rides` on them. Raises Unavailable when `peer` finds no slot (core/stream_slots.py)."""
         self._make_room(self._slots, peer, "streams")
         number = next(self._numbers)
         flow = self._flows[number] = Flow(self, number, cut)
-        if urgency != "none" and self._core.stripes(blob) > 1:  # else the length of a response may have been said
+        if (
+            urgency != "none" and not rides and self._core.stripes(blob) > 1
+        ):  # else the length of a response may have been said
             brought = tuple(have.missing(stripe, self._core.stripes(blob)))
             for other in [other for other, key in self._streams.items() if key == (blob, stripe, peer)]:
                 self.submit(Diverted(other, brought))
         self._streams[number] = blob, stripe, peer
         self._slots.opened(number, peer)
-        self.submit(Opened(number, blob, stripe, have, priority, peer, urgency))
+        self.submit(Opened(number, blob, stripe, have, priority, peer, urgency, rides))
         return flow
 
     def open_range(self, *, peer: Peer = NOBODY, cut: Callable[[], None] | None = None) -> RangeFlow:

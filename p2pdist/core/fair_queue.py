@@ -12,9 +12,6 @@ with the other flows of its policy (TokenBucket). A flow that one of the latter 
 does not wait for the uplink, and other flows are served. A preseed then starts at the present
 virtual time like a new flow; among preseeds a flow that was held back comes first, and its limit
 keeps that short.
-
-A flow may give way to others (`before`): it is not served while one of them waits. What they get is
-their share together: each block is charged to those that give way to it.
 """
 
 from __future__ import annotations
@@ -73,18 +70,6 @@ class Flow:
     """How long the kernel takes for a byte, smoothed."""
     limit: TokenBucket | None = None
     """Shared with the other flows of its policy."""
-    before: list[Flow] = field(default_factory=list)
-    """Flows to which it gives way, none of which gives way to it."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it has a block that the kernel is not taking."""
-        return self.block > 0 and not self.in_flight
-
-    @property
-    def gives_way(self) -> bool:
-        """Whether a flow waits that goes first."""
-        return any(flow.waits for flow in self.before)
 
     @property
     def free_at(self) -> float:
@@ -116,8 +101,8 @@ class Queue:
         if now < self.tokens.free_at:
             return []
         for flow in self.waiting:
-            if flow.limit is not None or flow.before:
-                return [flow for flow in self.waiting if now >= flow.free_at and not flow.gives_way]
+            if flow.limit is not None:
+                return [flow for flow in self.waiting if now >= flow.free_at]
         return self.waiting  # as nearly always, and for every block: no copy
 
     def free_at(self) -> float:

@@ -18,12 +18,12 @@ closed stream took is forgotten slowly (FORGET_S). Else a stream that came then 
 block of a slow child, as if this host's link were that slow. Of open streams the average of their
 last blocks counts: a short block that an empty buffer takes at once says nothing about the link.
 
-A child may wait for single pieces of a stripe, which streams of their own bring it (`Urgency`).
-While these have a block to send, the child's other streams of the stripe give way, and what the
-child gets of the stripe stays its share: other children lose nothing by it. What a reader waits for
-goes before what a reader is going to wait for; of streams alike the one that came first goes first,
-and within a stream the lowest piece that is here. A stream that gives way goes on as soon as those
-before it have nothing to send, or a block that is stuck.
+A child may wait for single pieces of a stripe (`Urgency`). A stream of its own asks for them, and
+rides on the one that brings the child the stripe: this sends them before all else, over a
+connection that is up to speed, and the child gets no more than its share. What a reader waits for
+comes before what a reader is going to wait for, and of pieces alike the lowest that is here: of
+many parts that a client asks for at once, the first is to be whole first. A rider sends by itself
+what its carrier may not: what the child said it had, and everything once the carrier is gone.
 
 Capacity is bytes taken by the kernel while some flow waited, over that time. When none waits, what
 is in flight tells how fast the children are, not this host. The time spent waiting for the limit
@@ -133,7 +133,7 @@ class ChildStream(Flow):
     peer: Peer
     urgency: Urgency
     skip: PieceSet
-    """The pieces that the child held when it asked."""
+    """The pieces that the child held when it asked, and others that it is not sent any more."""
     left: int
     """How many pieces the child lacks."""
     cursor: int = 0
@@ -142,56 +142,85 @@ class ChildStream(Flow):
     """How many verified pieces it had not passed when these were fewest."""
     length: int = 0
     """Bytes of the piece under way."""
+    begun: PieceSet
+    """The pieces that it has begun to send, or is about to."""
     due: list[int] = field(default_factory=list)
     """A heap of the verified pieces that it has passed and not begun; of an urgent stream alone."""
+    riding: list[int] = field(default_factory=list)
+    """A heap of those that its carrier is to send."""
+    carrier: ChildStream | None = None
+    riders: list[ChildStream] = field(default_factory=list)
+    """Streams that ride on this one."""
     ended: bool = False
 
-    def line_up(self, others: Iterable[ChildStream]) -> None:
-        """Give way to the other streams that are more urgent to the same child, or as urgent and
-        older, and have the rest of its streams give way."""
+    def ride(self, others: Iterable[ChildStream]) -> None:
+        """Have the newest of these that brings the same child the stripe carry what this one asks
+        for."""
         for other in others:
-            if other.peer != self.peer or other.urgency == self.urgency == "none":
-                continue
-            if _URGENCIES.index(other.urgency) <= _URGENCIES.index(self.urgency):
-                self.before.append(other)
-            else:
-                other.before.append(self)
-                if other.queue is self.queue:  # it takes the place of the other one, and its share
-                    self.virtual = max(self.virtual, other.virtual)
+            if other.peer == self.peer and other.urgency == "none" and not other.ended:
+                self.carrier = other
+        if self.carrier is not None:
+            self.carrier.riders.append(self)
 
-    def charge(self, length: int) -> None:
-        """Have the streams that gave way to it pay for a block that the kernel took."""
-        self.virtual += length
-        if self.urgency != "none":
-            for other in self.served.streams[self.stripe]:
-                if other.waits and other.queue is self.queue and self in other.before:
-                    other.virtual += length
+    def dismount(self) -> None:
+        """Ride no more: send what has not been begun."""
+        if self.carrier is not None:
+            self.carrier.riders.remove(self)
+            self.carrier = None
+            self.due = sorted(self.due + self.riding)
+            self.riding = []
 
     def advance(self) -> bool:
         """Cut a block from the piece under way, or from the next verified piece that the child
         lacks; returns whether there is one."""
-        served = self.served
         if self.piece < 0:
-            order = served.order[self.stripe]
-            while self.cursor < len(order) and self.piece < 0:
-                piece = order[self.cursor]
-                self.cursor += 1
-                if piece not in self.skip and self.urgency == "none":
-                    self.piece = piece
-                elif piece not in self.skip:
-                    heapq.heappush(self.due, piece)
-            self.behind = min(self.behind, len(order) - self.cursor)
-            if self.due:
-                self.piece = heapq.heappop(self.due)
-            if self.piece < 0:
+            piece = self._next_of_riders() if self.riders else None
+            piece = piece if piece is not None else self._next()
+            if piece is None:
                 return False
-            self.offset, self.length = 0, served.layout.length(self.piece)
-        self.block = min(served.block_size, self.length - self.offset)
+            self.begun.add(piece)
+            self.piece, self.offset, self.length = piece, 0, self.served.layout.length(piece)
+        self.block = min(self.served.block_size, self.length - self.offset)
         return True
+
+    def _next(self) -> int | None:
+        """The next verified piece, by the order of this stream."""
+        order, following = self.served.order[self.stripe], None
+        while self.cursor < len(order) and following is None:
+            piece = order[self.cursor]
+            self.cursor += 1
+            if piece in self.skip:
+                continue
+            if self.urgency == "none":
+                following = piece
+            elif self.carrier is not None and piece in self.carrier.begun:
+                self._leave(piece)
+            elif self.carrier is not None and piece not in self.carrier.skip:
+                heapq.heappush(self.riding, piece)
+            else:
+                heapq.heappush(self.due, piece)
+        self.behind = min(self.behind, len(order) - self.cursor)
+        return heapq.heappop(self.due) if self.due else following
+
+    def _next_of_riders(self) -> int | None:
+        """The next piece for which a reader waits."""
+        for rider in self.riders:
+            own = rider._next()
+            if own is not None:
+                heapq.heappush(rider.due, own)
+        while ready := [rider for rider in self.riders if rider.riding]:
+            rider = min(ready, key=_by_urgency)
+            piece = heapq.heappop(rider.riding)
+            rider._leave(piece)
+            if piece not in self.begun:
+                self.skip.add(piece)
+                return piece
+        return None
 
     def lose(self, piece: int, index: int) -> None:
         """A verified piece, the one at this index of its stripe, is no more. What was sent already
         is not sent again over this stream: the child asks anew for what it dropped."""
+        self.begun.discard(piece)
         if index < self.cursor:
             self.cursor -= 1
             if not self._forget(piece):
@@ -202,21 +231,26 @@ class ChildStream(Flow):
         order = self.served.order[self.stripe]
         passed = piece in self.served.verified and order.index(piece) < self.cursor
         if piece not in self.skip and (not passed or self._forget(piece)):
-            self.skip.add(piece)
-            self.left -= 1
+            self._leave(piece)
+
+    def _leave(self, piece: int) -> None:
+        self.skip.add(piece)
+        self.left -= 1
 
     def _forget(self, piece: int) -> bool:
         """Take a piece that is not begun out of those that are due; returns whether it was one."""
-        if piece not in self.due:
-            return False
-        self.due.remove(piece)
-        heapq.heapify(self.due)
-        return True
+        for heap in (self.due, self.riding):
+            if piece in heap:
+                heap.remove(piece)
+                heapq.heapify(heap)
+                return True
+        return False
 
     def withdraw(self) -> None:
         """Do not begin with the piece that was to come next."""
         self.queue.waiting.remove(self)
         self.skip.discard(self.piece)  # it is sent once it has verified anew
+        self.begun.discard(self.piece)
         self.block, self.piece = 0, -1
 
     def take_off(self) -> None:
@@ -226,6 +260,10 @@ class ChildStream(Flow):
         if self.offset >= self.length:
             self.piece = -1
             self.left -= 1
+
+
+def _by_urgency(rider: ChildStream) -> tuple[int, int]:
+    return _URGENCIES.index(rider.urgency), rider.riding[0]
 
 
 BLOCK_MIN = 32 << 10
@@ -297,6 +335,8 @@ class Opened:
     priority: Priority = "start"
     peer: Peer = NOBODY
     urgency: Urgency = "none"
+    rides: bool = False
+    """The child takes the pieces over its stream of the stripe as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +446,7 @@ class Uplink:
             case Diverted(number, pieces):
                 self._divert(number, pieces, out)
             case Closed(number):
-                self._close(number, now)
+                self._close(number, now, out)
             case Held(blob, layout, stripes, have):
                 self._hold(blob, layout, stripes, have)
             case Limited(blob, limit):
@@ -533,9 +573,11 @@ class Uplink:
             skip=event.have,
             left=lacks,
             behind=behind,
+            begun=PieceSet(served.layout.count),
         )
         stream.limit = served.limit
-        stream.line_up(served.streams[event.stripe])
+        if event.rides:
+            stream.ride(served.streams[event.stripe])
         self._flows[event.stream] = stream
         served.streams[event.stripe].append(stream)
         self._wait(stream, out)
@@ -555,7 +597,7 @@ class Uplink:
         flow.block = length
         flow.queue.enter(flow)
 
-    def _close(self, number: int, now: float) -> None:
+    def _close(self, number: int, now: float, out: list[Command]) -> None:
         flow = self._flows.pop(number, None)
         if flow is None:
             return
@@ -566,11 +608,11 @@ class Uplink:
             flow.queue.waiting.remove(flow)
         if isinstance(flow, ChildStream):
             flow.ended = True
-            streams = flow.served.streams[flow.stripe]
-            streams.remove(flow)
-            for other in streams:
-                if flow in other.before:
-                    other.before.remove(flow)
+            flow.served.streams[flow.stripe].remove(flow)
+            flow.dismount()
+            for rider in flow.riders[:]:
+                rider.dismount()
+                self._wait(rider, out)
 
     def _wait(self, stream: ChildStream, out: list[Command]) -> None:
         """Queue a stream that has a block ready; end one that has been given everything."""
@@ -581,6 +623,14 @@ class Uplink:
         elif stream.left == 0:
             stream.ended = True
             out.append(End(stream.number))
+        if stream.riders:
+            self._end_riders(stream, out)
+
+    def _end_riders(self, stream: ChildStream, out: list[Command]) -> None:
+        for rider in stream.riders[:]:
+            self._wait(rider, out)
+            if rider.ended:
+                rider.dismount()
 
     def _sent(self, number: int, now: float, out: list[Command]) -> None:
         flow = self._flows.get(number)
@@ -593,13 +643,14 @@ class Uplink:
             self._times.learn(flow, (now - flow.since) / length, self._flows.values(), now=now)
         if self._busy_since is not None:
             self.sent_bytes += length
+        flow.virtual += length
         if not isinstance(flow, ChildStream):
-            flow.virtual += length
             flow.block = 0
             return
-        flow.charge(length)
         flow.take_off()
         if flow.advance():
+            if flow.riders:
+                self._end_riders(flow, out)
             if self._times.sluggish(flow, length):
                 flow.queue.enter(flow)
             else:

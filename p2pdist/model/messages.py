@@ -551,7 +551,9 @@ class StreamRequest(msgspec.Struct, frozen=True):
     frame STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader
     waits for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
     first as well, and sends the host none of them in its other stream of the stripe. With
-    `prefetch` a reader is going to wait: they come behind what readers wait for."""
+    `prefetch` a reader is going to wait: they come behind what readers wait for. With `rides` the
+    host takes them over its other stream of the stripe, too, where that is open and asked for them:
+    this stream ends when all have been sent over either."""
 
     blob: Digest
     stripe: int
@@ -561,6 +563,7 @@ class StreamRequest(msgspec.Struct, frozen=True):
     priority: Priority = "start"
     demand: bool = False
     prefetch: bool = False
+    rides: bool = False
 
 
 DEMAND_PIECES_MAX = 64

@@ -29,6 +29,7 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 BLOB = digest_of(b"blob")
 PIECE = 65536
 LAYOUT = PieceLayout(8 * PIECE, PIECE)
+URGENCIES: list[Urgency] = ["none", "soon waited for", "waited for"]
 
 
 def pieces(*numbers: int, layout: PieceLayout = LAYOUT) -> PieceSet:
@@ -347,8 +348,16 @@ def test_a_stream_all_of_which_another_one_brings_ends() -> None:
 CHILD, OTHER = Peer("a", "h1"), Peer("b", "h2")
 
 
-def opened(stream: int, *lacks: int, peer: Peer = CHILD, urgency: Urgency = "none", stripe: int = 0) -> Opened:
-    return Opened(stream, BLOB, stripe, pieces(*set(range(8)).difference(lacks)), peer=peer, urgency=urgency)
+def opened(
+    stream: int,
+    *lacks: int,
+    peer: Peer = CHILD,
+    urgency: Urgency = "none",
+    stripe: int = 0,
+    rides: bool | None = None,
+) -> Opened:
+    have = pieces(*set(range(8)).difference(lacks))
+    return Opened(stream, BLOB, stripe, have, "start", peer, urgency, urgency != "none" if rides is None else rides)
 
 
 def order_of(line: Line, stream: int, count: int) -> list[tuple[int, int]]:
@@ -363,60 +372,82 @@ def order_of(line: Line, stream: int, count: int) -> list[tuple[int, int]]:
     return sent
 
 
-def test_what_a_reader_waits_for_goes_before_what_comes_anyway() -> None:
+def test_what_a_reader_waits_for_comes_first_over_the_stream_of_the_stripe() -> None:
     """Lowest first, what a reader waits for before what it soon will, and only then the rest."""
     line = Line(*range(7), in_flight=1)
-    assert line(opened(1, 4, 5, 6)) == [send(1, 4)]
-    assert line(opened(2, 3, 2, urgency="soon waited for")) == []
-    assert line(opened(3, 1, 0, urgency="waited for")) == []
-    assert order_of(line, 1, 6) == [(3, 0), (3, 1), (2, 2), (2, 3), (1, 5), (1, 6)]
+    assert line(opened(1, *range(7))) == [send(1, 0)]
+    assert line(opened(2, 4, 3, urgency="soon waited for")) == []
+    assert line(opened(3, 6, 5, urgency="waited for")) == []
+    assert order_of(line, 1, 9) == [(1, 5), (1, 6), (1, 3), (1, 4), (1, 1), (1, 2)]
 
 
-def test_of_streams_for_which_readers_wait_the_first_goes_first() -> None:
+def test_a_rider_ends_with_its_last_piece() -> None:
+    line = Line(*range(6), in_flight=1)
+    line(opened(1, *range(7)))
+    assert line(opened(2, 0, 3, 6, urgency="waited for")) == [], "the first has begun over the other stream"
+    assert line(BlockSent(1)) == [send(1, 3)]
+    assert line(Verified(BLOB, 6)) == []
+    assert line(BlockSent(1)) == [End(2), send(1, 6)]
+
+
+def test_of_what_is_alike_urgent_the_lowest_goes_first() -> None:
+    """Of many parts that a client asks for at once, the first is to be whole first."""
     line = Line(*range(8), in_flight=1)
-    line(opened(1, 7))
+    line(opened(1, *range(8)))
     line(opened(2, 5, 6, urgency="waited for"))
-    line(opened(3, 0, 1, urgency="waited for"))
-    assert order_of(line, 1, 4) == [(2, 5), (2, 6), (3, 0), (3, 1)]
+    line(opened(3, 1, 2, 6, urgency="waited for"))
+    assert [piece for _, piece in order_of(line, 1, 7)] == [1, 2, 5, 6, 3, 4, 7]
 
 
-def test_a_stream_goes_on_while_what_is_more_urgent_is_not_here() -> None:
+def test_a_stream_goes_on_while_what_is_urgent_is_not_here() -> None:
     line = Line(0, 1, in_flight=1)
-    line(opened(1, 0, 1, 2))
+    line(opened(1, 0, 1, 2, 3))
     line(opened(2, 3, urgency="waited for"))
     assert line(BlockSent(1)) == [send(1, 1)]
     assert line(Verified(BLOB, 2)) == []
     assert line(Verified(BLOB, 3)) == []
-    assert order_of(line, 1, 2) == [(2, 3), (1, 2)]
+    assert order_of(line, 1, 3) == [(1, 3), (1, 2)]
 
 
 def test_what_is_urgent_to_one_child_takes_nothing_from_another() -> None:
     """Both get as many pieces as without."""
     line = Line(*range(8), in_flight=1)
     line(opened(1, *range(8), peer=OTHER))
-    line(opened(2, 6, 7))
-    line(opened(3, 0, 1, urgency="soon waited for"))
-    line(opened(4, 2, urgency="waited for"))
+    line(opened(2, *range(8)))
+    line(opened(3, 6, 7, urgency="soon waited for"))
+    line(opened(4, 5, urgency="waited for"))
     sent = order_of(line, 1, 9)
-    assert [peer == 1 for peer, _ in sent] == [False, True] * 4 + [False]
-    assert [piece for peer, piece in sent if peer != 1] == [2, 0, 1, 6, 7]
+    assert [peer for peer, _ in sent] == [2, 1] * 4 + [2]
+    assert [piece for peer, piece in sent if peer == 2] == [0, 5, 6, 7, 1]
 
 
-def test_streams_of_other_stripes_and_children_do_not_give_way() -> None:
+def test_a_rider_sends_what_its_carrier_may_not() -> None:
+    """The child had said that piece 6 comes otherwise."""
     line = Line(*range(8), stripes=2, in_flight=1)
-    line(opened(1, 1, 3, 5, 7, stripe=1))
-    line(opened(2, 0, 2, 4, 6, urgency="waited for"))
-    assert [stream for stream, _ in order_of(line, 1, 5)] == [2, 1, 2, 1, 2]
+    line(opened(1, 0, 2, 4))
+    line(opened(2, 4, 6, urgency="waited for"))
+    assert sorted(order_of(line, 1, 4)) == [(1, 2), (1, 4), (2, 6)]
 
 
-def test_a_stuck_urgent_block_does_not_hold_up_the_rest() -> None:
-    line = Line(*range(8), in_flight=1)
-    assert line(opened(2, 0, 1, urgency="waited for")) == [send(2, 0)]
-    assert line(opened(1, 4, 5)) == []
-    assert line(Tick(), 0.04) == []
-    assert line(Tick(), 0.2) == [send(1, 4)]
-    assert line(Closed(2)) == []
-    assert line(BlockSent(1)) == [send(1, 5)]
+def test_a_rider_goes_on_by_itself_when_its_carrier_is_gone() -> None:
+    line = Line(*range(8), stripes=2, in_flight=1)
+    line(opened(1, 0, 2, 4, 6))
+    line(opened(2, 2, 6, urgency="waited for"))
+    assert line(Closed(1)) == [send(2, 2)]
+    assert line(BlockSent(2)) == [send(2, 6)]
+    assert line(BlockSent(2)) == [End(2)]
+
+
+def test_without_a_stream_to_ride_on_it_sends_the_lowest_first() -> None:
+    """Streams of other stripes and of other children carry none of it."""
+    line = Line(stripes=2, in_flight=1)
+    assert line(opened(1, 1, 3, 5, 7, stripe=1)) == line(opened(2, 0, 2, 4, 6, peer=OTHER)) == []
+    line(opened(3, 0, 2, 4, urgency="waited for"))
+    line(Verified(BLOB, 6))
+    for piece in (4, 2, 0):
+        line(Verified(BLOB, piece))
+    # A piece that was next when a lower one came goes first.
+    assert [piece for stream, piece in order_of(line, 2, 12) if stream == 3] == [4, 0, 2]
 
 
 def test_what_is_lost_or_comes_otherwise_is_not_sent_for_a_reader() -> None:
@@ -431,19 +462,24 @@ def test_what_is_lost_or_comes_otherwise_is_not_sent_for_a_reader() -> None:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.data())
-def test_urgent_streams_starve_no_one_and_end(data: st.DataObject) -> None:
-    """Whatever is urgent to whom: each stream is given what it lacked, once, and while pieces are
-    here that a stream lacks one of its child's blocks is on its way or goes next."""
+def test_riders_starve_no_one_and_end(data: st.DataObject) -> None:
+    """Whatever is urgent to whom, and whichever streams close: each stream that stays is given what
+    it lacked, once, a rider by itself or by a stream of the same child; a stream that carries
+    nothing is given what it lacked and nothing else."""
     line = Line(in_flight=1, blocks=data.draw(st.sampled_from([1, 2])))
     unverified = data.draw(st.permutations(range(8)))
     lacking: dict[int, set[int]] = {}
+    peers: dict[int, Peer] = {}
+    urgencies: dict[int, Urgency] = {}
     given_to: dict[int, list[int]] = {}
     flying: list[Send] = []
     ended: set[int] = set()
+    closed: set[int] = set()
 
     def take(commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, End):
+                assert command.stream not in ended
                 ended.add(command.stream)
             else:
                 flying.append(command)
@@ -452,15 +488,29 @@ def test_urgent_streams_starve_no_one_and_end(data: st.DataObject) -> None:
 
     for number in range(1, 7):
         lacking[number], given_to[number] = data.draw(st.sets(st.integers(0, 7))), []
-        urgency: Urgency = data.draw(st.sampled_from(["none", "soon waited for", "waited for"]))
-        take(line(opened(number, *lacking[number], peer=data.draw(st.sampled_from([CHILD, OTHER])), urgency=urgency)))
+        peers[number], urgency = data.draw(st.sampled_from([CHILD, OTHER])), data.draw(st.sampled_from(URGENCIES))
+        urgencies[number] = urgency
+        take(line(opened(number, *lacking[number], peer=peers[number], urgency=urgency)))
+        for _ in range(data.draw(st.integers(0, 2))):
+            if unverified:
+                take(line(Verified(BLOB, unverified.pop(0)), 1e-4))
+        if data.draw(st.integers(0, 3)) == 0:
+            gone = data.draw(st.integers(1, number))
+            closed.add(gone)
+            flying = [block for block in flying if block.stream != gone]
+            take(line(Closed(gone)))
     while unverified or flying:
         assert len(flying) <= 1
         if flying and (not unverified or data.draw(st.booleans())):
             take(line(BlockSent(flying.pop().stream), 1e-4))
         else:
             take(line(Verified(BLOB, unverified.pop(0)), 1e-4))
-    assert ended == set(lacking)
-    assert {number: sorted(given) for number, given in given_to.items()} == {
-        number: sorted(lacked) for number, lacked in lacking.items()
-    }
+    assert ended | closed == set(lacking)
+    for number in set(lacking) - closed:
+        given = given_to[number]
+        assert len(given) == len(set(given)) and set(given) <= lacking[number]
+        if urgencies[number] == "none":
+            assert set(given) == lacking[number]
+        alike = [other for other in lacking if peers[other] == peers[number]]
+        if not closed.intersection(alike):  # a child that ends its stream asks anew for what was on its way
+            assert lacking[number] <= set().union(*(given_to[other] for other in alike))

@@ -311,8 +311,9 @@ class Registry:
         inheritance; Sha, Rajkumar and Lehoczky, 1990). Raises Unavailable when there is no slot."""
         peer = Peer(address, request.host)
         urgency: Urgency = "none" if not request.demand else "soon waited for" if request.prefetch else "waited for"
+        rides = request.rides and request.demand and request.stripes > 1  # else a length may have been said
         flow = self._uplink.open(
-            request.blob, request.stripe, have, request.priority, peer=peer, cut=cut, urgency=urgency
+            request.blob, request.stripe, have, request.priority, peer=peer, cut=cut, urgency=urgency, rides=rides
         )
         if not request.demand:  # else these pieces alone take the priority on
             self._join(request.blob, request.priority)

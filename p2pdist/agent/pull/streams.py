@@ -178,9 +178,11 @@ class PullStreams:
         else:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()
             priority: Priority = "start" if pieces else self.priority
-            host, demand = self._context.host, bool(pieces)
+            host, demand, layout = self._context.host, bool(pieces), self._blob.layout
+            # A large piece that has begun over the other stream would hold up what is waited for.
+            rides = demand and self._stripes > 1 and not layout.large
             request = StreamRequest(
-                self._blob.digest, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch
+                self._blob.digest, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch, rides
             )
             stream = IncomingStream(
                 source,
@@ -232,10 +234,9 @@ class PullStreams:
         return have
 
     def _waited_for(self, stripe: int) -> Iterator[int]:
-        """The pieces of a stripe that are to come from the origin for a reader, as they were asked
-        for."""
+        """The pieces of a stripe that are to come from the origin for readers, the lowest first."""
         numbers = [number for number in self._demanded if self._sources[number] == (ORIGIN, stripe)]
-        return (piece for number in numbers for piece in self._demanded[number])
+        return iter(sorted(piece for number in numbers for piece in self._demanded[number]))
 
     def quiet(self) -> list[Quiet]:
         """The streams whose sources have given nothing. A preseed whose source has responded is
@@ -347,6 +348,7 @@ class PullStreams:
 
     def close(self, number: int, *, after_piece: bool) -> None:
         """End a stream; `after_piece` lets the piece under way arrive first."""
+        self._demanded.pop(number, None)  # a stream that is opened now may bring it
         if (stream := self._open.get(number)) is None:
             return
         if after_piece:

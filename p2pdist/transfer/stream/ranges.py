@@ -118,13 +118,15 @@ def parse_ranges(text: str, size: int, *, ranges_max: int) -> list[tuple[int, in
     return ranges
 
 
-def requested_end(text: str, size: int, *, ranges_max: int = 1) -> int:
-    """Where what a Range header asks for ends, of `size` bytes."""
+def requested_part(text: str, size: int, *, ranges_max: int = 1) -> tuple[int, int, int]:
+    """Where what a Range header asks for begins and ends, of `size` bytes, and how many bytes that
+    is."""
     try:
         ranges = parse_ranges(text, size, ranges_max=ranges_max)
     except Unsatisfiable:
-        return size  # the answer says so
-    return max(end for _, end in ranges) if ranges else size
+        ranges = None  # the answer says so
+    ranges = ranges or [(0, size)]
+    return min(ranges)[0], max(end for _, end in ranges), sum(end - start for start, end in ranges)
 
 
 def _overlap(ranges: list[tuple[int, int]]) -> int:
