@@ -157,7 +157,8 @@ class ChildStream(Flow):
         """Have the newest of these that brings the same child the stripe carry what this one asks
         for."""
         for other in others:
-            if other.peer == self.peer and other.urgency == "none" and not other.ended:
+            alike = other.peer == self.peer and other.queue is self.queue
+            if alike and other.urgency == "none" and not other.ended:
                 self.carrier = other
         if self.carrier is not None:
             self.carrier.riders.append(self)

@@ -154,7 +154,8 @@ class Chunks:
             with blob.held():
                 start = _start(stored, selection)
                 if pull is not None and reading is not None:
-                    pull.reads(reading, start // blob.layout.piece_size)
+                    piece = start // blob.layout.piece_size
+                    pull.turns.reads(reading, piece, now=asyncio.get_running_loop().time())
                 if pull is not None and not blob.holds(start, stored.stored):
                     await pull.demand(blob.layout.covering(start, start + stored.stored), reading=reading)
                 data = await asyncio.to_thread(_read, blob, start, pack, stored)

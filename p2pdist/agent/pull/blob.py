@@ -197,7 +197,7 @@ class DemandedBody(Body):
     def __init__(self, pull: BlobPull, pieces: range, length: int) -> None:
         super().__init__(pull)
         self._reading = Reading(length <= SHORT_BYTES)
-        pull.reads(self._reading, pieces.start)
+        pull.turns.reads(self._reading, pieces.start, now=asyncio.get_running_loop().time())
         self._end, self._look_at = pieces.stop, 0
         self._ahead: asyncio.Task[None] | None = None
 
@@ -261,7 +261,7 @@ class BlobPull:
         )
         self.unreached, self.leave_revoked = self._streams.unreached, self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)
-        self._waits, self._unreported, self._turns = PieceWaits(), Unreported(), Turns()
+        self._waits, self._unreported, self.turns = PieceWaits(), Unreported(), Turns()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
@@ -360,10 +360,6 @@ class BlobPull:
             self.done.result()
             return
         await self._waits.wait(piece)
-
-    def reads(self, reading: Reading, piece: int) -> None:
-        """A client reads a piece, or waits for it."""
-        self._turns.reads(reading, piece, now=self._loop.time())
 
     def body(self) -> Body:
         """A reading of the blob that begins now."""
@@ -533,8 +529,8 @@ class BlobPull:
 
 def _has_turn(pull: BlobPull, reading: Reading, piece: int | None) -> bool:
     if piece is not None:
-        pull.reads(reading, piece)
-    return pull._turns.has(reading, now=pull._loop.time())
+        pull.turns.reads(reading, piece, now=pull._loop.time())
+    return pull.turns.has(reading, now=pull._loop.time())
 
 
 def _look(pull: BlobPull, until: float) -> None:

@@ -179,8 +179,9 @@ class PullStreams:
             have = self._all_but(pieces) if pieces else self._stored_or_coming()
             priority: Priority = "start" if pieces else self.priority
             host, demand, layout = self._context.host, bool(pieces), self._blob.layout
-            # A large piece that has begun over the other stream would hold up what is waited for.
-            rides = demand and self._stripes > 1 and not layout.large
+            # Another priority of the other stream would hold up what is waited for, and so would a
+            # large piece that has begun over it.
+            rides = demand and self.priority == "start" and self._stripes > 1 and not layout.large
             request = StreamRequest(
                 self._blob.digest, stripe, self._stripes, have.to_bytes(), host, priority, demand, prefetch, rides
             )
