@@ -22,7 +22,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.transfer.connections import in_use
-from p2pdist.transfer.stream.ranges import RangeOptions, requested_end, serve_range
+from p2pdist.transfer.stream.ranges import RangeOptions, requested_part, serve_range
 
 BYTES_TYPE = "application/octet-stream"
 
@@ -115,8 +115,8 @@ class BlobBodies:
 def demanded(request: web.Request, pull: BlobPull, *, ranges_max: int = 1) -> DemandedBody:
     """A reading of the bytes that a request asks for, ahead of all else that the pull brings."""
     layout = pull.blob.layout
-    end = requested_end(request.headers.get("Range", ""), layout.size, ranges_max=ranges_max)
-    return DemandedBody(pull, layout.covering(0, end).stop)
+    start, end, length = requested_part(request.headers.get("Range", ""), layout.size, ranges_max=ranges_max)
+    return DemandedBody(pull, layout.covering(start, end), length)
 
 
 def counting(counter: Counter[str]) -> Count:

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.stream_slots import Displace, Peer, StreamSlots
 from p2pdist.core.uplink import (
+    NOBODY,
     BlockSent,
     Closed,
     Diverted,
@@ -32,6 +33,7 @@ from p2pdist.core.uplink import (
     Ready,
     Send,
     Tick,
+    Urgency,
     Verified,
 )
 from p2pdist.core.uplink import Uplink as UplinkCore
@@ -48,9 +50,6 @@ STREAMS_MAX = 256
 """Streams served at once, and as many readers of ranges, where the process may have enough files
 open."""
 
-
-UNNAMED = Peer()
-"""The peer of a stream for which the caller names none."""
 
 AT_ONCE_BYTES = 1 << 20
 """Bytes that one event gives to sockets before the loop runs other tasks."""
@@ -244,28 +243,31 @@ class Uplink:
         have: PieceSet,
         priority: Priority = "start",
         *,
-        peer: Peer = UNNAMED,
+        peer: Peer = NOBODY,
         cut: Callable[[], None] | None = None,
-        demand: bool = False,
+        urgency: Urgency = "none",
+        rides: bool = False,
         bytes_s: float = 0.0,
     ) -> Flow:
         """Open a stream to a child, of no more than `bytes_s` (0: no limit); the caller closes it
-        when the connection ends. `cut` breaks its connection. With `demand` other streams of the
-        stripe to the same peer leave out what this one brings. Raises
-        Unavailable when `peer` finds no slot (core/stream_slots.py)."""
+        when the connection ends. `cut` breaks its connection. What is urgent the peer's other
+        streams of the stripe leave out, unless this one `rides` on them. Raises Unavailable when
+        `peer` finds no slot (core/stream_slots.py)."""
         self._make_room(self._slots, peer, "streams")
         number = next(self._numbers)
         flow = self._flows[number] = Flow(self, number, cut)
-        if demand and self._core.stripes(blob) > 1:  # else the length of a response may have been said
+        if (
+            urgency != "none" and not rides and self._core.stripes(blob) > 1
+        ):  # else the length of a response may have been said
             brought = tuple(have.missing(stripe, self._core.stripes(blob)))
             for other in [other for other, key in self._streams.items() if key == (blob, stripe, peer)]:
                 self.submit(Diverted(other, brought))
         self._streams[number] = blob, stripe, peer
         self._slots.opened(number, peer)
-        self.submit(Opened(number, blob, stripe, have, priority, bytes_s))
+        self.submit(Opened(number, blob, stripe, have, priority, bytes_s, peer, urgency, rides))
         return flow
 
-    def open_range(self, *, peer: Peer = UNNAMED, cut: Callable[[], None] | None = None) -> RangeFlow:
+    def open_range(self, *, peer: Peer = NOBODY, cut: Callable[[], None] | None = None) -> RangeFlow:
         """Open a flow for the reader of a range; the caller closes it in the end. `cut` breaks its
         connection. Raises Unavailable when `peer` finds no slot."""
         self._make_room(self._range_slots, peer, "readers")

@@ -140,6 +140,11 @@ TROUBLE_S = 2.0
 WANTED_S = 2.0
 """A wanted piece that has not come for so long is requested from the next source as well."""
 
+PROMISE_MIN_S = 0.25
+PROMISE_PACES = 4.0
+"""A wanted piece that its source has sent over the stream of the stripe is not requested again for
+so long, and as long as so many pieces of the stripe take."""
+
 DEMANDS_MAX = 4
 """Streams at once that bring wanted pieces of one stripe."""
 
@@ -575,6 +580,8 @@ class _Streams:
     """Those that were closed after the piece under way and have not ended: numbers of stripes."""
     demands: dict[int, _Demand] = field(default_factory=dict)
     """Those that bring wanted pieces."""
+    _promised: dict[int, float] = field(default_factory=dict)
+    """Wanted pieces that are to come over the stream of their stripe: until when (`ended`)."""
     _last: int = 0
 
     def _number(self) -> int:
@@ -600,11 +607,13 @@ class _Streams:
 
     def demand(
         self, stripes: Sequence[_Stripe], pieces: set[int], sources: Sources, *, prefetch: bool, now: float
-    ) -> list[OpenDemand]:
+    ) -> list[OpenDemand | CloseStream]:
         """Open streams for wanted pieces: one for each stripe of which no stream brings them."""
-        opened = []
+        opened = list[OpenDemand | CloseStream]()
         for stripe in stripes:
             mine = {piece for piece in pieces if piece % len(stripes) == stripe.number}
+            if prefetch and mine:
+                opened += self._displace(stripe, min(mine))
             if mine and (demand := self._demand_of(stripe, mine, sources, prefetch, now=now)) is not None:
                 stream = self._number()
                 self.demands[stream] = demand
@@ -612,11 +621,24 @@ class _Streams:
                 opened.append(OpenDemand(stream, demand.source, stripe.number, chosen, prefetch))
         return opened
 
+    def _displace(self, stripe: _Stripe, piece: int) -> Iterator[CloseStream]:
+        """Where as many streams as may bring what readers are going to wait for, and none of them
+        so low a piece, have the last one make room: readers take turns from the lowest on."""
+        lowest = {
+            min(demand.pieces): stream
+            for stream, demand in self.demands.items()
+            if demand.prefetch and demand.stripe == stripe.number
+        }
+        if len(lowest) >= PREFETCHES_MAX and min(lowest) > piece:
+            del self.demands[lowest[max(lowest)]]
+            yield CloseStream(lowest[max(lowest)], False)
+
     def _demand_of(
         self, stripe: _Stripe, wanted: set[int], sources: Sources, prefetch: bool, *, now: float
     ) -> _Demand | None:
         """From where a stripe comes, else from another choice of the tracker. What is late counts
         as not coming, unless no reader waits for it yet."""
+        wanted = {piece for piece in wanted if self._promised.get(piece, now) <= now}
         opened = [demand for demand in self.demands.values() if demand.stripe == stripe.number]
         late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S and not prefetch}
         wanted = wanted.difference(*(demand.pieces for demand in opened if demand.source not in late))
@@ -636,17 +658,28 @@ class _Streams:
         self.demands[stream] = demand
         return OpenDemand(stream, demand.source, demand.stripe, tuple(demand.pieces), hedge=True)
 
+    def leave_demands(self, stripe: _Stripe, source: Source) -> Iterator[CloseStream]:
+        """Have wanted pieces of a stripe requested anew that do not come from its source."""
+        for stream, demand in list(self.demands.items()):
+            if demand.stripe == stripe.number and demand.source != source:
+                del self.demands[stream]
+                yield CloseStream(stream, False)
+
     def finish(self, stripe: _Stripe) -> bool:
         """Whether another stream than its own brings pieces of a stripe."""
         demanded = any(demand.stripe == stripe.number for demand in self.demands.values())
         return demanded or stripe.number in self.finishing.values()
 
-    def ended(self, stream: int) -> _Stripe | None:
+    def ended(self, event: StreamEnded, stripes: Sequence[_Stripe], have: PieceSet, *, now: float) -> _Stripe | None:
         """A stream has let go of the file. Returns the stripe that came by it until now."""
-        self.writing.discard(stream)
-        self.demands.pop(stream, None)
-        self.finishing.pop(stream, None)
-        return self.stripes.pop(stream, None)
+        self.writing.discard(event.stream)
+        demand = self.demands.pop(event.stream, None)
+        if demand is not None and event.reason == "done":
+            until = now + min(WANTED_S, max(PROMISE_MIN_S, PROMISE_PACES * stripes[demand.stripe].pace_s))
+            self._promised = {piece: late for piece, late in self._promised.items() if late > now}
+            self._promised.update((piece, until) for piece in demand.pieces if piece not in have)
+        self.finishing.pop(event.stream, None)
+        return self.stripes.pop(event.stream, None)
 
 
 @dataclass(slots=True)
@@ -1034,6 +1067,7 @@ class Download:
         elif parent is not None and reason is None:
             # A piece that does not come would keep the stream, and its slot, for long.
             comes = now - stripe.stored_at < max(COMES_MIN_S, COMES_PACES * stripe.pace_s)
+            out.extend(self._streams.leave_demands(stripe, parent))
             self._close(stripe, out, after_piece=comes)
         self._open(stripe, now, out)
 
@@ -1056,7 +1090,7 @@ class Download:
             self._close(stripe, out, after_piece=after_piece)
 
     def _ended(self, event: StreamEnded, now: float, out: list[Command]) -> None:
-        stripe = self._streams.ended(event.stream)
+        stripe = self._streams.ended(event, self._stripes, self.have, now=now)
         # A superpeer that cannot read the origin of its own accord may still receive from other
         # hosts; with a lease other hosts wait for what it finds out.
         unasked = stripe is not None and stripe.reads_unasked

@@ -18,6 +18,13 @@ closed stream took is forgotten slowly (FORGET_S). Else a stream that came then 
 block of a slow child, as if this host's link were that slow. Of open streams the average of their
 last blocks counts: a short block that an empty buffer takes at once says nothing about the link.
 
+A child may wait for single pieces of a stripe (`Urgency`). A stream of its own asks for them, and
+rides on the one that brings the child the stripe: this sends them before all else, over a
+connection that is up to speed, and the child gets no more than its share. What a reader waits for
+comes before what a reader is going to wait for, and of pieces alike the lowest that is here: of
+many parts that a client asks for at once, the first is to be whole first. A rider sends by itself
+what its carrier may not: what the child said it had, and everything once the carrier is gone.
+
 Capacity is bytes taken by the kernel while some flow waited, over that time. When none waits, what
 is in flight tells how fast the children are, not this host. The time spent waiting for the limit
 counts, so the measured capacity of a limited host is its limit; the time in which preseeds wait for
@@ -30,13 +37,16 @@ ends only when every piece that it lacked was sent. All times are in seconds.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Literal
 
 from msgspec import Struct
 
 from p2pdist.core.fair_queue import FairQueue, Flow, TokenBucket
+from p2pdist.core.stream_slots import Peer
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout, PieceSet
@@ -89,6 +99,16 @@ class BlockTimes:
         return flow.byte_s > SLUGGISH_TIMES * self._quickest_byte_s and flow.byte_s * length > SLUGGISH_MIN_S
 
 
+NOBODY = Peer()
+"""The peer of a stream for which none is named."""
+
+Urgency = Literal["waited for", "soon waited for", "none"]
+"""Whether a reader at the child, or at a child of the child, waits for what a stream brings, or is
+going to. The most urgent first."""
+
+_URGENCIES: tuple[Urgency, ...] = ("waited for", "soon waited for", "none")
+
+
 @dataclass(slots=True, eq=False)
 class ServedBlob:
     """The verified pieces of one blob, and the streams that send them."""
@@ -105,13 +125,15 @@ class ServedBlob:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ChildStream(Flow):
-    """What a child is sent of one stripe: the pieces that verified here, in that order, cut into
-    blocks."""
+    """What a child is sent of one stripe: the pieces that verified here, cut into blocks. They come
+    in the order in which they verified; those for which a reader waits, the lowest first."""
 
     served: ServedBlob
     stripe: int
+    peer: Peer
+    urgency: Urgency
     skip: PieceSet
-    """The pieces that the child held when it asked."""
+    """The pieces that the child held when it asked, and others that it is not sent any more."""
     left: int
     """How many pieces the child lacks."""
     cursor: int = 0
@@ -120,47 +142,118 @@ class ChildStream(Flow):
     """How many verified pieces it had not passed when these were fewest."""
     length: int = 0
     """Bytes of the piece under way."""
+    begun: PieceSet
+    """The pieces that it has begun to send, or is about to."""
+    due: list[int] = field(default_factory=list)
+    """A heap of the verified pieces that it has passed and not begun; of an urgent stream alone."""
+    riding: list[int] = field(default_factory=list)
+    """A heap of those that its carrier is to send."""
+    carrier: ChildStream | None = None
+    riders: list[ChildStream] = field(default_factory=list)
+    """Streams that ride on this one."""
     ended: bool = False
+
+    def ride(self, others: Iterable[ChildStream]) -> None:
+        """Have the newest of these that brings the same child the stripe carry what this one asks
+        for."""
+        for other in others:
+            alike = other.peer == self.peer and other.queue is self.queue
+            if alike and other.urgency == "none" and not other.ended:
+                self.carrier = other
+        if self.carrier is not None:
+            self.carrier.riders.append(self)
+
+    def dismount(self) -> None:
+        """Ride no more: send what has not been begun."""
+        if self.carrier is not None:
+            self.carrier.riders.remove(self)
+            self.carrier = None
+            self.due = sorted(self.due + self.riding)
+            self.riding = []
 
     def advance(self) -> bool:
         """Cut a block from the piece under way, or from the next verified piece that the child
         lacks; returns whether there is one."""
-        served = self.served
         if self.piece < 0:
-            order = served.order[self.stripe]
-            while self.cursor < len(order):
-                piece = order[self.cursor]
-                self.cursor += 1
-                if piece not in self.skip:
-                    self.piece, self.offset, self.length = piece, 0, served.layout.length(piece)
-                    break
-            self.behind = min(self.behind, len(order) - self.cursor)
-            if self.piece < 0:
+            piece = self._next_of_riders() if self.riders else None
+            piece = piece if piece is not None else self._next()
+            if piece is None:
                 return False
-        self.block = min(served.block_size, self.length - self.offset)
+            self.begun.add(piece)
+            self.piece, self.offset, self.length = piece, 0, self.served.layout.length(piece)
+        self.block = min(self.served.block_size, self.length - self.offset)
         if self.own is not None and self.own.limit_bytes_s is not None:  # evenly, not a piece at a time
             self.block = min(self.block, max(BLOCK_MIN, int(PACED_BLOCK_S * self.own.limit_bytes_s)))
         return True
 
+    def _next(self) -> int | None:
+        """The next verified piece, by the order of this stream."""
+        order, following = self.served.order[self.stripe], None
+        while self.cursor < len(order) and following is None:
+            piece = order[self.cursor]
+            self.cursor += 1
+            if piece in self.skip:
+                continue
+            if self.urgency == "none":
+                following = piece
+            elif self.carrier is not None and piece in self.carrier.begun:
+                self._leave(piece)
+            elif self.carrier is not None and piece not in self.carrier.skip:
+                heapq.heappush(self.riding, piece)
+            else:
+                heapq.heappush(self.due, piece)
+        self.behind = min(self.behind, len(order) - self.cursor)
+        return heapq.heappop(self.due) if self.due else following
+
+    def _next_of_riders(self) -> int | None:
+        """The next piece for which a reader waits."""
+        for rider in self.riders:
+            own = rider._next()
+            if own is not None:
+                heapq.heappush(rider.due, own)
+        while ready := [rider for rider in self.riders if rider.riding]:
+            rider = min(ready, key=_by_urgency)
+            piece = heapq.heappop(rider.riding)
+            rider._leave(piece)
+            if piece not in self.begun:
+                self.skip.add(piece)
+                return piece
+        return None
+
     def lose(self, piece: int, index: int) -> None:
         """A verified piece, the one at this index of its stripe, is no more. What was sent already
         is not sent again over this stream: the child asks anew for what it dropped."""
+        self.begun.discard(piece)
         if index < self.cursor:
             self.cursor -= 1
-            self.skip.add(piece)
+            if not self._forget(piece):
+                self.skip.add(piece)
 
     def leave_out(self, piece: int) -> None:
         """Do not send a piece, unless that has begun."""
         order = self.served.order[self.stripe]
         passed = piece in self.served.verified and order.index(piece) < self.cursor
-        if piece not in self.skip and not passed:
-            self.skip.add(piece)
-            self.left -= 1
+        if piece not in self.skip and (not passed or self._forget(piece)):
+            self._leave(piece)
+
+    def _leave(self, piece: int) -> None:
+        self.skip.add(piece)
+        self.left -= 1
+
+    def _forget(self, piece: int) -> bool:
+        """Take a piece that is not begun out of those that are due; returns whether it was one."""
+        for heap in (self.due, self.riding):
+            if piece in heap:
+                heap.remove(piece)
+                heapq.heapify(heap)
+                return True
+        return False
 
     def withdraw(self) -> None:
         """Do not begin with the piece that was to come next."""
         self.queue.waiting.remove(self)
         self.skip.discard(self.piece)  # it is sent once it has verified anew
+        self.begun.discard(self.piece)
         self.block, self.piece = 0, -1
 
     def take_off(self) -> None:
@@ -170,6 +263,10 @@ class ChildStream(Flow):
         if self.offset >= self.length:
             self.piece = -1
             self.left -= 1
+
+
+def _by_urgency(rider: ChildStream) -> tuple[int, int]:
+    return _URGENCIES.index(rider.urgency), rider.riding[0]
 
 
 PACED_MIN_BYTES_S = 4096.0
@@ -237,8 +334,8 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A child asks for a stripe; `have` is what it holds. It is sent no more than `bytes_s`, 0 for
-    no limit."""
+    """A child asks for a stripe, or for the pieces of it for which readers wait; `have` is what it
+    holds, or does not ask for. It is sent no more than `bytes_s`, 0 for no limit."""
 
     stream: int
     blob: Digest
@@ -246,6 +343,10 @@ class Opened:
     have: PieceSet
     priority: Priority = "start"
     bytes_s: float = 0.0
+    peer: Peer = NOBODY
+    urgency: Urgency = "none"
+    rides: bool = False
+    """The child takes the pieces over its stream of the stripe as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +456,7 @@ class Uplink:
             case Diverted(number, pieces):
                 self._divert(number, pieces, out)
             case Closed(number):
-                self._close(number, now)
+                self._close(number, now, out)
             case Held(blob, layout, stripes, have):
                 self._hold(blob, layout, stripes, have)
             case Limited(blob, limit):
@@ -473,9 +574,20 @@ class Uplink:
         queue = self._queue.queue(event.priority)
         behind = len(served.order[event.stripe])
         stream = ChildStream(
-            event.stream, queue, served=served, stripe=event.stripe, skip=event.have, left=lacks, behind=behind
+            event.stream,
+            queue,
+            served=served,
+            stripe=event.stripe,
+            peer=event.peer,
+            urgency=event.urgency,
+            skip=event.have,
+            left=lacks,
+            behind=behind,
+            begun=PieceSet(served.layout.count),
         )
         stream.limit, stream.own = served.limit, _own_limit(event)
+        if event.rides:
+            stream.ride(served.streams[event.stripe])
         self._flows[event.stream] = stream
         served.streams[event.stripe].append(stream)
         self._wait(stream, out)
@@ -495,7 +607,7 @@ class Uplink:
         flow.block = length
         flow.queue.enter(flow)
 
-    def _close(self, number: int, now: float) -> None:
+    def _close(self, number: int, now: float, out: list[Command]) -> None:
         flow = self._flows.pop(number, None)
         if flow is None:
             return
@@ -507,6 +619,10 @@ class Uplink:
         if isinstance(flow, ChildStream):
             flow.ended = True
             flow.served.streams[flow.stripe].remove(flow)
+            flow.dismount()
+            for rider in flow.riders[:]:
+                rider.dismount()
+                self._wait(rider, out)
 
     def _wait(self, stream: ChildStream, out: list[Command]) -> None:
         """Queue a stream that has a block ready; end one that has been given everything."""
@@ -517,6 +633,14 @@ class Uplink:
         elif stream.left == 0:
             stream.ended = True
             out.append(End(stream.number))
+        if stream.riders:
+            self._end_riders(stream, out)
+
+    def _end_riders(self, stream: ChildStream, out: list[Command]) -> None:
+        for rider in stream.riders[:]:
+            self._wait(rider, out)
+            if rider.ended:
+                rider.dismount()
 
     def _sent(self, number: int, now: float, out: list[Command]) -> None:
         flow = self._flows.get(number)
@@ -535,6 +659,8 @@ class Uplink:
             return
         flow.take_off()
         if flow.advance():
+            if flow.riders:
+                self._end_riders(flow, out)
             if self._times.sluggish(flow, length):
                 flow.queue.enter(flow)
             else:

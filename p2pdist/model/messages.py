@@ -551,8 +551,10 @@ class StreamRequest(msgspec.Struct, frozen=True):
     frame STREAM_END closes a stream in which everything asked for was sent. `demand`: a reader
     waits for these few pieces, at most DEMAND_PIECES_MAX. The agent has those that it lacks come
     first as well, and sends the host none of them in its other stream of the stripe. With
-    `prefetch` a reader is going to wait: they come behind what readers wait for. The sender sends
-    no more than `bytes_s` in this stream, 0 for no limit."""
+    `prefetch` a reader is going to wait: they come behind what readers wait for. With `rides` the
+    host takes them over its other stream of the stripe, too, where that is open and asked for them:
+    this stream ends when all have been sent over either. The sender sends no more than `bytes_s` in
+    this stream, 0 for no limit."""
 
     blob: Digest
     stripe: int
@@ -563,6 +565,7 @@ class StreamRequest(msgspec.Struct, frozen=True):
     demand: bool = False
     prefetch: bool = False
     bytes_s: Annotated[float, Meta(ge=0)] = 0.0
+    rides: bool = False
 
 
 DEMAND_PIECES_MAX = 64

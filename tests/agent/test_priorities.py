@@ -335,3 +335,30 @@ async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_
     assert seed.agent.uplink.sent_bytes_total - before[1] == len(wanted) * PIECE
     assert {pull.priority for pull in (between, *pulls)} == {"preseed"}
     assert sum(pull.receipts.twice for pull in (between, *pulls)) == 0
+
+
+async def test_pieces_that_readers_wait_for_ride_on_the_streams_of_their_stripes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a slow uplink they come long before the rest, and over no other connection: one that is
+    new would have to get up to speed first, beside the others."""
+    pieces = 96
+    digest = await site.publish(pieces)
+    seed = await site.host("seed", upload_bytes_s=16.0 * PIECE)
+    await seed.seed(digest)
+    reader = await site.host("reader")
+    _, pull = await reader.pull(digest, seed.source)
+    stripes = pull.blob.layout.stripes
+    await until(lambda: seed.agent.uplink.streams == stripes and len(pull.blob.have) > stripes)
+    came: list[tuple[int, int]] = []
+    received = pull._received
+    monkeypatch.setattr(
+        pull, "_received", lambda number, piece, ok: (came.append((number, piece)), received(number, piece, ok))
+    )
+    carriers, wanted = set(pull._streams._open), [pieces - 3, pieces - 2, pieces - 1]
+    await asyncio.wait_for(pull.demand(wanted), 20)
+    assert not pull.blob.complete
+    assert {number for number, piece in came if piece in wanted} <= carriers
+    assert pull.receipts.twice == 0
+    await until(lambda: seed.agent.uplink.streams == stripes)
+    assert set(pull._streams._open) == carriers, "the streams that asked for them have ended"

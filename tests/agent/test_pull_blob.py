@@ -150,7 +150,7 @@ async def test_a_client_that_waits_has_its_part_come_first(tmp_path: Path, monke
     pull.start()
     parents = [Source("h2", "h2:1"), Source("h3", "h3:1")]
     pull.planned(Plan(pull.blob.digest, tuple(StripePlan(stripe, parents[stripe]) for stripe in (0, 1))))
-    body = DemandedBody(pull, 36)
+    body = DemandedBody(pull, range(30, 36), 6 * PIECE)
     waiting = asyncio.create_task(body.piece(30))
     await until(lambda: len(Stream.opened) == 5)
     asked = {stream.asked: stream for stream in Stream.opened[2:]}

@@ -9,6 +9,7 @@ from p2pdist.core.download import (
     HEDGES_LEAST,
     ORIGIN_CORRUPT_MAX,
     PREFETCHES_MAX,
+    PROMISE_MIN_S,
     REOPEN_S,
     STALL_FIRST_S,
     WANTED_S,
@@ -653,7 +654,22 @@ def test_wanted_pieces_come_by_streams_of_their_own_each_once() -> None:
     assert pull(PieceStored(3, 6)) == []
     assert pull(Wanted((6, 2))) == [OpenDemand(5, A, 0, (2,))]
     assert pull(StreamEnded(4, "done")) == []
-    assert pull(Wanted((3,))) == [OpenDemand(6, B, 1, (3,))]  # it gave what it had, and that was not it
+    assert pull(Wanted((3,))) == []  # it comes over the stream of the stripe
+    assert pull(Wanted((3,)), PROMISE_MIN_S) == [OpenDemand(6, B, 1, (3,))]
+    assert pull(StreamEnded(6, "short")) == []
+    assert pull(Wanted((3,))) == [OpenDemand(7, B, 1, (3,))]
+
+
+def test_wanted_pieces_are_requested_anew_where_their_stripe_comes_from_elsewhere() -> None:
+    """The former source would send them over a connection of its own, beside others."""
+    pull = Pull(count=8, stripes=2)
+    pull.plan(0, A)
+    pull.plan(1, A)
+    assert pull(Wanted((2, 3))) == [OpenDemand(3, A, 0, (2,)), OpenDemand(4, A, 1, (3,))]
+    assert pull.plan(0, B) == [CloseStream(3, False), CloseStream(1, True), OpenStream(5, B, 0)]
+    assert pull(Wanted((2, 3))) == [OpenDemand(6, B, 0, (2,))]
+    assert pull(StreamEnded(3, "closed")) == []
+    assert pull(Wanted((2, 3))) == []
 
 
 def test_a_wanted_piece_that_does_not_come_is_requested_from_the_next_source() -> None:
@@ -675,8 +691,23 @@ def test_what_is_prefetched_takes_no_stream_from_readers() -> None:
     for number in range(DEMANDS_MAX):
         assert pull(Wanted((8 + number,))) == [OpenDemand(2 + PREFETCHES_MAX + number, A, 0, (8 + number,))]
     assert pull(Wanted((15,))) == []
-    assert pull(StreamEnded(2, "done")) == []
+    assert pull(StreamEnded(2, "reset")) == []
     assert pull(Wanted((0, 14), prefetch=True)) == [OpenDemand(2 + PREFETCHES_MAX + DEMANDS_MAX, A, 0, (0, 14), True)]
+
+
+def test_what_is_prefetched_last_makes_room_for_what_comes_before_it() -> None:
+    """Readers take turns from the lowest piece on, whichever came first."""
+    pull = Pull(count=40)
+    pull.plan(0, A)
+    streams = [pull(Wanted((10 * number,), prefetch=True))[0].stream for number in range(1, 1 + PREFETCHES_MAX)]
+    number = streams[-1] + 1
+    assert pull(Wanted((30,), prefetch=True)) == []
+    assert pull(Wanted((5,), prefetch=True)) == [CloseStream(streams[-1], False), OpenDemand(number, A, 0, (5,), True)]
+    assert pull(Wanted((6,), prefetch=True)) == []
+    assert pull(StreamEnded(streams[-1], "closed")) == []
+    assert pull(PieceStored(number, 5)) == pull(StreamEnded(number, "done")) == []
+    (again,) = pull(Wanted((10 * PREFETCHES_MAX,), prefetch=True))
+    assert again.pieces == (10 * PREFETCHES_MAX,)
 
 
 def test_what_is_prefetched_may_take_long_until_a_reader_waits_for_it() -> None:

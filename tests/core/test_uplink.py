@@ -5,6 +5,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pdist.core.stream_slots import Peer
 from p2pdist.core.uplink import (
     BLOCK_MIN,
     PACED_MIN_BYTES_S,
@@ -16,10 +17,12 @@ from p2pdist.core.uplink import (
     End,
     Event,
     Held,
+    Lost,
     Opened,
     Send,
     Tick,
     Uplink,
+    Urgency,
     Verified,
 )
 from p2pdist.model.digest import digest_of
@@ -28,6 +31,7 @@ from p2pdist.model.pieces import PieceLayout, PieceSet
 BLOB = digest_of(b"blob")
 PIECE = 65536
 LAYOUT = PieceLayout(8 * PIECE, PIECE)
+URGENCIES: list[Urgency] = ["none", "soon waited for", "waited for"]
 
 
 def pieces(*numbers: int, layout: PieceLayout = LAYOUT) -> PieceSet:
@@ -371,3 +375,174 @@ def test_a_stream_is_never_so_slow_that_it_keeps_its_slot_for_good() -> None:
     line(BlockSent(1))
     wait_s = line.uplink.wait_s(line.now)
     assert wait_s is None or wait_s <= first.length / PACED_MIN_BYTES_S
+
+
+CHILD, OTHER = Peer("a", "h1"), Peer("b", "h2")
+
+
+def opened(
+    stream: int,
+    *lacks: int,
+    peer: Peer = CHILD,
+    urgency: Urgency = "none",
+    stripe: int = 0,
+    rides: bool | None = None,
+) -> Opened:
+    have = pieces(*set(range(8)).difference(lacks))
+    return Opened(stream, BLOB, stripe, have, "start", peer, urgency, urgency != "none" if rides is None else rides)
+
+
+def order_of(line: Line, stream: int, count: int) -> list[tuple[int, int]]:
+    """What is sent after a block of `stream`: stream and piece of each block."""
+    sent = []
+    for _ in range(count):
+        commands = [command for command in line(BlockSent(stream), 0.01) if isinstance(command, Send)]
+        if not commands:
+            break
+        stream = commands[0].stream
+        sent.append((stream, commands[0].piece))
+    return sent
+
+
+def test_what_a_reader_waits_for_comes_first_over_the_stream_of_the_stripe() -> None:
+    """Lowest first, what a reader waits for before what it soon will, and only then the rest."""
+    line = Line(*range(7), in_flight=1)
+    assert line(opened(1, *range(7))) == [send(1, 0)]
+    assert line(opened(2, 4, 3, urgency="soon waited for")) == []
+    assert line(opened(3, 6, 5, urgency="waited for")) == []
+    assert order_of(line, 1, 9) == [(1, 5), (1, 6), (1, 3), (1, 4), (1, 1), (1, 2)]
+
+
+def test_a_rider_ends_with_its_last_piece() -> None:
+    line = Line(*range(6), in_flight=1)
+    line(opened(1, *range(7)))
+    assert line(opened(2, 0, 3, 6, urgency="waited for")) == [], "the first has begun over the other stream"
+    assert line(BlockSent(1)) == [send(1, 3)]
+    assert line(Verified(BLOB, 6)) == []
+    assert line(BlockSent(1)) == [End(2), send(1, 6)]
+
+
+def test_of_what_is_alike_urgent_the_lowest_goes_first() -> None:
+    """Of many parts that a client asks for at once, the first is to be whole first."""
+    line = Line(*range(8), in_flight=1)
+    line(opened(1, *range(8)))
+    line(opened(2, 5, 6, urgency="waited for"))
+    line(opened(3, 1, 2, 6, urgency="waited for"))
+    assert [piece for _, piece in order_of(line, 1, 7)] == [1, 2, 5, 6, 3, 4, 7]
+
+
+def test_a_stream_goes_on_while_what_is_urgent_is_not_here() -> None:
+    line = Line(0, 1, in_flight=1)
+    line(opened(1, 0, 1, 2, 3))
+    line(opened(2, 3, urgency="waited for"))
+    assert line(BlockSent(1)) == [send(1, 1)]
+    assert line(Verified(BLOB, 2)) == []
+    assert line(Verified(BLOB, 3)) == []
+    assert order_of(line, 1, 3) == [(1, 3), (1, 2)]
+
+
+def test_what_is_urgent_to_one_child_takes_nothing_from_another() -> None:
+    """Both get as many pieces as without."""
+    line = Line(*range(8), in_flight=1)
+    line(opened(1, *range(8), peer=OTHER))
+    line(opened(2, *range(8)))
+    line(opened(3, 6, 7, urgency="soon waited for"))
+    line(opened(4, 5, urgency="waited for"))
+    sent = order_of(line, 1, 9)
+    assert [peer for peer, _ in sent] == [2, 1] * 4 + [2]
+    assert [piece for peer, piece in sent if peer == 2] == [0, 5, 6, 7, 1]
+
+
+def test_a_rider_sends_what_its_carrier_may_not() -> None:
+    """The child had said that piece 6 comes otherwise."""
+    line = Line(*range(8), stripes=2, in_flight=1)
+    line(opened(1, 0, 2, 4))
+    line(opened(2, 4, 6, urgency="waited for"))
+    assert sorted(order_of(line, 1, 4)) == [(1, 2), (1, 4), (2, 6)]
+
+
+def test_a_rider_goes_on_by_itself_when_its_carrier_is_gone() -> None:
+    line = Line(*range(8), stripes=2, in_flight=1)
+    line(opened(1, 0, 2, 4, 6))
+    line(opened(2, 2, 6, urgency="waited for"))
+    assert line(Closed(1)) == [send(2, 2)]
+    assert line(BlockSent(2)) == [send(2, 6)]
+    assert line(BlockSent(2)) == [End(2)]
+
+
+def test_without_a_stream_to_ride_on_it_sends_the_lowest_first() -> None:
+    """Streams of other stripes and of other children carry none of it."""
+    line = Line(stripes=2, in_flight=1)
+    assert line(opened(1, 1, 3, 5, 7, stripe=1)) == line(opened(2, 0, 2, 4, 6, peer=OTHER)) == []
+    line(opened(3, 0, 2, 4, urgency="waited for"))
+    line(Verified(BLOB, 6))
+    for piece in (4, 2, 0):
+        line(Verified(BLOB, piece))
+    # A piece that was next when a lower one came goes first.
+    assert [piece for stream, piece in order_of(line, 2, 12) if stream == 3] == [4, 0, 2]
+
+
+def test_what_is_lost_or_comes_otherwise_is_not_sent_for_a_reader() -> None:
+    line = Line(0, 2, 4, 6, stripes=2, in_flight=1)
+    assert line(opened(1, 0, 2, 4, 6, urgency="waited for")) == [send(1, 0)]
+    line(Lost(BLOB, (4,)))
+    line(Diverted(1, (6,)))
+    assert order_of(line, 1, 3) == [(1, 2)]
+    assert line(Verified(BLOB, 4)) == [send(1, 4)]
+    assert line(BlockSent(1)) == [End(1)]
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.data())
+def test_riders_starve_no_one_and_end(data: st.DataObject) -> None:
+    """Whatever is urgent to whom, and whichever streams close: each stream that stays is given what
+    it lacked, once, a rider by itself or by a stream of the same child; a stream that carries
+    nothing is given what it lacked and nothing else."""
+    line = Line(in_flight=1, blocks=data.draw(st.sampled_from([1, 2])))
+    unverified = data.draw(st.permutations(range(8)))
+    lacking: dict[int, set[int]] = {}
+    peers: dict[int, Peer] = {}
+    urgencies: dict[int, Urgency] = {}
+    given_to: dict[int, list[int]] = {}
+    flying: list[Send] = []
+    ended: set[int] = set()
+    closed: set[int] = set()
+
+    def take(commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, End):
+                assert command.stream not in ended
+                ended.add(command.stream)
+            else:
+                flying.append(command)
+                if command.offset == 0:
+                    given_to[command.stream].append(command.piece)
+
+    for number in range(1, 7):
+        lacking[number], given_to[number] = data.draw(st.sets(st.integers(0, 7))), []
+        peers[number], urgency = data.draw(st.sampled_from([CHILD, OTHER])), data.draw(st.sampled_from(URGENCIES))
+        urgencies[number] = urgency
+        take(line(opened(number, *lacking[number], peer=peers[number], urgency=urgency)))
+        for _ in range(data.draw(st.integers(0, 2))):
+            if unverified:
+                take(line(Verified(BLOB, unverified.pop(0)), 1e-4))
+        if data.draw(st.integers(0, 3)) == 0:
+            gone = data.draw(st.integers(1, number))
+            closed.add(gone)
+            flying = [block for block in flying if block.stream != gone]
+            take(line(Closed(gone)))
+    while unverified or flying:
+        assert len(flying) <= 1
+        if flying and (not unverified or data.draw(st.booleans())):
+            take(line(BlockSent(flying.pop().stream), 1e-4))
+        else:
+            take(line(Verified(BLOB, unverified.pop(0)), 1e-4))
+    assert ended | closed == set(lacking)
+    for number in set(lacking) - closed:
+        given = given_to[number]
+        assert len(given) == len(set(given)) and set(given) <= lacking[number]
+        if urgencies[number] == "none":
+            assert set(given) == lacking[number]
+        alike = [other for other in lacking if peers[other] == peers[number]]
+        if not closed.intersection(alike):  # a child that ends its stream asks anew for what was on its way
+            assert lacking[number] <= set().union(*(given_to[other] for other in alike))

@@ -57,6 +57,26 @@ async def test_a_model_is_read_through_the_door(site: HubSite) -> None:
     assert not any(site.hub.shown)
 
 
+async def test_a_byte_is_asked_for_to_learn_the_size(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Hugging Face's client in JavaScript does, of any file: of an empty one, and of one whose
+    pieces nothing has proven yet, without waiting for the rest of it."""
+    files = make_files()
+    site.hub.repository("org/tiny").commit(files)
+    for path in ("config.json", "empty.txt"):
+        answer = await site.ask(f"/org/tiny/resolve/main/{path}", headers={"Range": "bytes=0-0"})
+        assert (answer.status, answer.body) == ((206, files[path][:1]) if files[path] else (200, b""))
+        assert answer.headers["Content-Range"].endswith(f"/{len(files[path])}")
+    monkeypatch.setattr(door, "BEGIN_S", 600.0)
+    url, data = f"{site.doors['h1']}/org/tiny/resolve/main/model-1.safetensors", files["model-1.safetensors"]
+    site.hub.rate_bytes_s = 2e6
+    async with aiohttp.ClientSession() as http, http.get(url) as whole:
+        assert await whole.content.read(1) == data[:1]
+        site.hub.hangs = "/lfs/"
+        async with http.get(url, headers={"Range": "bytes=0-0"}) as answer:
+            assert (answer.status, answer.headers["Content-Range"]) == (206, f"bytes 0-0/{len(data)}")
+            assert answer.headers["ETag"] == f'"{hashlib.sha256(data).hexdigest()}"'
+
+
 async def test_hosts_that_start_at_once_take_one_copy(site: HubSite) -> None:
     files = make_files()
     site.hub.repository("org/tiny").commit(files)

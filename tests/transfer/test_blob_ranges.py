@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from stream_rig import PIECE, SampleBlob
@@ -159,7 +160,10 @@ async def test_other_methods_and_an_empty_blob(holder: Holder, blob: SampleBlob,
     blob.path.write_bytes(b"")
     answer = await curl(tmp_path, holder.url)
     assert (answer.code, answer.status, answer.headers["content-length"]) == (0, 200, "0")
-    assert (await curl(tmp_path, "-r", "0-", holder.url)).status == 416
+    for wanted in ("0-", "0-0", "-5"):
+        answer = await curl(tmp_path, "-r", wanted, holder.url)
+        assert (answer.code, answer.status, answer.body) == (0, 200, b""), "as nginx and Go's http.ServeContent answer"
+    assert (await curl(tmp_path, "-r", "1-", holder.url)).status == 416
 
 
 async def test_curl_resumes_a_broken_download(holder: Holder, blob: SampleBlob, tmp_path: Path) -> None:
@@ -278,8 +282,10 @@ def test_ranges_of_headers() -> None:
     for text in ("bytes=100-", "bytes=100-200", "bytes=-0"):
         with pytest.raises(Unsatisfiable):
             parse_range(text, 100)
+    for text in ("bytes=0-", "bytes=0-0", "bytes=-5"):
+        assert parse_range(text, 0) is None, "there is nothing to take a part of"
     with pytest.raises(Unsatisfiable):
-        parse_range("bytes=-5", 0)
+        parse_range("bytes=1-", 0)
 
 
 @dataclass
@@ -287,6 +293,8 @@ class LateHolder(Holder):
     """A holder whose route asks for a first byte in time, and takes several ranges."""
 
     begin_s: float = 0.3
+    late_begin: bool = False
+    refuses_nothing: bool = False
     unproven: asyncio.Event | None = None
     sent: int = 0
 
@@ -300,7 +308,8 @@ class LateHolder(Holder):
     async def handler(self, request: web.Request) -> web.StreamResponse:
         by = asyncio.get_running_loop().time() + self.begin_s
         with self.blob.path.open("rb") as file:
-            options = RangeOptions({"X-Kind": "a"}, 3, by, self.count)
+            late, refuses = self.late_begin, self.refuses_nothing
+            options = RangeOptions({"X-Kind": "a"}, 3, by, self.count, late_begin=late, refuses_nothing=refuses)
             digest, layout, have = self.blob.digest, self.blob.layout, self.have
             return await serve_range(
                 request,
@@ -356,6 +365,30 @@ async def test_a_range_whose_only_piece_is_not_proven_in_time_is_503(
         late.give(piece)
     answer = await curl(tmp_path, "-r", "0-99", late.url)
     assert answer.status == 503
+
+
+async def test_the_head_of_a_byte_that_is_not_proven_goes_out_where_clients_ask_again(
+    late: LateHolder, blob: SampleBlob
+) -> None:
+    """Some clients ask for one byte to learn the size. The byte waits for the proof."""
+    late.have, late.unproven = PieceSet(blob.layout.count), asyncio.Event()
+    late.give(0)
+    late.begin_s, late.late_begin = 60.0, True
+    async with aiohttp.ClientSession() as http, http.get(late.url, headers={"Range": "bytes=0-0"}) as answer:
+        assert (answer.status, answer.headers["Content-Range"]) == (206, f"bytes 0-0/{len(blob.data)}")
+        assert late.sent == 0
+        late.unproven.set()
+        assert await answer.read() == blob.data[:1]
+
+
+async def test_a_range_of_nothing_is_refused_where_the_protocol_wants_that(
+    late: LateHolder, blob: SampleBlob, tmp_path: Path
+) -> None:
+    blob.layout, late.refuses_nothing = PieceLayout(0, PIECE), True
+    blob.path.write_bytes(b"")
+    for wanted, status in (("0-0", 416), ("0-", 416), ("-1", 416), ("x-", 200)):
+        assert (await curl(tmp_path, "-H", f"Range: bytes={wanted}", late.url)).status == status
+    assert (await curl(tmp_path, late.url)).status == 200
 
 
 async def test_while_pieces_come_the_head_goes_out(late: LateHolder, blob: SampleBlob, tmp_path: Path) -> None:

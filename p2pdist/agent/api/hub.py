@@ -98,6 +98,8 @@ def _small(request: web.Request, data: bytes, headers: Mapping[str, str]) -> web
         return web.Response(status=416, headers=sent)
     condition = request.headers.get("If-Range", headers["ETag"]).strip()
     if span is None or condition != headers["ETag"]:
+        if not data and "Range" in request.headers:  # Hugging Face's client in JavaScript reads the size there
+            headers = {**headers, "Content-Range": "bytes */0"}
         return web.Response(body=data, content_type=BYTES_TYPE, headers=headers)
     start, end = span
     sent = {**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}

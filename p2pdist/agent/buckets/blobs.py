@@ -90,7 +90,7 @@ class BlobBucket:
         named = objects.blobs[key]
         if request.method == "HEAD":  # which brings nothing
             return Sent(await serve_content(request, named.digest, named.size, _NOTHING))
-        options = RangeOptions({}, begin_by=deadline, idle_s=IDLE_S)
+        options = RangeOptions({}, begin_by=deadline, idle_s=IDLE_S, refuses_nothing=True)
         fetch = partial(self._source.fetch, named)
         return await self._bodies.send(request, named.digest, fetch, options, read=partial(demanded, request))
 

@@ -29,6 +29,7 @@ from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls, check_whole
 from p2pdist.agent.pull.registry import Registry
 from p2pdist.agent.pull.trees import Sources, together
+from p2pdist.core.demand.turns import SHORT_BYTES, Reading
 from p2pdist.gateway.answers import Sent
 from p2pdist.gateway.s3.contract import Objects
 from p2pdist.gateway.s3.failures import S3Failure
@@ -236,7 +237,7 @@ class PackageBucket:
 
         content = FileContent(objects, file, count)
         head = {"Last-Modified": formatdate(max(0.0, info.modified_s), usegmt=True)}
-        options = RangeOptions(head, begin_by=deadline, sent=count, idle_s=IDLE_S)
+        options = RangeOptions(head, begin_by=deadline, sent=count, idle_s=IDLE_S, refuses_nothing=True)
         try:
             with in_use(request):
                 response = await serve_content(request, info.tag, info.size, content, options=options)
@@ -255,6 +256,7 @@ class FileContent:
         self._first: tuple[DeviceChunk, bytes] | None = None
         """The chunk with which the body begins."""
         self._ahead: asyncio.Task[None] | None = None
+        self._reading = Reading(short=False)
         self._look_at = 0
         """From this byte of the file on it is looked what to bring next."""
 
@@ -262,6 +264,7 @@ class FileContent:
         """Wait for the first chunk; see transfer.stream.ranges.Content."""
         if self._version.has(self._content):
             return
+        self._reading = Reading(end - position <= SHORT_BYTES)
         chunks: Chunks | None = None
         before = 0
         try:
@@ -309,7 +312,7 @@ class FileContent:
             chunks = await self._version.chunks()
             self._look_ahead(chunks, needed, end)
             try:
-                return needed, await chunks.read(needed)
+                return needed, await chunks.read(needed, self._reading)
             except NotFound:  # evicted since: another pull brings it
                 if attempt + 1 == ATTEMPTS:
                     raise
@@ -320,16 +323,21 @@ class FileContent:
             return
         start = needed.offset + needed.length
         self._look_at = start + AHEAD_BYTES // 2
-        self.close()
+        self._leave_ahead()
         following = list(self._version.layout.range_chunks(self._content, start, min(end, start + AHEAD_BYTES)))
-        self._ahead = asyncio.create_task(_bring(chunks, following)) if following and start < end else None
+        ahead = _bring(chunks, following, self._reading) if following and start < end else None
+        self._ahead = asyncio.create_task(ahead) if ahead is not None else None
 
     def close(self) -> None:
         """The client waits no longer. Idempotent."""
+        self._reading.over = True
+        self._leave_ahead()
+
+    def _leave_ahead(self) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
 
 
-async def _bring(chunks: Chunks, following: Sequence[DeviceChunk]) -> None:
+async def _bring(chunks: Chunks, following: Sequence[DeviceChunk], reading: Reading) -> None:
     with suppress(P2PDistError):  # the body meets it as well
-        await chunks.bring(following)
+        await chunks.bring(following, reading=reading)

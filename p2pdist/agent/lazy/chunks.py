@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.trees import Sources
+from p2pdist.core.demand.turns import Reading
 from p2pdist.model.catalog import Stored
 from p2pdist.model.device import DeviceChunk
 from p2pdist.model.digest import Digest
@@ -82,25 +83,29 @@ class Chunks:
         """Called for a chunk that neither object nor pack has any more; the owner sets it."""
         self._store, self._fetcher, self._priority = store, fetcher, priority
 
-    async def read(self, chunk: DeviceChunk) -> bytes:
-        """A chunk, for which a reader waits. Raises P2PDistError: Corrupt for a package that is
-        packed wrongly, NotFound where neither store nor pull has it."""
+    async def read(self, chunk: DeviceChunk, reading: Reading | None = None) -> bytes:
+        """A chunk, for which a reader waits; with `reading` it comes first while that has a turn.
+        Raises P2PDistError: Corrupt for a package that is packed wrongly, NotFound where neither
+        store nor pull has it."""
         data = await asyncio.to_thread(self.from_objects, chunk)
-        return data if data is not None else await self._from_pack(chunk)
+        return data if data is not None else await self._from_pack(chunk, reading)
 
-    async def bring(self, chunks: Iterable[DeviceChunk], asked: Asked = "ahead") -> Mapping[Digest, Blob]:
+    async def bring(
+        self, chunks: Iterable[DeviceChunk], asked: Asked = "ahead", reading: Reading | None = None
+    ) -> Mapping[Digest, Blob]:
         """Have the pieces come that hold these chunks; returns the blobs that they are of, by pack.
         `asked` says who asks: "reader", "ahead" of readers, behind whom its pieces come, or nobody,
-        "none": then pieces that are not here stay away. Raises P2PDistError."""
+        "none": then pieces that are not here stay away. For a `reading`, while it has a turn.
+        Raises P2PDistError."""
         parts: dict[Digest, list[Stored]] = {}
         for chunk in chunks:
             located = self.whereabouts.packs.get(chunk.chunk)
             if located is not None and located[0] in self.whereabouts.sources:
                 parts.setdefault(located[0], []).append(located[1])
-        blobs = await asyncio.gather(*(self._bring(*needed, asked) for needed in parts.items()))
+        blobs = await asyncio.gather(*(self._bring(*needed, asked, reading) for needed in parts.items()))
         return dict(zip(parts, blobs, strict=True))
 
-    async def _bring(self, pack: Digest, parts: Sequence[Stored], asked: Asked) -> Blob:
+    async def _bring(self, pack: Digest, parts: Sequence[Stored], asked: Asked, reading: Reading | None) -> Blob:
         descriptor, selection = self.whereabouts.sources[pack]
         blob, pull = await self._fetcher.fetch(descriptor, self._priority, selection)
         pieces: dict[int, None] = {}
@@ -110,7 +115,7 @@ class Chunks:
                 pieces.update(dict.fromkeys(blob.layout.covering(start, start + stored.stored)))
         if pull is not None and pieces and asked != "none":
             with blob.held():
-                await pull.demand(tuple(pieces), prefetch=asked == "ahead")
+                await pull.demand(tuple(pieces), prefetch=asked == "ahead", reading=reading)
         return blob
 
     def here(self, chunk: DeviceChunk, blobs: Mapping[Digest, Blob]) -> bytes | None:
@@ -147,7 +152,7 @@ class Chunks:
             self._store.trees.drop_object(content)
         return None
 
-    async def _from_pack(self, chunk: DeviceChunk) -> bytes:
+    async def _from_pack(self, chunk: DeviceChunk, reading: Reading | None) -> bytes:
         """The chunk from its pack, whose pieces are fetched where they are not here. Raises
         P2PDistError."""
         located = self.whereabouts.packs.get(chunk.chunk)
@@ -160,8 +165,11 @@ class Chunks:
             blob, pull = await self._fetcher.fetch(descriptor, self._priority, selection)
             with blob.held():
                 start = _start(stored, selection)
+                if pull is not None and reading is not None:
+                    piece = start // blob.layout.piece_size
+                    pull.turns.reads(reading, piece, now=asyncio.get_running_loop().time())
                 if pull is not None and not blob.holds(start, stored.stored):
-                    await pull.demand(blob.layout.covering(start, start + stored.stored))
+                    await pull.demand(blob.layout.covering(start, start + stored.stored), reading=reading)
                 data = await asyncio.to_thread(self._read, blob, start, pack, stored)
             if data is not None:
                 return data

@@ -24,6 +24,7 @@ from p2pdist.agent.pull.origin import RangeSource
 from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
 from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.tasks import Tasks
+from p2pdist.core.demand.turns import SHORT_BYTES, Reading, Turns
 from p2pdist.core.download import (
     AskTicket,
     Awaiting,
@@ -154,9 +155,9 @@ def demanded(pull: BlobPull | None, pieces: Sequence[int], *, prefetch: bool) ->
             task.cancel()
 
 
-async def _brought(pull: BlobPull, pieces: Sequence[int], prefetch: bool) -> None:
+async def _brought(pull: BlobPull, pieces: Sequence[int], prefetch: bool, reading: Reading | None = None) -> None:
     with suppress(P2PDistError):  # the child's stream ends as well
-        await pull.demand(pieces, prefetch=prefetch)
+        await pull.demand(pieces, prefetch=prefetch, reading=reading)
 
 
 class Body:
@@ -190,18 +191,21 @@ class Body:
 class DemandedBody(Body):
     """One reading of a part of a blob by a client that waits for it: what it waits for comes before
     all else, what it reads next right behind. Of a blob without a piece list nothing can be given
-    early, so nothing is demanded. `end` is the piece behind the part; close it in any case."""
+    early, so nothing is demanded. `pieces` hold the part, of `length` bytes; close it in any
+    case."""
 
-    def __init__(self, pull: BlobPull, end: int) -> None:
+    def __init__(self, pull: BlobPull, pieces: range, length: int) -> None:
         super().__init__(pull)
-        self._end, self._look_at = end, 0
+        self._reading = Reading(length <= SHORT_BYTES)
+        pull.turns.reads(self._reading, pieces.start, now=asyncio.get_running_loop().time())
+        self._end, self._look_at = pieces.stop, 0
         self._ahead: asyncio.Task[None] | None = None
 
     async def piece(self, piece: int) -> None:
         """Wait until a piece is there, before all others; raises what Body.piece raises."""
         if self._pull.vouched is None:
             self._look_ahead(piece)
-            await self._pull.demand((piece,))
+            await self._pull.demand((piece,), reading=self._reading)
         await super().piece(piece)
 
     def _look_ahead(self, piece: int) -> None:
@@ -209,12 +213,16 @@ class DemandedBody(Body):
             return
         count = max(2, AHEAD_BYTES // self._pull.blob.layout.piece_size)
         self._look_at = piece + count // 2
-        self.close()
+        self._leave_ahead()
         following = range(piece + 1, min(self._end, piece + 1 + count))
-        self._ahead = asyncio.create_task(_brought(self._pull, following, True))
+        self._ahead = asyncio.create_task(_brought(self._pull, following, True, self._reading))
 
     def close(self) -> None:
         """The client waits no longer. Idempotent."""
+        self._reading.over = True
+        self._leave_ahead()
+
+    def _leave_ahead(self) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
 
@@ -251,7 +259,7 @@ class BlobPull:
         )
         self.unreached, self.leave_revoked = self._streams.unreached, self._streams.leave_revoked
         self._reported: tuple[int, ...] = tuple(self._download.counts)
-        self._waits, self._unreported = PieceWaits(), Unreported()
+        self._waits, self._unreported, self.turns = PieceWaits(), Unreported(), Turns()
         self._completing: asyncio.Task[None] | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._outcome: tuple[P2PDistError | None] | None = None
@@ -357,13 +365,15 @@ class BlobPull:
         """A reading of the blob that begins now."""
         return Body(self)
 
-    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False) -> None:
+    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False, reading: Reading | None = None) -> None:
         """Have pieces come before all others, but with `prefetch` behind those that are demanded
-        without, and wait for them; raises the pull's failure."""
+        without, and wait for them; for a `reading`, while it has a turn. Raises the pull's
+        failure."""
         while missing := tuple(piece for piece in pieces if piece not in self._download.have):
             if self.done.done():
                 return self.done.result()
-            self._mail.context.run(self._submit, Wanted(missing, prefetch))
+            if reading is None or _has_turn(self, reading, None if prefetch else missing[0]):
+                self._mail.context.run(self._submit, Wanted(missing, prefetch))
             with suppress(TimeoutError):  # there may be a plan by then
                 # One of them: many children may demand many pieces, of which none comes for long.
                 await asyncio.wait_for(self.piece(missing[0]), DEMAND_S)
@@ -525,6 +535,12 @@ def _download_of(blob: Blob, context: PullContext, now: float) -> Download:
     )
     download.alone_patience_s = context.peer_wait_s
     return download
+
+
+def _has_turn(pull: BlobPull, reading: Reading, piece: int | None) -> bool:
+    if piece is not None:
+        pull.turns.reads(reading, piece, now=pull._loop.time())
+    return pull.turns.has(reading, now=pull._loop.time())
 
 
 def _look(pull: BlobPull, until: float) -> None:

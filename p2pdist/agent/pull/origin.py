@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
@@ -124,7 +124,8 @@ class OriginReader:
     With `vouched` the blob has no piece list, and the reader vouches for what it reads. `pieces`
     are the only ones to read, none for all that the stripe lacks. `under_way` are the pieces that
     streams of the blob read right now: what a reader waits for has a stream of its own, beside the
-    one of the stripe, and nothing is read twice."""
+    one of the stripe, and nothing is read twice. `first` says for which pieces of the stripe
+    readers wait: its stream reads them before others, too, since both share the link."""
 
     def __init__(
         self,
@@ -141,6 +142,7 @@ class OriginReader:
         pieces: Sequence[int] = (),
         vouched: VouchedPull | None = None,
         under_way: set[int] | None = None,
+        first: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self.number = number
         self.receiving: int | None = None
@@ -149,6 +151,7 @@ class OriginReader:
         self._stripe, self._stripes, self._selection = stripe, stripes, selection
         self._on_event, self._vouched, self._pieces = on_event, vouched, pieces
         self._under_way = under_way if under_way is not None else set()
+        self._first = first
         self._storing_s = 0.0
         self._reading, self._pause = reading, pause
         self._task: asyncio.Task[None] | None = None
@@ -188,7 +191,7 @@ class OriginReader:
 
     async def _read_some(self, pieces: Iterator[int]) -> None:
         layout, vouched = self._blob.layout, self._vouched
-        for piece in pieces:
+        while (piece := self._next(pieces)) is not None:
             if vouched is None and self._comes(piece):
                 continue  # by another stream
             if vouched is not None and not await vouched.is_unread(piece):
@@ -202,6 +205,12 @@ class OriginReader:
                 finally:
                     self._under_way.discard(piece)
             await self._pause(layout.length(piece))
+
+    def _next(self, pieces: Iterator[int]) -> int | None:
+        """A piece for which a reader waits, else the next one; None when there is none."""
+        waited_for = (piece for piece in self._first() if not self._comes(piece)) if self._vouched is None else iter(())
+        piece = next(waited_for, None)
+        return piece if piece is not None else next(pieces, None)
 
     def _comes(self, piece: int) -> bool:
         """Whether a piece is stored or another reader is at it."""

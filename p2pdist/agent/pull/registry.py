@@ -35,6 +35,7 @@ from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
 from p2pdist.core.stream_slots import Peer
 from p2pdist.core.trackerless import Announcement, plan_from_memory, plan_without_tracker
+from p2pdist.core.uplink import Urgency
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import Descriptor
@@ -316,9 +317,11 @@ class Registry:
         takes on the child's priority, since the child's pieces come through it (priority
         inheritance; Sha, Rajkumar and Lehoczky, 1990). Raises Unavailable when there is no slot."""
         peer = Peer(address, request.host)
-        demand, kind = request.demand, (request.blob, request.stripe, have, request.priority)
-        flow = self._uplink.open(*kind, peer=peer, cut=cut, demand=demand, bytes_s=request.bytes_s)
-        if not demand:  # else these pieces alone take the priority on
+        urgency: Urgency = "none" if not request.demand else "soon waited for" if request.prefetch else "waited for"
+        rides = request.rides and request.demand and request.stripes > 1  # else a length may have been said
+        kind = (request.blob, request.stripe, have, request.priority)
+        flow = self._uplink.open(*kind, peer=peer, cut=cut, urgency=urgency, rides=rides, bytes_s=request.bytes_s)
+        if not request.demand:  # else these pieces alone take the priority on
             self._join(request.blob, request.priority)
         return flow
 

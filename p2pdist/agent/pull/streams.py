@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 from p2pdist.agent.bittorrent.service import SwarmService
@@ -194,6 +195,7 @@ class PullStreams:
                 pieces=pieces,
                 vouched=self._vouched,
                 under_way=self._read_now,
+                first=tuple if pieces else partial(self._waited_for, stripe),
             )
         else:
             stream = IncomingStream(
@@ -215,6 +217,7 @@ class PullStreams:
 
     def _request(self, stripe: int, pieces: tuple[int, ...], prefetch: bool, hedge: bool) -> StreamRequest:
         have = self._all_but(pieces) if pieces else self._stored_or_coming()
+        demand, pace = bool(pieces) and not hedge, self._paces.get(stripe)
         return StreamRequest(
             self._blob.digest,
             stripe,
@@ -222,9 +225,12 @@ class PullStreams:
             have.to_bytes(),
             self._context.host,
             "start" if pieces else self.priority,
-            demand=bool(pieces) and not hedge,
+            demand=demand,
             prefetch=prefetch,
-            bytes_s=(pace.limit_bytes_s or 0.0) if (pace := self._paces.get(stripe)) is not None else 0.0,
+            bytes_s=pace.limit_bytes_s or 0.0 if pace is not None else 0.0,
+            # Another priority of the other stream would hold up what is waited for, and so would a
+            # large piece that has begun over it.
+            rides=demand and self.priority == "start" and self._stripes > 1 and not self._blob.layout.large,
         )
 
     def _write_listed(self, number: int, vouched: VouchedPull) -> Callable[[int, memoryview], bool]:
@@ -258,6 +264,11 @@ class PullStreams:
             for piece in pieces:
                 have.add(piece)
         return have
+
+    def _waited_for(self, stripe: int) -> Iterator[int]:
+        """The pieces of a stripe that are to come from the origin for readers, the lowest first."""
+        numbers = [number for number in self._demanded if self._sources[number] == (ORIGIN, stripe)]
+        return iter(sorted(piece for number in numbers for piece in self._demanded[number]))
 
     def quiet(self) -> list[Quiet]:
         """The streams whose sources have given nothing. A preseed whose source has responded is
@@ -386,6 +397,7 @@ class PullStreams:
 
     def close(self, number: int, *, after_piece: bool) -> None:
         """End a stream; `after_piece` lets the piece under way arrive first."""
+        self._demanded.pop(number, None)  # a stream that is opened now may bring it
         if (stream := self._open.get(number)) is None:
             return
         if after_piece:

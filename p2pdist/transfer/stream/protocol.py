@@ -264,9 +264,9 @@ class StripeStream:
     # -- frames
 
     def shortest(self) -> int:
-        """Bytes of the shortest piece that may come next; 0 when only the closing frame may."""
+        """Bytes of the shortest piece that may come next; 0 when the closing frame may."""
         last = self._layout.count - 1
-        if not self.missing_count:
+        if not self.missing_count or self.request.rides:
             return 0
         if last % self.request.stripes == self.request.stripe and last not in self._have:
             return self._layout.length(last)
@@ -282,8 +282,9 @@ class StripeStream:
             raise Ended("protocol", f"{self.source} sent piece {piece} with {length} bytes instead of {expected}")
 
     def check_end(self, length: int) -> None:
-        """Check the closing frame: it is empty, and no piece is missing. Raises Ended."""
-        if length or self.missing_count:
+        """Check the closing frame: it is empty, and no piece is missing that no other stream
+        brings. Raises Ended."""
+        if length or (self.missing_count and not self.request.rides):
             raise Ended("protocol", f"{self.source} ended the stream with {self.missing_count} pieces unsent")
 
     def store(self, piece: int, data: memoryview, on_event: Callable[[StreamEvent], None]) -> float:

@@ -88,7 +88,9 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
 def parse_ranges(text: str, size: int, *, ranges_max: int) -> list[tuple[int, int]] | None:
     """Starts and ends (exclusive) of the ranges in a Range header, in its order and without those
     beyond the end; None when the whole is to be sent, as for more than `ranges_max` ranges: a
-    server may ignore the field (RFC 9110, 14.2). Raises Unsatisfiable."""
+    server may ignore the field (RFC 9110, 14.2). So it is where there is nothing to take a part of,
+    and the range begins at 0: clients ask so for any file, to learn its size or to go on with a
+    download. Raises Unsatisfiable."""
     if (unit := _UNIT.match(text)) is None:
         return None
     parts = [part for part in text[unit.end() :].split(",") if part.strip(" \t")]
@@ -107,6 +109,8 @@ def parse_ranges(text: str, size: int, *, ranges_max: int) -> list[tuple[int, in
                 return None
         if start < min(end, size):
             ranges.append((start, min(end, size)))
+        elif not size and not start:
+            return None
     if not parts:
         return None
     if not ranges or _overlap(ranges) > RANGE_OVERLAP:
@@ -114,13 +118,15 @@ def parse_ranges(text: str, size: int, *, ranges_max: int) -> list[tuple[int, in
     return ranges
 
 
-def requested_end(text: str, size: int, *, ranges_max: int = 1) -> int:
-    """Where what a Range header asks for ends, of `size` bytes."""
+def requested_part(text: str, size: int, *, ranges_max: int = 1) -> tuple[int, int, int]:
+    """Where what a Range header asks for begins and ends, of `size` bytes, and how many bytes that
+    is."""
     try:
         ranges = parse_ranges(text, size, ranges_max=ranges_max)
     except Unsatisfiable:
-        return size  # the answer says so
-    return max(end for _, end in ranges) if ranges else size
+        ranges = None  # the answer says so
+    ranges = ranges or [(0, size)]
+    return min(ranges)[0], max(end for _, end in ranges), sum(end - start for start, end in ranges)
 
 
 def _overlap(ranges: list[tuple[int, int]]) -> int:
@@ -156,7 +162,11 @@ class RangeOptions:
 
     late_begin: bool = False
     """The head goes out then even where no piece has come: for clients that ask again when a body
-    stands still, and not when its head is a failure."""
+    stands still, and not when its head is a failure. It does not wait for the proof of the body's
+    first byte: a client that asks for one byte to learn the size has that from the head."""
+
+    refuses_nothing: bool = False
+    """A range of an empty content is refused (416), wherever it begins."""
 
     etag: str = ""
     """The entity tag, where clients know the content by another one than its digest."""
@@ -222,7 +232,7 @@ async def serve_content(
     early = _precondition(request, tag, headers)
     if early is not None:
         return early
-    ranges = _ranges(request, tag, size, headers, options.ranges_max)
+    ranges = _ranges(request, tag, size, headers, options)
     parts = _parts(ranges, size, headers)
     response = web.StreamResponse(status=206 if ranges else 200, headers=headers)
     response.content_length = sum(len(part.head) + part.end - part.start for part in parts)
@@ -285,17 +295,19 @@ def _parts(ranges: list[tuple[int, int]] | None, size: int, headers: dict[str, s
 
 
 def _ranges(
-    request: web.Request, tag: str, size: int, headers: dict[str, str], ranges_max: int
+    request: web.Request, tag: str, size: int, headers: dict[str, str], options: RangeOptions
 ) -> list[tuple[int, int]] | None:
     """Starts and ends of the ranges that a GET asks for; None for the whole blob. Raises
     HTTPRequestRangeNotSatisfiable."""
     text = request.headers.get("Range", "")
     if request.method != "GET" or not text or not _range_applies(request, tag):
         return None
-    if ranges_max == 1 and "," in text:
+    if options.ranges_max == 1 and "," in text:
         return None
     try:
-        return parse_ranges(text, size, ranges_max=ranges_max)
+        if not size and options.refuses_nothing and parse_ranges(text, 1, ranges_max=options.ranges_max):
+            raise Unsatisfiable
+        return parse_ranges(text, size, ranges_max=options.ranges_max)
     except Unsatisfiable:
         headers["Content-Range"] = f"bytes */{size}"
         raise web.HTTPRequestRangeNotSatisfiable(headers=headers) from None
@@ -375,7 +387,7 @@ class _Body:
         try:
             async with asyncio.timeout_at(by):
                 await self.available(position)
-                if position >= self._held_back(end):
+                if position >= self._held_back(end) and not self._late:
                     await self._prove()
         except TimeoutError:
             if not self._late and (self._have is None or len(self._have) <= before):

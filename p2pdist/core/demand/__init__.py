@@ -1,0 +1,1 @@
+"""What readers at this host wait for, while a blob comes."""
