@@ -38,12 +38,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A host's uplink, with `both` its downlink too, has this share of its rate from a time on."""
+    """A host's uplink, with `both` its downlink too, has this share of its rate from a time on;
+    without `up` its downlink alone."""
 
     host: str
     at_s: float
     share: float
     both: bool = False
+    up: bool = True
 
 
 @dataclass(frozen=True, slots=True)

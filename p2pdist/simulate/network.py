@@ -96,10 +96,11 @@ class Link:
         self.up_free_at = self.down_free_at = 0.0
         self._full = up_bytes_s, down_bytes_s
 
-    def slow_to(self, share: float, both: bool) -> None:
-        """Let the uplink, with `both` the downlink too, have this share of its rate."""
-        self.up_bytes_s = self._full[0] * share
-        if both:
+    def slow_to(self, share: float, up: bool, down: bool) -> None:
+        """Let the uplink, or the downlink, or both, have this share of their rate."""
+        if up:
+            self.up_bytes_s = self._full[0] * share
+        if down:
             self.down_bytes_s = self._full[1] * share
 
     def send(self, now: float, length: int) -> float:

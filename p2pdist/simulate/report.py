@@ -164,6 +164,8 @@ class Report:
     #: Of vouched piece lists, the rounds beyond the first, and the hosts that were blamed.
     rounds: int = 0
     blamed: tuple[str, ...] = ()
+    #: The hosts of which the trackers told people that they have a slow uplink.
+    slow_uplinks: tuple[str, ...] = ()
     #: What came into each site over the WAN, over the size; none without sites.
     site_rx_ratios: tuple[float, ...] = ()
     #: The LATE_HOSTS that completed last, the last one first.

@@ -103,10 +103,13 @@ def start_times(kind: str, span_s: float, hosts: int, seed: int) -> list[float]:
     return [time - first for time in times]
 
 
-def slow_share(scenario: Scenario, share: float, factor: float, *, both: bool = False) -> tuple[Slow, ...]:
-    """A share of the hosts has an uplink (with `both` also a downlink) of `factor` times its rate,
-    from the start on."""
-    return tuple(Slow(name, 0.0, factor, both) for name in _some(scenario, share, Random(f"slow {scenario.seed}")))
+def slow_share(
+    scenario: Scenario, share: float, factor: float, *, both: bool = False, up: bool = True
+) -> tuple[Slow, ...]:
+    """A share of the hosts has an uplink (with `both` also a downlink, without `up` a downlink
+    alone) of `factor` times its rate, from the start on."""
+    names = _some(scenario, share, Random(f"slow {scenario.seed}"))
+    return tuple(Slow(name, 0.0, factor, both, up) for name in names)
 
 
 def crash_share(scenario: Scenario, share: float) -> tuple[Crash, ...]:
@@ -238,7 +241,10 @@ class Scenario:
         late: dict[str, float] = {}
         for fault in self.faults:
             if isinstance(fault, Slow) and fault.at_s <= 0:
-                shares[fault.host] = fault.share, fault.share if fault.both else 1.0
+                shares[fault.host] = (
+                    fault.share if fault.up else 1.0,
+                    fault.share if fault.both or not fault.up else 1.0,
+                )
             elif isinstance(fault, Late):
                 late[fault.host] = fault.at_s
         starts = start_times(self.arrivals, self.arrivals_s, self.hosts, self.seed)

@@ -3,7 +3,7 @@ scenario, and run until every pull has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from p2pdist.model.digest import Digest, digest_of
@@ -163,7 +163,7 @@ class Simulation:
             events=self.world.events,
         )
         entered = tuple(site.bytes_in / report.size for site in self.sites)
-        lists = self.invariants.lists
+        lists, report = self.invariants.lists, replace(report, slow_uplinks=_told_slow(self.trackers))
         return replace(report, rounds=lists.rounds, blamed=tuple(lists.blamed), site_rx_ratios=entered)
 
     @property
@@ -264,8 +264,8 @@ class Simulation:
                 world.at(at_s, self._crash, fault)
             case Leave(_, at_s, _, _):
                 world.at(at_s, self._leave, fault)
-            case Slow(name, at_s, share, both):
-                world.at(at_s, self.hosts[name].link.slow_to, share, both)
+            case Slow(name, at_s, share, both, up):
+                world.at(at_s, self.hosts[name].link.slow_to, share, up, both or not up)
             case Partition(cut, at_s, for_s):
                 world.at(at_s, paths.cut, cut)
                 if for_s is not None:
@@ -365,3 +365,10 @@ class Simulation:
                 self.tracker.kill()
                 self.world.after(fault.back_after_s, self.tracker.start)
             self.world.after(fault.every_s, self._lose_tracker, fault)
+
+
+def _told_slow(trackers: Iterable[Tracker]) -> tuple[str, ...]:
+    """The hosts of which the trackers that run told people that they have a slow uplink."""
+    fleets = [tracker.fleet for tracker in trackers if tracker.fleet is not None]
+    events = [event for fleet in fleets for event in fleet.history.take() if event.kind == "host-slow"]
+    return tuple(dict.fromkeys(event.host for event in events if event.reason.startswith("slow uplink")))

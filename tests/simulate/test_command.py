@@ -113,6 +113,7 @@ def test_oversubscription_is_said_of_the_hosts_of_a_rack() -> None:
         ("--slow", "5%"),
         ("--slow", "5%:0"),
         ("--slow-both",),
+        ("--slow-downlinks",),
         ("--crash", "half"),
         ("--kill-tracker-every", "0s"),
         ("--plot", "out.txt"),

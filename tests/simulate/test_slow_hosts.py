@@ -35,3 +35,15 @@ def test_a_very_slow_host_is_not_sent_from_one_parent_to_the_next() -> None:
     slow = tuple(slow_share(scenario, 0.06, 0.04, both=True))
     report = Simulation(replace(scenario, faults=slow)).run()
     assert report.makespan_s <= 1.2 * report.bound_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 11))
+@pytest.mark.parametrize("factor", [0.1, 0.02])
+def test_people_are_told_of_a_slow_uplink_and_of_no_slow_downlink(seed: int, factor: float) -> None:
+    """With a fiftieth of the rate its children leave the host before a piece has come."""
+    scenario = Scenario(24, 16 << 20, NIC_BYTES_S, seed=seed).filled()
+    for up in (True, False):
+        slow = slow_share(scenario, 0.04, factor, up=up)
+        report = Simulation(replace(scenario, faults=slow, time_limit_s=0.0)).run()
+        assert report.slow_uplinks == tuple(fault.host for fault in slow if up)

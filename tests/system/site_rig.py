@@ -201,6 +201,10 @@ class Background:
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
     def result(self, timeout_s: float = 60.0) -> Any:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"no result within {timeout_s} s"

@@ -193,22 +193,28 @@ def restarted(fleet: Fleet, agent: Agent, rate_bytes_s: float, **options: str) -
         agent.start()
 
 
-@pytest.mark.xfail(
-    reason="children may leave a host with a slow uplink for its silence before its rate tells the tracker",
-    strict=False,
-)
 def test_a_slow_uplink(fleet: Fleet) -> None:
-    """Whoever receives from the host lags under it alone."""
+    """Hosts that receive from this one get far less than from others. Which hosts serve most is the
+    tracker's choice, and another one for each blob."""
     slow = fleet.agents[0]
+
+    def told() -> bool:
+        return any(event["host"] == "h0" and "slow uplink" in event["reason"] for event in fleet.page("host-slow"))
+
     with link(slow, MIB // 8) as port, restarted(fleet, slow, 4 * MIB, advertise=f"127.0.0.1:{port}"):
-        fleet.push("team/uplink:v1", 48 * MIB)
-        pulls = [agent.start_pull(package="team/uplink:v1") for agent in fleet.agents]
-        line = fleet.events("host-slow", "h0 (zone eu-1) has a slow uplink", "team/uplink:v1")
+        for number in range(8):
+            package = f"team/uplink:v{number}"
+            fleet.push(package, 24 * MIB)
+            pulls = [agent.start_pull(package=package) for agent in fleet.agents]
+            until(lambda pulls=pulls: told() or all(pull.ended for pull in pulls), within_s=600)
+            if told():
+                break
+        line = fleet.events("host-slow", "h0 (zone eu-1) has a slow uplink", "team/uplink:v")
         assert "See its link" in line
         assert fleet.metric("p2pdist_tracker_slow_hosts") >= 1
         assert "slow uplink" in fleet.shown("top", "--once")
         for pull in pulls:
-            assert pull.result(240).state == "done"
+            assert pull.result(600).state == "done"
 
 
 def test_a_slow_downlink(fleet: Fleet) -> None:

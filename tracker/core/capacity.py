@@ -114,6 +114,9 @@ class Capacities:
 
     _uplinks: dict[str, _Uplink] = field(default_factory=dict)
     """Links by host name, in the order in which hosts were met."""
+    _told: dict[str, float] = field(default_factory=dict)
+    """When people were last told of a slow uplink that costs no upload slot, by host, the oldest
+    first. `tell_slow`, `expire`."""
     _median: float = 0.0
     """Median of the learned rates when it was last computed. `typical`."""
     _stale: int = 0
@@ -145,6 +148,20 @@ class Capacities:
             return False
         uplink.slow_since, uplink.share, uplink.slow_receiver = now, share, downlink or uplink.slow_receiver
         return True
+
+    def tell_slow(self, host: str, *, now: float) -> bool:
+        """People are told that a host has a slow uplink; for `slots` it goes on to be a typical
+        one. Returns whether that is news."""
+        news = self._told.pop(host, None) is None
+        self._told[host] = now
+        if len(self._told) > UPLINKS_MAX:
+            del self._told[next(iter(self._told))]
+        return news
+
+    def expire(self, *, now: float) -> None:
+        """Tell people no longer of what was seen long ago. Called often and regularly."""
+        while self._told and now - next(iter(self._told.values())) > FORGIVEN_AFTER_S:
+            del self._told[next(iter(self._told))]
 
     def slots(self, host: str, slots: int, *, now: float) -> int:
         """Upload slots of a host in a swarm where a host with a typical uplink has `slots`: fewer
@@ -203,11 +220,17 @@ class Capacities:
     def slow(self, host: str) -> bool:
         """Whether the host's uplink or downlink is held to be slow."""
         uplink = self._uplinks.get(host)
-        return uplink is not None and uplink.share is not None
+        return host in self._told or (uplink is not None and uplink.share is not None)
+
+    def slow_uplink(self, host: str) -> bool:
+        """Whether the host has fewer upload slots for its slow uplink."""
+        uplink = self._uplinks.get(host)
+        return uplink is not None and uplink.share is not None and not uplink.slow_receiver
 
     def slow_hosts(self) -> list[str]:
         """Hosts with uplinks or downlinks that are held to be slow."""
-        return [host for host, uplink in self._uplinks.items() if uplink.share is not None]
+        judged = {host: None for host, uplink in self._uplinks.items() if uplink.share is not None}
+        return list(judged | dict.fromkeys(self._told))
 
     def typical(self) -> float:
         """Median of the learned rates in bytes/s, 0 while none is known; computed anew only as

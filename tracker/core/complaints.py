@@ -131,6 +131,8 @@ class Complaints:
             if free_blocked(swarm, stripe, child.host, now=now) or pass_on_lease(swarm, stripe, child.host, now=now):
                 self.schedule.ask(swarm.key, "stuck", now)
             return
+        if reason == "stalled" and child.parents[stripe] == source:
+            self.reputation.testimony.stalled(swarm, child, stripe, self.membership.hosts, now=now)
         parent, gives = self.membership.hosts.get(source), self._gives(source, now)
         if reason == "stalled" and child.complaints[stripe] < (GIVING_COMPLAINTS if gives else STUCK_COMPLAINTS):
             edges.part(child.host, source, now + AVOID_S)

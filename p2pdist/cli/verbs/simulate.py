@@ -86,6 +86,7 @@ millions of objects takes long."""
     "--slow", default="", metavar="SHARE:FACTOR", help="Slow hosts: 5%:0.1 is a tenth of the uplink for 5 % of them."
 )
 @click.option("--slow-both", is_flag=True, help="Their downlinks are slow, too.")
+@click.option("--slow-downlinks", is_flag=True, help="Only their downlinks are slow.")
 @click.option(
     "--crash",
     default="0%",
@@ -294,9 +295,11 @@ def _faults(scenario: Scenario, wishes: dict[str, Any]) -> tuple[Fault, ...]:
         share, _, factor = wishes["slow"].partition(":")
         if not parse_share(factor):
             raise UsageError("a slow host needs some rate", remedy="Write a share and a factor, such as 5%:0.1")
-        drawn += slow_share(scenario, parse_share(share), parse_share(factor), both=wishes["slow_both"])
-    elif wishes["slow_both"]:
-        raise UsageError("--slow-both says more about --slow", remedy="Say how many hosts are slow: --slow 5%:0.1")
+        up = not wishes["slow_downlinks"]
+        drawn += slow_share(scenario, parse_share(share), parse_share(factor), both=wishes["slow_both"], up=up)
+    elif wishes["slow_both"] or wishes["slow_downlinks"]:
+        option = "--slow-both" if wishes["slow_both"] else "--slow-downlinks"
+        raise UsageError(f"{option} says more about --slow", remedy="Say how many hosts are slow: --slow 5%:0.1")
     drawn += crash_share(replace(scenario, faults=tuple(drawn)), parse_share(wishes["crash"]))
     if wishes["kill_tracker_every"]:
         every_s = parse_time(wishes["kill_tracker_every"])
@@ -387,6 +390,7 @@ def _show(worst: Report, runs: int, seconds: float, origin_bytes_s: float) -> No
         ("received twice", f"{worst.duplicates} pieces; {worst.rejected} corrupt; {worst.duplicate_ratio:.2%} of all bytes in vain"),
         *_ways(worst),
         *_lists(worst),
+        *_slow(worst),
         ("simulated in", f"{seconds:.1f} s, {worst.events} events{' in that run' if runs > 1 else ''}"),
     ]  # fmt: skip
     for name, value in lines:
@@ -435,6 +439,11 @@ def _lists(report: Report) -> list[tuple[str, str]]:
     if not report.rounds and not report.blamed:
         return []
     return [("vouched list", f"{report.rounds + 1} rounds; blamed: {', '.join(report.blamed) or 'no host'}")]
+
+
+def _slow(report: Report) -> list[tuple[str, str]]:
+    """What an operator would have been told."""
+    return [("slow uplinks", f"told of {', '.join(report.slow_uplinks)}")] if report.slow_uplinks else []
 
 
 def _write(path: Path, body: bytes) -> None:

@@ -56,7 +56,7 @@ _REASONS = {
     "absent": "its session broke before it was complete",
     "leaving": "it left the fleet before it was complete",
     "left": "its pull was given up",
-    "dead": "it did not answer before it was complete",
+    "dead": "its session broke before it was complete, and it did not answer other hosts",
     "another tracker": "another tracker went on with it",
 }
 """By the reason for which a host leaves a swarm (Membership.leave)."""

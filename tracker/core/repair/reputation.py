@@ -16,6 +16,7 @@ from p2pdist.model.digest import Digest
 from tracker.core.capacity import Capacities, fanout
 from tracker.core.host import Host
 from tracker.core.monitor.progress import keeps_up
+from tracker.core.monitor.testimony import Testimony
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import reclassify
 from tracker.core.repair.remedies import demote
@@ -40,6 +41,8 @@ class Reputation:
     drained: dict[str, None] = field(default_factory=dict)
     """Names of hosts that an operator drains, at most DRAINED_MAX, also of hosts that are away.
     `drain`."""
+    testimony: Testimony = field(default_factory=Testimony)
+    """What children say of uplinks."""
     _penalised: dict[str, None] = field(default_factory=dict)
     """Hosts with penalties. `penalise`, `expire`."""
     _start_at: float = -inf
@@ -151,6 +154,8 @@ class Reputation:
         and regularly."""
         if any(swarm.starting for swarm in self.swarms.values()):
             self._start_at = now
+        self.testimony.expire(now=now)
+        self.capacities.expire(now=now)
         for name in list(self._penalised):
             host = self.hosts.get(name)
             banned = host is not None and host.banned

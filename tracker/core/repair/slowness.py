@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from p2pdist.model.digest import Digest
-from tracker.core.capacity import Capacities
+from tracker.core.capacity import SURE_SHARES, Capacities
 from tracker.core.history.history import History
 from tracker.core.host import Host
 from tracker.core.member import Member
@@ -71,6 +71,7 @@ class Slowness:
         if still:
             note_rates(swarm, member, member.counts, now=now)
         member.hear(now)
+        self._hear_testimony(swarm, member, late=late, now=now)
         if host.name in swarm.swarming:
             return
         if late:
@@ -88,9 +89,23 @@ class Slowness:
         if slow is not None and self.capacities.mark_slow(slow[0], slow[1], downlink=slow[2], now=now):
             self.reputation.fit_children(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
             self.probing.judged(slow[0], now=now)
-            self.history.slow(self.hosts[slow[0]], swarm, slow[1], downlink=slow[2], now=now)
+            if slow[2] or SURE_SHARES[0] < slow[1] < SURE_SHARES[1]:  # else a child must say so, too
+                self.history.slow(self.hosts[slow[0]], swarm, slow[1], downlink=slow[2], now=now)
         else:
             self._part(swarm, member, now)
+
+    def _hear_testimony(self, swarm: Swarm, member: Member, *, late: bool, now: float) -> None:
+        """Take what the report says of the parents' uplinks, and tell people of those that are
+        slow."""
+        testimony = self.reputation.testimony
+        free = not late and member.host not in swarm.swarming and not self.policies.limits_rate(swarm.blob)
+        counts = free and not self.reputation.excused(swarm, now=now)
+        testimony.reported(swarm, member, self.hosts, counts=counts, now=now)
+        judged = self.capacities.slow_uplink
+        for host, share in testimony.against(member.host, self.swarms, self.hosts, judged) if counts else ():
+            if self.capacities.tell_slow(host, now=now):
+                swarm.record(now, f"{host} has a slow uplink, as its children say")
+                self.history.slow(self.hosts[host], swarm, share, downlink=False, now=now)
 
     def _busy_elsewhere(self, name: str, downlink: bool) -> bool:
         """Whether a host that is slow in one swarm has its share in all its swarms together."""
