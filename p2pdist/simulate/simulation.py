@@ -3,7 +3,7 @@ scenario, and run until every pull has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from p2pdist.model.digest import Digest, digest_of
@@ -165,15 +165,8 @@ class Simulation:
             events=self.world.events,
         )
         entered = tuple(site.bytes_in / report.size for site in self.sites)
-        lists = self.invariants.lists
-        report = replace(report, rounds=lists.rounds, blamed=tuple(lists.blamed), site_rx_ratios=entered)
-        return replace(report, slow_uplinks=self._told_slow())
-
-    def _told_slow(self) -> tuple[str, ...]:
-        """The hosts of which the trackers that run told people that they have a slow uplink."""
-        fleets = [tracker.fleet for tracker in self.trackers if tracker.fleet is not None]
-        events = [event for fleet in fleets for event in fleet.history.take() if event.kind == "host-slow"]
-        return tuple(dict.fromkeys(event.host for event in events if event.reason.startswith("slow uplink")))
+        lists, report = self.invariants.lists, replace(report, slow_uplinks=_told_slow(self.trackers))
+        return replace(report, rounds=lists.rounds, blamed=tuple(lists.blamed), site_rx_ratios=entered)
 
     @property
     def ended(self) -> bool:
@@ -380,3 +373,10 @@ def fleet_of(scenario: Scenario, now: float) -> Fleet:
         planner=Planner(origin_sites=scenario.origin_sites),
         policies=PolicyBook(PolicyTable((), budgets)),
     )
+
+
+def _told_slow(trackers: Iterable[Tracker]) -> tuple[str, ...]:
+    """The hosts of which the trackers that run told people that they have a slow uplink."""
+    fleets = [tracker.fleet for tracker in trackers if tracker.fleet is not None]
+    events = [event for fleet in fleets for event in fleet.history.take() if event.kind == "host-slow"]
+    return tuple(dict.fromkeys(event.host for event in events if event.reason.startswith("slow uplink")))

@@ -1,4 +1,4 @@
-"""What children say of the uplink of their parent: whom people are told of, and of whom not."""
+"""What children say of their parent's uplink: of which hosts people are told, and of which not."""
 
 from __future__ import annotations
 

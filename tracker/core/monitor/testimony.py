@@ -200,29 +200,32 @@ class Testimony:
     _children: dict[str, dict[str, None]] = field(default_factory=dict)
     """By parent the children with such a sum. `_word`, `_drop`."""
     _marks: dict[tuple[Digest, str], _Mark] = field(default_factory=dict)
-    """By swarm and member its last report, the oldest first. `reported`, `expire`."""
+    """By swarm and member its last report, if what came then counted; the oldest first.
+    `reported`, `expire`."""
     _looked_at: float = -inf
     """Time at which old sums were looked for. `expire`."""
 
     def reported(self, swarm: Swarm, member: Member, hosts: Mapping[str, Host], *, counts: bool, now: float) -> None:
         """A member has reported, and its piece counts are those of the report: a stretch ends and
-        another one begins. `counts`: the one that ends says something of uplinks."""
+        another one begins. `counts`: what comes in this swarm says something of uplinks now."""
         key = swarm.key, member.host
         mark = self._marks.pop(key, None)
+        if not counts:
+            return
         self._marks[key] = _Mark(now, tuple(member.counts), tuple(member.parents))
         if len(self._marks) > MARKS_MAX:
             del self._marks[next(iter(self._marks))]
-        if counts and mark is not None and swarm.typical_rate > 0 and not member.slow_receiver:
+        if mark is not None and swarm.typical_rate > 0 and not member.slow_receiver:
             self._add(swarm, member, hosts, mark, now)
 
     def stalled(self, swarm: Swarm, member: Member, stripe: int, hosts: Mapping[str, Host], *, now: float) -> None:
         """A member complains that its parent in a stripe, which has more of it, gives nothing, and
         is about to lose it."""
-        parent = member.parents[stripe]
-        if not parent or swarm.typical_rate <= 0 or member.slow_receiver or imports(swarm, member, stripe):
+        parent, counts = member.parents[stripe], (swarm.key, member.host) in self._marks
+        if not parent or not counts or swarm.typical_rate <= 0 or member.slow_receiver:
             return
         since = max(now - STALLED_S, member.attached_at[stripe])
-        if not self._runs(swarm, parent, hosts, STALLED_S, now):
+        if imports(swarm, member, stripe) or not self._runs(swarm, parent, hosts, STALLED_S, now):
             return
         word = self._word(member.host, parent, now)
         waited = (now - since - word.added(since, now)) * _fair(swarm.members[parent])
