@@ -13,7 +13,7 @@ from waits import until
 
 from tracker.hosts import drains as drains_module
 from tracker.hosts.drains import Drains
-from tracker.state.drained import DrainedHosts
+from tracker.state.drains import DrainRecords
 
 
 class Place:
@@ -21,7 +21,7 @@ class Place:
 
     def __init__(self, where: str) -> None:
         self.drained: dict[str, None] = {}
-        self.drains = Drains(DrainedHosts(where), self._apply, self.drained)
+        self.drains = Drains(DrainRecords(where), self._apply, self.drained)
 
     def _apply(self, host: str, drained: bool) -> None:
         if drained:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from p2pdist.model.errors import Unavailable
 from tracker.core.repair.reputation import DRAINED_MAX
-from tracker.state.drained import DrainedHosts
+from tracker.state.drains import DrainRecords
 
 LOOK_S = 5.0
 """How often the database is read, where others write there, and how often what it lacks is written
@@ -29,7 +29,7 @@ class Drains:
     the hosts that the fleet has drained. All methods are called on the event loop."""
 
     def __init__(
-        self, records: DrainedHosts, apply: Callable[[str, bool], None], drained: Mapping[str, object]
+        self, records: DrainRecords, apply: Callable[[str, bool], None], drained: Mapping[str, object]
     ) -> None:
         self._records, self._apply, self._drained = records, apply, drained
         self._unwritten: dict[str, bool] = {}

@@ -29,7 +29,7 @@ from tracker.hosts.drains import Drains
 from tracker.http.keys import DRAINS, SERVICE, SIBLINGS
 from tracker.http.trackers import LOCAL_QUERY, passed_on, siblings_of
 from tracker.service import Service
-from tracker.state.drained import DrainedHosts
+from tracker.state.drains import DrainRecords
 
 PASSED_ON_S = 2.0
 """How long other trackers wait for the answers of their hosts: they must answer this one in time
@@ -53,7 +53,7 @@ async def me(request: web.Request) -> web.Response:
 def drains_of(service: Service, where: str) -> Drains:
     """The drains of a tracker's hosts, with the record of them in its state (database.py)."""
     return Drains(
-        DrainedHosts(where),
+        DrainRecords(where),
         lambda host, drained: service.submit(HostDrained(host, drained)),
         service.fleet.reputation.drained,
     )

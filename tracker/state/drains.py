@@ -14,13 +14,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tracker.state.database import Database
 
-FILE_NAME = "drained.sqlite"
+FILE_NAME = "drains.sqlite"
 
 _metadata = sql.MetaData()
 _hosts = sql.Table("drained_hosts", _metadata, sql.Column("host", sql.String(255), primary_key=True))
 
 
-class DrainedHosts:
+class DrainRecords:
     """Names of drained hosts. `where` is that of a tracker's state (database.py). Raises
     Unavailable and UsageError."""
 
