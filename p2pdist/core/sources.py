@@ -247,7 +247,8 @@ STARVED_NEAR_S, STARVED_CONNECTS = 0.1, 20.0
 STARVED_BYTES_S = float(1 << 20)
 """A host that has nothing of a blob says so once a first piece is late: a response takes so long at
 least where it is usually quicker, and where none was measured yet, or near a source to which it
-connected much more quickly, and a piece comes at that rate at least. That accuses no source, so it may be said long before one is silent."""
+connected much more quickly, and a piece comes at that rate at least. That accuses no source, so it
+may be said long before one is silent."""
 
 SILENT_ROW = 4
 """After so many silent sources in a row the next ones have twice the time, after twice as many
