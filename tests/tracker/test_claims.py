@@ -11,6 +11,7 @@ from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.member import GIVING_STILL_S, STARVED_BY, STILL_S, Starvation
 from tracker.core.monitor.presence import GRACE_S
+from tracker.core.origin.leases import RESCUES_BEYOND, Leases
 from tracker.core.planning.rescue import RESCUES_MAX
 from tracker.core.planning.schedule import SMALL_BATCH_S
 from tracker.core.repair.claims import DISBELIEF_S, DOUBT_S, FIRST_PIECE_S
@@ -481,3 +482,14 @@ def test_a_silent_parent_counts_that_wants_blobs_which_no_manifest_names() -> No
     say_starved(control, "h1", "hoarder")
     control.run(0.1)
     assert control.parent("h1") == "" and 0 in control.fleet.swarms[BLOB].members["h1"].rescued
+
+
+def test_a_starved_host_finds_a_lease_where_strangers_hold_all() -> None:
+    control = strangers(5)
+    swarm = control.fleet.swarms[BLOB]
+    leases = Leases([swarm], leases_max=1)
+    assert leases.rescues(swarm) == leases.free(swarm) == 0
+    swarm.starved["h1"] = None
+    assert leases.rescues(swarm) == RESCUES_BEYOND and leases.free(swarm) == 0
+    leases.granted(swarm, RESCUES_BEYOND)
+    assert leases.rescues(swarm) == 0

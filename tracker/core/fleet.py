@@ -381,10 +381,10 @@ class Fleet:
             swarm.edges.set_now(now)
             before = swarm.leases()
             self.reputation.set_fanout(swarm, now=now)
-            free = leases.free(swarm) if owned.leases_allowed else 0
+            free, rescues = (leases.free(swarm), leases.rescues(swarm)) if owned.leases_allowed else (0, 0)
             knows = owned.granting(swarm, now=now)
             self.imports.prepare(swarm)
-            self.planner.plan(swarm, leases=free * knows, rescues=free, imports=knows or not owned.leases_allowed)
+            self.planner.plan(swarm, leases=free * knows, rescues=rescues, imports=knows or not owned.leases_allowed)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)

@@ -1,8 +1,9 @@
 """Leases: how many origin leases are out, and how many more a swarm may be granted.
 
-All swarms together hold at most `leases_max`. Swarms that are only preseeded hold at most half of
-these, and at least one, so that a job's start always finds some. Swarms of packages whose policy
-limits readers (policy/rules.py) hold together no more than that.
+All swarms together hold at most `leases_max`, and starved hosts RESCUES_BEYOND more. Swarms that
+are only preseeded hold at most half of these, and at least one, so that a job's start always finds
+some. Swarms of packages whose policy limits readers (policy/rules.py) hold together no more than
+that.
 
 Where the rate is limited at which all hosts read the origin, each lease is an equal part of it.
 Holders are told when that changes; a new one may read before the others have heard of it, for the
@@ -19,6 +20,8 @@ from tracker.core.events import Send
 from tracker.core.host import Host
 from tracker.core.policy.book import PolicyBook
 from tracker.core.swarm import Swarm
+
+RESCUES_BEYOND = 4
 
 
 class Leases:
@@ -52,12 +55,17 @@ class Leases:
         """How many more leases a swarm may be granted now."""
         return 0 if all(swarm.edges.roots) and not swarm.starved else self._left(swarm)
 
+    def rescues(self, swarm: Swarm) -> int:
+        """How many more may be granted to starved hosts of a swarm now: a few beyond the cap, as
+        strangers may hold all others."""
+        return self._left(swarm, beyond=RESCUES_BEYOND) if swarm.starved else self.free(swarm)
+
     def room(self, swarm: Swarm, held: int) -> int:
         """How many leases a swarm may hold in all; it held `held` when the count was told."""
         return self._left(swarm) + held
 
-    def _left(self, swarm: Swarm) -> int:
-        left = self._max - self._total
+    def _left(self, swarm: Swarm, *, beyond: int = 0) -> int:
+        left = self._max + beyond - self._total
         if swarm.priority == "preseed":
             left = min(left, self._preseed_max - self._preseeds)
         if (limit := self._policies.readers(swarm.blob)) is not None:
