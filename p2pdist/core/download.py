@@ -37,7 +37,8 @@ is paused another transport brings the pieces and no stream is opened.
 
 A reader may wait for single pieces (`Wanted`). Streams of their own bring these, beside the stream
 of the stripe, which may bring them again. Nothing is complained of for them: the stripe's own
-stream finds out what is wrong with a source.
+stream finds out what is wrong with a source. A stream that this host itself holds back (`Held`), as
+it does with preseeds while starts receive, stands still and is not complained of either.
 
 Where the blob has a vouched piece list (vouched/whole.py) a piece may have to wait for its hash
 (`Awaiting`): its source is neither slow nor silent meanwhile. Pieces that turn out to be listed
@@ -200,6 +201,14 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """This host reads nothing of this stream for now, since it gives way to others: that says
+    nothing of its source."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class Awaiting:
     """A piece of this stream waits until its hash is listed. Valid until a piece of the stream is
     stored."""
@@ -229,6 +238,7 @@ Event = (
     | Rejected
     | Paused
     | Tick
+    | Held
     | Awaiting
     | Lost
     | WholeMatches
@@ -576,6 +586,12 @@ class _Streams:
                 return None if many else _Demand(stripe.number, first_ones, source, now, prefetch)
         return None
 
+    def hold(self, stream: int, *, now: float) -> None:
+        """A stream is held back here."""
+        stripe = self.stripes.get(stream)
+        if stripe is not None and isinstance(stripe.state, Receiving):
+            stripe.state.quiet_since = now
+
     def finish(self, stripe: _Stripe) -> bool:
         """Whether another stream than its own brings pieces of a stripe."""
         demanded = any(demand.stripe == stripe.number for demand in self.demands.values())
@@ -718,6 +734,8 @@ class Download:
                     self._close_all(out, after_piece=True)
             case Tick():
                 self._tick(now, out)
+            case Held(number):
+                self._streams.hold(number, now=now)
             case Awaiting(number) if waiting := self._streams.stripes.get(number):
                 waiting.await_hash()
             case Lost(pieces):

@@ -32,6 +32,7 @@ from p2pdist.core.download import (
     Completed,
     Download,
     GaveUp,
+    Held,
     OpenDemand,
     OpenStream,
     PieceStored,
@@ -419,6 +420,8 @@ class BlobPull:
             self._stored(0, piece)
         for _ in range(self._writers.count_gone()):
             self._submit(WriterGone())
+        for number in self._streams.held():
+            self._submit(Held(number))
         for number in self._streams.awaiting():
             self._submit(Awaiting(number))
         for quiet in self._streams.quiet():

@@ -229,6 +229,10 @@ class PullStreams:
                 have.add(piece)
         return have
 
+    def held(self) -> list[int]:
+        """The streams that this host holds back."""
+        return [number for number, stream in self._open.items() if isinstance(stream, IncomingStream) and stream.held]
+
     def quiet(self) -> list[Quiet]:
         """The streams whose sources have given nothing. A preseed whose source has responded is
         none: it gives way to starts, there and here."""
