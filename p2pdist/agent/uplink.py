@@ -264,7 +264,7 @@ class Uplink:
                 self.submit(Diverted(other, brought))
         self._streams[number] = blob, stripe, peer
         self._slots.opened(number, peer)
-        self.submit(Opened(number, blob, stripe, have, priority, bytes_s, peer, urgency, rides))
+        self.submit(Opened(number, blob, stripe, have, priority, peer, urgency, rides, bytes_s))
         return flow
 
     def open_range(self, *, peer: Peer = NOBODY, cut: Callable[[], None] | None = None) -> RangeFlow:

@@ -49,7 +49,9 @@ is complained of, and the pull is not given up. A stripe that crosses a WAN with
 
 A reader may wait for single pieces (`Wanted`). Streams of their own bring these, beside the stream
 of the stripe, which may bring them again. Nothing is complained of for them: the stripe's own
-stream finds out what is wrong with a source.
+stream finds out what is wrong with a source. A stream that this host itself holds back
+(`HeldBack`), as it does with preseeds while starts receive, stands still and is not complained of
+either.
 
 Where the blob has a vouched piece list (vouched/whole.py) a piece may have to wait for its hash
 (`Awaiting`): its source is neither slow nor silent meanwhile. Pieces that turn out to be listed
@@ -234,6 +236,14 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBack:
+    """This host reads nothing of this stream for now, since it gives way to others: that says
+    nothing of its source."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
 class Awaiting:
     """A piece of this stream waits until its hash is listed. Valid until a piece of the stream is
     stored."""
@@ -263,6 +273,7 @@ Event = (
     | Rejected
     | Paused
     | Tick
+    | HeldBack
     | Awaiting
     | Lost
     | WholeMatches
@@ -665,6 +676,12 @@ class _Streams:
                 del self.demands[stream]
                 yield CloseStream(stream, False)
 
+    def hold_back(self, stream: int, *, now: float) -> None:
+        """A stream is held back here."""
+        stripe = self.stripes.get(stream)
+        if stripe is not None and isinstance(stripe.state, Receiving):
+            stripe.state.quiet_since = stripe.stored_at = now
+
     def finish(self, stripe: _Stripe) -> bool:
         """Whether another stream than its own brings pieces of a stripe."""
         demanded = any(demand.stripe == stripe.number for demand in self.demands.values())
@@ -816,7 +833,8 @@ class _Standstill:
         """What is to be said of the sources, once the whole pull stands still."""
         lacking = [(stripe, self._judged(stripe)) for stripe in self.stripes if stripe.missing]
         still_s = STARVED_STILLS * max((self._still_s(stripe, state) for stripe, state in lacking), default=0.0)
-        if now - progressed_at < still_s:
+        since = max(progressed_at, *(stripe.stored_at for stripe, _ in lacking))  # of one that is held back: now
+        if now - since < still_s:
             return []
         told = []
         for stripe, state in lacking:
@@ -961,6 +979,8 @@ class Download:
                     self._close_all(out, after_piece=True)
             case Tick():
                 self._tick(now, out)
+            case HeldBack(number):
+                self._streams.hold_back(number, now=now)
             case Awaiting(number) if waiting := self._streams.stripes.get(number):
                 waiting.await_hash()
             case Lost(pieces):

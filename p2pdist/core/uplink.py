@@ -342,11 +342,11 @@ class Opened:
     stripe: int
     have: PieceSet
     priority: Priority = "start"
-    bytes_s: float = 0.0
     peer: Peer = NOBODY
     urgency: Urgency = "none"
     rides: bool = False
     """The child takes the pieces over its stream of the stripe as well."""
+    bytes_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

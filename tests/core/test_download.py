@@ -22,6 +22,7 @@ from p2pdist.core.download import (
     Download,
     Event,
     GaveUp,
+    HeldBack,
     OpenDemand,
     OpenStream,
     Paused,
@@ -212,6 +213,19 @@ def test_standing_still_is_complained_of_with_growing_pauses() -> None:
     assert times[:5] == [0.75, 2.0, 4.5, 9.5, 19.25]
     assert len(times) <= 8
     assert pull.core.parents() == ("A",)
+
+
+def test_a_source_is_not_complained_of_while_its_stream_is_held_back_here() -> None:
+    """As a preseed's is while a reader has pieces of the same blob come as a start."""
+    pull = Pull(count=2)
+    pull.plan(0, A)
+    pull(PieceStored(1, 0))
+    for _ in range(20):
+        assert pull(HeldBack(1), 0.25) == []
+        assert pull(Tick()) == []
+    assert pull(HeldBack(2), 0.25) == [], "an unknown stream"
+    assert pull(Tick(), 0.25) == []
+    assert pull(Tick(), 2.0) == [Complain(0, A, "stalled")]
 
 
 def test_a_piece_ends_the_complaints() -> None:

@@ -33,6 +33,7 @@ from p2pdist.core.download import (
     Completed,
     Download,
     GaveUp,
+    HeldBack,
     OpenDemand,
     OpenStream,
     PieceStored,
@@ -430,6 +431,8 @@ class BlobPull:
             self._stored(0, piece)
         for _ in range(self._writers.count_gone()):
             self._submit(WriterGone())
+        for number in self._streams.held_back():
+            self._submit(HeldBack(number))
         for number in self._streams.awaiting():
             self._submit(Awaiting(number))
         for quiet in self._streams.quiet():

@@ -270,6 +270,12 @@ class PullStreams:
         numbers = [number for number in self._demanded if self._sources[number] == (ORIGIN, stripe)]
         return iter(sorted(piece for number in numbers for piece in self._demanded[number]))
 
+    def held_back(self) -> list[int]:
+        """The streams that this host holds back."""
+        return [
+            number for number, stream in self._open.items() if isinstance(stream, IncomingStream) and stream.held_back
+        ]
+
     def quiet(self) -> list[Quiet]:
         """The streams whose sources have given nothing. A preseed whose source has responded is
         none: it gives way to starts, there and here."""

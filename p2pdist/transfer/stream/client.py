@@ -83,6 +83,8 @@ class IncomingStream:
         self._on_event = on_event
         self._tls = tls
         self._pacer = pacer
+        self.held_back = False
+        """Whether it is read no further for now; written by its thread."""
         self._connections = connections
         self._connect_timeout_s = connect_timeout_s
         self._dead_after_s = dead_after_s
@@ -200,7 +202,9 @@ class IncomingStream:
 
     def _wait(self, pause_s: float) -> None:
         if self._pacer is not None and pause_s and self._stream.missing_count:
+            self.held_back = True
             self._pacer.wait(self.request.priority, pause_s, self._stream.woken)
+            self.held_back = False
 
     # -- the connection
 
