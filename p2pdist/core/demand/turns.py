@@ -5,8 +5,8 @@ first that is whole. Were all of them brought alike, all would end at the end. S
 turns: the long one at the lowest piece has a turn, and those behind it when it ends, or its client
 takes nothing, or it stands still for STILL_S. The others meanwhile get what comes anyway, which is
 everything in the end. The piece at which a reading has waited for long comes without a turn: a
-client leaves a connection over which nothing comes (several do after 3 s), and a short reading may
-be a header, without which its client does not know what to ask for.
+client leaves a connection over which nothing comes (several do after 3 s). A short reading, which
+may be a header without which its client does not know what to ask for, holds up no other one.
 
 Invariants: of the readings whose clients read, one has a turn at least; a reading that is left
 holds up no other one for longer than GAP_S. Times are in seconds.
@@ -21,7 +21,7 @@ GAP_S = 0.25
 
 STILL_S = 1.0
 
-SHORT_WAIT_S, LONG_WAIT_S = 1.0, 2.0
+WAIT_S = 2.0
 """A reading waits so long at a piece until that comes without a turn."""
 
 SHORT_BYTES = 1 << 20
@@ -64,7 +64,7 @@ class Turns:
     def late(self, reading: Reading, *, now: float) -> bool:
         """Whether the piece at which a reading waits is to come without a turn."""
         own = self._places.get(reading)
-        return own is not None and now - own.since >= (SHORT_WAIT_S if reading.short else LONG_WAIT_S)
+        return own is not None and now - own.since >= WAIT_S
 
     def has(self, reading: Reading, *, now: float) -> bool:
         """Whether a reading has a turn. One whose client takes nothing has none."""
