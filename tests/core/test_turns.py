@@ -4,7 +4,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pdist.core.demand.turns import GAP_S, STILL_S, Reading, Turns
+from p2pdist.core.demand.turns import GAP_S, STILL_S, WAIT_S, Reading, Turns
 
 
 def long() -> Reading:
@@ -45,16 +45,23 @@ def test_a_reading_that_stands_still_holds_up_no_other_one() -> None:
     assert not turns.has(second, now=now), "it goes on"
 
 
-def test_a_short_reading_waits_for_its_turn_but_not_for_long() -> None:
+def test_no_reading_waits_for_its_turn_for_long() -> None:
     turns, first, short = Turns(), long(), Reading(short=True)
+    behind = long()
     now, piece = 0.0, 0
-    while now < STILL_S:
+    while now < WAIT_S:
         turns.reads(first, piece, now=now)
         turns.reads(short, 50, now=now)
-        assert turns.has(first, now=now) and not turns.has(short, now=now)
+        turns.reads(behind, 60, now=now)
+        assert turns.has(first, now=now) and not turns.has(short, now=now) and not turns.has(behind, now=now)
+        assert not turns.late(short, now=now) and not turns.late(behind, now=now)
         now, piece = now + GAP_S / 2, piece + 1
+    turns.reads(behind, 60, now=now)
     turns.reads(short, 50, now=now)
-    assert turns.has(short, now=now)
+    assert turns.late(short, now=now) and turns.late(behind, now=now) and not turns.has(behind, now=now)
+    turns.reads(behind, 61, now=now)
+    assert not turns.late(behind, now=now), "it goes on"
+    assert not turns.late(long(), now=now)
 
 
 def test_short_readings_hold_up_nothing() -> None:

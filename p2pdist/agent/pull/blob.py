@@ -541,9 +541,10 @@ def _download_of(blob: Blob, context: PullContext, now: float) -> Download:
 
 
 def _has_turn(pull: BlobPull, reading: Reading, piece: int | None) -> bool:
+    now = pull._loop.time()
     if piece is not None:
-        pull.turns.reads(reading, piece, now=pull._loop.time())
-    return pull.turns.has(reading, now=pull._loop.time())
+        pull.turns.reads(reading, piece, now=now)
+    return pull.turns.has(reading, now=now) or (piece is not None and pull.turns.late(reading, now=now))
 
 
 def _look(pull: BlobPull, until: float) -> None:
