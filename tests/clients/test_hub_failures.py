@@ -1,5 +1,5 @@
-"""What the latest client of model hubs sees of a hub that fails, limits, lies or names files badly: its
-own retry works, wrong content is never a snapshot, and no token stands in a log."""
+"""What the latest client of model hubs sees of a hub that fails, limits, lies or names files badly:
+its own retry works, wrong content is never a snapshot, and no token stands in a log."""
 
 from __future__ import annotations
 
