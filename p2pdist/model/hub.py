@@ -212,6 +212,16 @@ def check_token(token: str) -> str:
     return token
 
 
+def check_listed(where: str, path: str) -> None:
+    """Raises Refused for a path that a hub lists, and that names nothing within a directory."""
+    try:
+        check_path(path)
+    except UsageError as error:
+        raise Refused(
+            f"{where} has a file that is refused: {error.what}", remedy="Ask its owner to rename the file"
+        ) from error
+
+
 def check_listing(name: HubName, listing: HubListing) -> HubListing:
     """What a hub lists, checked. Raises Refused for a commit that may not be written to a
     directory, Corrupt for what is none."""
@@ -221,12 +231,7 @@ def check_listing(name: HubName, listing: HubListing) -> HubListing:
     seen: set[str] = set()
     entries: tuple[HubFile | HubDirectory, ...] = (*listing.files, *listing.directories)
     for entry in entries:
-        try:
-            check_path(entry.path)
-        except UsageError as error:
-            raise Refused(
-                f"{where} has a file that is refused: {error.what}", remedy="Ask its owner to rename the file"
-            ) from error
+        check_listed(where, entry.path)
         if entry.path in seen:
             raise Corrupt(f"{where} lists {printable(entry.path)[:200]} twice")
         seen.add(entry.path)

@@ -356,7 +356,9 @@ async def test_wrong_content_fails_on_all_hosts_alike(site: HubSite) -> None:
 
 async def test_a_commit_with_a_bad_name_is_refused_by_name(site: HubSite) -> None:
     site.hub.repository("org/bad").commit({"good.json": b"{}", "a/../../evil": b"x"})
-    for path in ("/api/models/org/bad/tree/main?recursive=true", "/org/bad/resolve/main/good.json"):
+    commit = site.hub.repositories["models", "org/bad"].refs["main"]
+    description = "/api/models/org/bad"  # some clients take the names from there
+    for path in (description, f"{description}/tree/{commit}?recursive=true", f"/org/bad/resolve/{commit}/good.json"):
         answer = await site.ask(path)
         assert answer.status == 403 and "a/../../evil" in answer.headers["X-Error-Message"]
 
@@ -392,6 +394,27 @@ async def test_what_is_here_is_given_without_tracker_and_hub(site: HubSite) -> N
         assert answer.body == data and answer.headers["X-Repo-Commit"] == commit
     closed = await site.ask("/org/private/resolve/main/config.json", headers=bearer("hf_reads"))
     assert closed.status == 503
+
+
+@pytest.mark.parametrize("path", ["config.json", "model-1.safetensors"])
+async def test_a_file_waits_for_a_tracker_that_is_away_and_clients_ask_again(
+    site: HubSite, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A tracker that restarts in the middle of a model costs its clients time, and no failure."""
+    files = make_files(300_000)
+    site.hub.repository("org/tiny").commit(files)
+    monkeypatch.setattr(door, "BEGIN_S", 600.0)
+    monkeypatch.setattr(site.site.agents["h1"].packages, "_wait_s", 600.0)
+    assert (await site.ask(f"/org/tiny/resolve/main/{path}", "HEAD")).status == 200
+    await site.site.stop_tracker()
+    await until(lambda: not site.site.agents["h1"].session.connected)
+    monkeypatch.setattr(door, "BEGIN_S", 0.5)
+    answer = await site.ask(f"/org/tiny/resolve/main/{path}")
+    assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+    monkeypatch.setattr(door, "BEGIN_S", 600.0)
+    reading = asyncio.create_task(site.ask(f"/org/tiny/resolve/main/{path}"))
+    await site.site.start_tracker()
+    assert (await reading).body == files[path]
 
 
 async def test_a_door_that_answers_enough_has_clients_ask_again(site: HubSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,10 @@ class Models:
 
     async def content(self, name: HubName, commit: str, file: HubFile, token: str = "") -> bytes:
         """The content of a file that LFS does not keep, verified."""
-        return await self._joined(f"content {file.oid} {name}", lambda: self._content(name, commit, file, token))
+        return await self._joined(
+            f"content {file.oid} {name}",
+            lambda: self._with_tracker(lambda: self._content(name, commit, file, token)),
+        )
 
     async def _content(self, name: HubName, commit: str, file: HubFile, token: str) -> bytes:
         data = await self._kept(name, f"content {file.oid}")
@@ -295,17 +298,22 @@ class Models:
     async def find(self, reference: HubReference, note: Note = lambda text: None) -> Snapshot:
         """The commit that a reference names, of a repository that is open. `note` gets what is
         waited for, in words for the user."""
-        try:
-            return await self._find(reference)
-        except (NotFound, Unavailable):
-            if self._tracked.connected or self._wait_tracker is None or not await self._wait_tracker(note):
-                raise
-            return await self._find(reference)
+        return await self._with_tracker(lambda: self._find(reference), note)
 
     async def _find(self, reference: HubReference) -> Snapshot:
         name = reference.name
         await self.admit(name, "")
         return Snapshot(self, name, await self.files(name, await self.commit_of(name, reference.revision)))
+
+    async def _with_tracker(self, ask: Callable[[], Awaitable[Value]], note: Note = lambda text: None) -> Value:
+        """What `ask` gives. Where it fails while no tracker answers, it asks again once one does: a
+        tracker that restarts costs a client nothing but time."""
+        try:
+            return await ask()
+        except (NotFound, Unavailable):
+            if self._tracked.connected or self._wait_tracker is None or not await self._wait_tracker(note):
+                raise
+            return await ask()
 
     # -- blobs
 
@@ -315,7 +323,7 @@ class Models:
         """A file of LFS, not yet held, and its pull, started or joined; None when it is complete.
         Raises DiskFull besides."""
         digest = file.digest
-        await self._announce(name, commit, file, token)
+        await self._with_tracker(lambda: self._announce(name, commit, file, token))
         self._learn(str(name), (digest,))
         source = HubBlob(self._tracked, self._storage, name, commit, file.path, token)
         try:

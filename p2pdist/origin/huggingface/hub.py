@@ -34,6 +34,7 @@ from p2pdist.model.hub import (
     HubLocation,
     HubName,
     HubRevision,
+    check_listed,
     check_listing,
     failure,
     git_oid,
@@ -83,8 +84,13 @@ class _Entry(msgspec.Struct):
     lfs: _Lfs | None = None
 
 
-class _Sha(msgspec.Struct):
+class _Sibling(msgspec.Struct):
+    rfilename: str = ""
+
+
+class _Revision(msgspec.Struct):
     sha: str
+    siblings: list[_Sibling] | None = None
 
 
 class _Gate(msgspec.Struct):
@@ -128,9 +134,9 @@ class UpstreamHub:
         url = self._api(name, f"/revision/{quote(revision, safe='')}")
         async with self._in_time(TIMEOUT_S), self._client.request("GET", url, token=token) as response:
             data = await self._client.small(response, INFO_BYTES_MAX)
-        commit = _decoded(data, _Sha, self.url).sha
-        if not is_commit(commit) or (is_commit(revision) and commit != revision):
-            raise Corrupt(f"{self.url} names no commit for {name} at {revision}")
+        commit = await asyncio.to_thread(_commit, data, name, self.url)
+        if is_commit(revision) and commit != revision:
+            raise Corrupt(f"{self.url} names another commit for {name} at {revision}")
         return HubRevision(commit, msgspec.Raw(data))
 
     async def listing(self, name: HubName, commit: str, token: str = "") -> HubListing:
@@ -261,6 +267,18 @@ class UpstreamHub:
                 yield
         except TimeoutError as error:
             raise Unavailable(f"{self.url} does not answer in time", remedy="Try again later") from error
+
+
+def _commit(data: bytes, name: HubName, url: str) -> str:
+    """The commit that a hub describes. Some clients take the names of files from there, so they are
+    checked as in a listing; takes a while where there are many."""
+    found = _decoded(data, _Revision, url)
+    if not is_commit(found.sha):
+        raise Corrupt(f"{url} names no commit for {name}")
+    for sibling in found.siblings or ():
+        if sibling.rfilename:
+            check_listed(f"{name} at {found.sha}", sibling.rfilename)
+    return found.sha
 
 
 def _listing(name: HubName, commit: str, entries: list[_Entry]) -> HubListing:
