@@ -112,7 +112,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "drop the last piece",
-        "p2pdist/core/download.py",
+        "p2pdist/core/download/download.py",
         "        if not self.finished and self.have.complete and not self.vouched:",
         "        if not self.finished and len(self.have) >= self.have.count - 1 and not self.vouched:",
         ("tests/core/test_download.py",),
@@ -434,7 +434,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "stay with a silent source",
-        "p2pdist/core/download.py",
+        "p2pdist/core/download/stripe.py",
         "        if receiving.silent_s(event, now=now) < limit_s:",
         "        if True:",
         ("tests/system/test_strangers.py::test_silent_seeds_do_not_hold_up_a_pull",),

@@ -80,7 +80,7 @@ DOCUMENTS = [path for path in FILES if path.suffix == ".md"]
 
 
 def module_name(path: PurePosixPath) -> str:
-    """`p2pdist/core/download.py` is p2pdist.core.download; a package is named by its folder."""
+    """`p2pdist/core/pull.py` is p2pdist.core.pull; a package is named by its folder."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -1,7 +1,7 @@
 """One blob's pull at one host: the sources of its stripes, its transport, and what the tracker
 knows of that.
 
-Theory. A pull has two halves. `Download` (download.py) receives the stripes by streams down the
+Theory. A pull has two halves. `Download` (download/) receives the stripes by streams down the
 tracker's trees and counts the pieces, whichever transport brings them. `TransportChoice` and
 `TransportSwitch` (transport.py) say when a BitTorrent swarm takes over, and when the trees do
 again; the download is paused while a swarm brings the pieces. The agent and the simulated host
@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from p2pdist.core import download as dl
-from p2pdist.core.download import Download
+from p2pdist.core.download import events as dl
+from p2pdist.core.download.download import Download
 from p2pdist.core.transport import Begin, CutShort, Leave, Policy, Transport, TransportChoice, TransportSwitch
 from p2pdist.core.vouched.whole import CheckWhole, Judge, ListChanged, VerifyPieces, Whole, WholeChecked
 from p2pdist.model.errors import P2PDistError

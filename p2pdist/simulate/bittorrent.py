@@ -38,7 +38,7 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any, Protocol
 
-from p2pdist.core.download import Download
+from p2pdist.core.download.download import Download
 from p2pdist.core.origin_seeding import LOOK_S, OriginSeeding
 from p2pdist.core.pull import SWARM, Event, SwarmClosed, TorrentKnown
 from p2pdist.model.digest import Digest

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from p2pdist.core import download as dl
 from p2pdist.core import pull as pl
 from p2pdist.core import uplink as ul
 from p2pdist.core.downlink import Downlink
+from p2pdist.core.download import events as dl
+from p2pdist.core.download.download import Download
 from p2pdist.core.sources import Sources
 from p2pdist.core.transport import CutShort
 from p2pdist.core.vouched.whole import CheckWhole, Judge, VerifyPieces
@@ -85,7 +86,7 @@ class Pull:
         #: A byte for each piece, 1 once it was stored: the record of the invariants.
         self.proof = bytearray(blob.layout.count)
         #: The cores of this life, None while the host fetches nothing of the blob.
-        self.download: dl.Download | None = None
+        self.download: Download | None = None
         self.core: pl.PullCore | None = None
         #: Its vouched list, where there is no other.
         self.listing: Listing | None = None
@@ -490,7 +491,8 @@ class StreamServer:
         self.outgoing[self._number] = stream
         if not self.silent:
             self._block_sent[self._number] = ul.BlockSent(self._number)
-            opened = ul.Opened(self._number, pull.blob.digest, stream.stripe, have, pull.blob.priority, stream.bytes_s)
+            blob = pull.blob
+            opened = ul.Opened(self._number, blob.digest, stream.stripe, have, blob.priority, bytes_s=stream.bytes_s)
             self._paced = self._paced or stream.bytes_s > 0
             self.handle(opened)
         return ""
@@ -777,7 +779,7 @@ class Host:
         if pull.error is not None:
             return
         if not pull.have.complete or (pull.listing is not None and not pull.listing.matched):
-            download = dl.Download(
+            download = Download(
                 blob.digest, blob.layout, blob.stripes, pull.have, self._sources, now, context.patience_s, self.name
             )
             pull.download, pull.have = download, download.have

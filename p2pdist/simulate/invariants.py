@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from p2pdist.core import download as dl
+from p2pdist.core.download import events as dl
 from p2pdist.core.pull import Command as PullCommand
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError

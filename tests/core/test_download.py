@@ -2,24 +2,14 @@
 
 import pytest
 
-from p2pdist.core.download import (
-    DEMANDS_MAX,
-    DENIALS_MAX,
-    DENIED_S,
-    HEDGES_LEAST,
-    ORIGIN_CORRUPT_MAX,
-    PREFETCHES_MAX,
-    PROMISE_MIN_S,
-    REOPEN_S,
-    STALL_FIRST_S,
-    WANTED_S,
+from p2pdist.core.download.download import DENIALS_MAX, DENIED_S, ORIGIN_CORRUPT_MAX, REOPEN_S, Download
+from p2pdist.core.download.events import (
     AskTicket,
     Awaiting,
     CloseStream,
     Command,
     Complain,
     Completed,
-    Download,
     Event,
     GaveUp,
     HeldBack,
@@ -35,8 +25,10 @@ from p2pdist.core.download import (
     Tick,
     TrackerChanged,
     Wanted,
-    first_piece_s,
 )
+from p2pdist.core.download.stillness import HEDGES_LEAST, STALL_FIRST_S
+from p2pdist.core.download.streams import DEMANDS_MAX, PREFETCHES_MAX, PROMISE_MIN_S, WANTED_S
+from p2pdist.core.download.stripe import first_piece_s
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import (
     FIRST_PIECE_UNKNOWN_S,

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.core.download import (
+from p2pdist.core.download.download import Download
+from p2pdist.core.download.events import (
     CloseStream,
     Complain,
     Completed,
-    Download,
     GaveUp,
     OpenStream,
     PieceStored,

@@ -9,15 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdist.core import uplink as ul
-from p2pdist.core.download import (
-    STALE_MAX,
-    STALE_S,
-    STALL_FIRST_S,
+from p2pdist.core.download.download import STALE_S, Download
+from p2pdist.core.download.events import (
     Awaiting,
     CloseStream,
     Complain,
     Completed,
-    Download,
     GaveUp,
     OpenStream,
     PieceStored,
@@ -27,6 +24,8 @@ from p2pdist.core.download import (
     Tick,
     TrackerChanged,
 )
+from p2pdist.core.download.stillness import STALL_FIRST_S
+from p2pdist.core.download.stripe import STALE_MAX
 from p2pdist.core.pull import LIST_ASK_S, LIST_LATE_S, LOSS_REPORT_S, AskList, Command, Event, PullCore, ReportTransport
 from p2pdist.core.sources import Sources
 from p2pdist.core.vouched.read_ahead import LEAD_MIN, LEAD_SHARE, ReadAhead

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from p2pdist.core.download import Download, Paused
+from p2pdist.core.download.download import Download
+from p2pdist.core.download.events import Paused
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.transport import Policy, TransportSwitch
 from p2pdist.simulate.bittorrent import Member

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from p2pdist.core import download, uplink
+from p2pdist.core import uplink
+from p2pdist.core.download import download as core
+from p2pdist.core.download import events as download
+from p2pdist.core.download.download import Download
 from p2pdist.simulate.faults import Crash, OriginWrong, Partition, Slow, TrackerLoss, WrongBytes, schedule
 from p2pdist.simulate.host import StreamClient
 from p2pdist.simulate.invariants import InvariantBroken
@@ -59,7 +62,7 @@ def lose_reports(self: Fleet, name: str, report: Any, now: float) -> None:
 take_report = Fleet._report
 
 
-def open_twice(self: download.Download, stripe: Any, now: float, out: list[Any]) -> None:
+def open_twice(self: Download, stripe: Any, now: float, out: list[Any]) -> None:
     """Opens another stream for a stripe that has got one."""
     open_once(self, stripe, now, out)
     match out[-1:]:
@@ -67,10 +70,10 @@ def open_twice(self: download.Download, stripe: Any, now: float, out: list[Any])
             out.append(download.OpenStream(self._streams._number(), source, number))
 
 
-open_once = download.Download._open
+open_once = Download._open
 
 
-def settle_early(self: download.Download, event: Any, *, now: float) -> list[Any]:
+def settle_early(self: Download, event: Any, *, now: float) -> list[Any]:
     """Takes the blob for complete when one piece is missing."""
     out = handle(self, event, now=now)
     if not self.finished and len(self.have) == self.have.count - 1:
@@ -79,7 +82,7 @@ def settle_early(self: download.Download, event: Any, *, now: float) -> list[Any
     return out
 
 
-handle = download.Download.handle
+handle = Download.handle
 
 
 @pytest.mark.parametrize(
@@ -89,8 +92,8 @@ handle = download.Download.handle
         (uplink.Uplink, "_hold", forward_all, "before it has verified"),
         (edges.Edges, "receives_through", lambda *_: False, "cycle"),
         (Fleet, "_report", lose_reports, "the tracker takes h00007 to hold|wait forever|gave up"),
-        (download.Download, "handle", settle_early, "lacks 1 pieces"),
-        (download.Download, "_open", open_twice, "second stream"),
+        (Download, "handle", settle_early, "lacks 1 pieces"),
+        (Download, "_open", open_twice, "second stream"),
         (planner._StripePass, "_may_read", lambda *_: True, "two leases"),
         (edges.Edges, "finish", lambda *_: None, "of which it lacks nothing|that it needs not|cycle"),
     ],
@@ -108,7 +111,7 @@ def test_a_defect_is_noticed(
 
 def test_giving_up_for_no_reason_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Content that is right everywhere cannot end a pull as corrupt."""
-    monkeypatch.setattr(download, "ORIGIN_CORRUPT_MAX", 0)
+    monkeypatch.setattr(core, "ORIGIN_CORRUPT_MAX", 0)
     scenario = Scenario(6, 32 * 65536, 1e6, faults=(OriginWrong(frozenset({3})),))
     assert Simulation(scenario).run().failed == 6
     monkeypatch.setattr("p2pdist.simulate.simulation.failures", lambda faults: ())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2pdist.core.download import Command, OpenStream
+from p2pdist.core.download.events import Command, OpenStream
 from p2pdist.core.sources import Candidates
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import ranked

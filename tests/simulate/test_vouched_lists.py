@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from p2pdist.core.download import Download
+from p2pdist.core.download.download import Download
 from p2pdist.core.vouched.read_ahead import LEAD_MIN, ReadAhead
 from p2pdist.core.vouched.whole import WholeChecked
 from p2pdist.model.errors import Corrupt, P2PDistError

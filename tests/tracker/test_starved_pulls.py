@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from p2pdist.agent.pull.blob import EARLY_LOOK_S, EARLY_S, TICK_S
-from p2pdist.core.download import (
+from p2pdist.core.download.download import Download
+from p2pdist.core.download.events import (
     CloseStream,
     Command,
     Complain,
-    Download,
     Event,
     OpenDemand,
     OpenStream,

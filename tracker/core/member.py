@@ -37,7 +37,7 @@ host reads of the origin is read twice."""
 
 STILL_SOON_S = 0.4
 """The same where the host says that it stands still longer than its own pieces explain
-(p2pdist/core/download.py), and none of these parents says that it gave anything to any host."""
+(p2pdist/core/download), and none of these parents says that it gave anything to any host."""
 
 GIVING_STILL_S = 18.0
 """Parents that give to others, as they say, count from then on: before, it is more likely that the

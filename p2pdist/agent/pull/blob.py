@@ -25,15 +25,13 @@ from p2pdist.agent.pull.streams import BlobWriters, PullContext, PullStreams
 from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.tasks import Tasks
 from p2pdist.core.demand.turns import SHORT_BYTES, Reading, Turns
-from p2pdist.core.download import (
+from p2pdist.core.download.download import Download
+from p2pdist.core.download.events import (
     AskTicket,
-    Awaiting,
     CloseStream,
     Complain,
     Completed,
-    Download,
     GaveUp,
-    HeldBack,
     OpenDemand,
     OpenStream,
     PieceStored,
@@ -431,12 +429,8 @@ class BlobPull:
             self._stored(0, piece)
         for _ in range(self._writers.count_gone()):
             self._submit(WriterGone())
-        for number in self._streams.held_back():
-            self._submit(HeldBack(number))
-        for number in self._streams.awaiting():
-            self._submit(Awaiting(number))
-        for quiet in self._streams.quiet():
-            self._submit(quiet)
+        for event in self._streams.observed():
+            self._submit(event)
         self._submit(Tick())
         self._context.ask_ticket(self.blob.digest, self.holding)
         if not self._download.finished:

@@ -20,7 +20,7 @@ from p2pdist.agent.bittorrent.service import SwarmService
 from p2pdist.agent.pull.origin import OriginReader, RangeSource, read_upstream
 from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.uplink import LEAD_MAX, Uplink
-from p2pdist.core.download import Quiet
+from p2pdist.core.download.events import Awaiting, HeldBack, Quiet
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
 from p2pdist.model.access import TICKET_HEADER
@@ -270,11 +270,12 @@ class PullStreams:
         numbers = [number for number in self._demanded if self._sources[number] == (ORIGIN, stripe)]
         return iter(sorted(piece for number in numbers for piece in self._demanded[number]))
 
-    def held_back(self) -> list[int]:
-        """The streams that this host holds back."""
-        return [
-            number for number, stream in self._open.items() if isinstance(stream, IncomingStream) and stream.held_back
-        ]
+    def observed(self) -> list[HeldBack | Awaiting | Quiet]:
+        """What there is to say of open streams: which ones this host holds back, of which a piece
+        waits for its hash, and which sources have given nothing."""
+        open_streams = self._open.items()
+        held = [number for number, each in open_streams if isinstance(each, IncomingStream) and each.held_back]
+        return [*map(HeldBack, held), *map(Awaiting, self.awaiting()), *self.quiet()]
 
     def quiet(self) -> list[Quiet]:
         """The streams whose sources have given nothing. A preseed whose source has responded is

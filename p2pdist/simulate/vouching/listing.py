@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from p2pdist.core import download as dl
 from p2pdist.core import uplink as ul
+from p2pdist.core.download import events as dl
+from p2pdist.core.download.download import Download
 from p2pdist.core.pull import AskList
 from p2pdist.core.vouched.read_ahead import ReadAhead
 from p2pdist.core.vouched.whole import CheckWhole, Judge, ListChanged, VerifyPieces, WholeChecked
@@ -278,16 +279,16 @@ class Listing:
             case AskList(source):
                 world.after(2 * self._context.network.latency_s, self._asked, pull.download, source.host)
 
-    def _checked(self, download: dl.Download, check: int) -> None:
+    def _checked(self, download: Download, check: int) -> None:
         if self._pull.download is download:
             lies = self.lie is not None and self.lie.judges
             self._host.submit(self._pull, WholeChecked(not self.versions or lies, check))
 
-    def _verified(self, download: dl.Download) -> None:
+    def _verified(self, download: Download) -> None:
         if self._pull.download is download and not download.finished:
             self.changed(())
 
-    def _asked(self, download: dl.Download, name: str) -> None:
+    def _asked(self, download: Download, name: str) -> None:
         listing = self._context.listing_of(name, self._pull.blob.digest)
         reachable = self._context.network.paths.reachable(self._host.name, name)
         if self._pull.download is download and listing is not None and reachable:

@@ -61,7 +61,7 @@ ALIVE_TIMES = 2.0
 
 STALLED_S = 0.6
 """A host that complains that a source stands still has got nothing for so long
-(p2pdist/core/download.py, STALL_FIRST_S)."""
+(p2pdist/core/download, STALL_FIRST_S)."""
 
 PARENTS_MAX, CHILDREN_MAX = 8, 64
 """So many parents of one child, and children of one parent, have sums; the oldest end first."""
