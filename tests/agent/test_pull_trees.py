@@ -4,6 +4,7 @@ takes part."""
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from p2pdist.agent.pull import trees
 from p2pdist.agent.pull.trees import TreePull
 from p2pdist.model.digest import Digest
-from p2pdist.model.manifest import Descriptor, Manifest, decode_manifest, parse_reference
+from p2pdist.model.manifest import PACK_TYPE, Descriptor, Manifest, decode_manifest, parse_reference
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.selection import Selection
 from p2pdist.mount.erofs import patch
@@ -113,6 +115,42 @@ async def test_a_first_image_that_is_gone_or_damaged_is_not_missed(
             image.unlink()
             if damage:
                 image.write_bytes(damage)
+    finally:
+        store.close()
+
+
+async def test_objects_are_made_while_a_pack_is_on_its_way(
+    layout: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second half of the pack comes only once the first one has become objects."""
+    monkeypatch.setattr(trees, "COME_BYTES_MIN", 1)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(FILES):
+        (source / f"{number}").write_bytes(os.urandom(64 << 10))
+    packed = await pack(source, parse_reference("app:v1"), layout, format="tree")
+    manifest: Manifest = decode_manifest(await layout.read(Digest(packed.digest)))
+    lists = {blob.digest: PieceList.decode(await layout.read(blob.pieces_digest)) for blob in manifest.blobs}
+    store = BlobStore(tmp_path / "store")
+
+    async def fetch(described: Descriptor, selection: Selection | None = None) -> Blob:
+        pieces, data = lists[described.digest], layout.blob_path(described.digest).read_bytes()
+        blob, count = store.begin(described.digest, pieces), pieces.layout.count
+        for piece in range(count):
+            start = pieces.layout.offset(piece)
+            assert blob.write(piece, data[start : start + pieces.layout.length(piece)])
+            if described.media_type == PACK_TYPE and piece == count // 2:
+                async with asyncio.timeout(20):
+                    while len(list((tmp_path / "store/objects").glob("??/*"))) < FILES // 4:
+                        await asyncio.sleep(0.01)
+        blob.finish()
+        return blob
+
+    try:
+        with ExitStack() as holds:
+            await TreePull(manifest, store, fetch, lambda blob: lists[blob.digest], holds, lambda _: None).run()
+        assert max(pieces.layout.count for pieces in lists.values()) > 2
+        assert store.trees.complete(manifest.layers[0].digest)
     finally:
         store.close()
 

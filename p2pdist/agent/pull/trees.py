@@ -3,14 +3,14 @@ what is lacking, then objects.
 
 A tree that is here whole needs nothing, not even its catalogs. Of a pack that holds little of what
 is lacking only the pieces that cover it are fetched (p2pdist/model/selection.py). Objects are made
-from each pack as soon as it is here, while others are on their way.
+while packs come, each time that a share of them is here.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,12 @@ from p2pdist.store.disk import failures
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.assembly import SelectedPack
 from p2pdist.store.trees.missing import Missing
+
+COME_SHARE, COME_BYTES_MIN = 1 / 16, 8 << 20
+"""Objects are made each time that this share of all packs has come, and at least so many bytes:
+every time all chunks that are lacking are looked at."""
+
+COME_POLL_S = 0.1
 
 SELECTED_SHARE_MAX = 0.5
 """A pack of which more is needed is fetched whole: then this host can serve all of it."""
@@ -131,7 +137,33 @@ class TreePull:
         if self._planned is not None:
             sources = {pack.digest: (part.descriptor if part else pack, part) for pack, part in chosen}
             self._planned(incomplete, sources)
-        await together(self._bring(pack, selection, incomplete) for pack, selection in chosen)
+        brought = asyncio.Event()
+
+        async def bring() -> None:
+            await together(self._bring(pack, selection, incomplete) for pack, selection in chosen)
+            brought.set()
+
+        whole = [pack for pack, selection in chosen if selection is None]
+        await together((bring(), self._fill_meanwhile(incomplete, whole, brought)))
+
+    async def _fill_meanwhile(
+        self, incomplete: Sequence[Missing], packs: Sequence[Descriptor], brought: asyncio.Event
+    ) -> None:
+        """Make objects of packs that are here in part, until all are brought."""
+        step = max(COME_BYTES_MIN, COME_SHARE * sum(pack.size for pack in packs))
+        used = 0
+        while not brought.is_set():
+            come = sum(self._come(pack) for pack in packs)
+            if come - used >= step:
+                used = come
+                await self._fill(incomplete)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(brought.wait(), COME_POLL_S)
+
+    def _come(self, pack: Descriptor) -> int:
+        """About how many bytes of the pack are here."""
+        blob = self._store.get(pack.digest)
+        return len(blob.have) * blob.layout.piece_size if blob is not None else 0
 
     async def _bring(self, pack: Descriptor, selection: Selection | None, incomplete: Sequence[Missing]) -> None:
         if selection is None:
@@ -152,10 +184,16 @@ class TreePull:
         return Selection.of(pack, whole, chosen) if len(chosen) <= SELECTED_SHARE_MAX * chosen.count else None
 
     async def _fill(self, incomplete: Sequence[Missing]) -> None:
-        """Make objects of what is here. One at a time: it takes the disk and the processor."""
+        """Make objects of what is here. One at a time: it takes the disk and the processor. It ends
+        only when its thread has: closing the set would have the loop wait for that."""
         async with self._filling:
             for missing in incomplete:
-                await asyncio.to_thread(self._store.trees.fill, missing)
+                working = asyncio.ensure_future(asyncio.to_thread(self._store.trees.fill, missing))
+                try:
+                    await asyncio.shield(working)
+                except asyncio.CancelledError:
+                    await asyncio.wait([working])
+                    raise
 
     def _draw(self, root: Digest) -> None:
         """Write the image by which the tree is mounted, so that showing it need not."""
