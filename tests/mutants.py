@@ -169,7 +169,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "ignore the cap on leases",
         "tracker/core/origin/leases.py",
-        "left = self._max - self._total",
+        "left = self._max + beyond - self._total",
         "left = swarm.stripes",
         ("tests/tracker/test_fleet.py",),
     ),

@@ -26,6 +26,7 @@ from p2pdist.agent.lazy.traces import Start, Traces
 from p2pdist.agent.lazy.views import LazySettings, LazyView, LazyViews
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.packages import Package
+from p2pdist.core.demand.turns import Reading
 from p2pdist.model.catalog import Stored
 from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.digest import digest_of
@@ -400,7 +401,7 @@ class _Packs:
     async def fetch(self, layer: Descriptor, priority: Priority, selection: Selection | None) -> tuple[Blob, Any]:
         return self.blob, self
 
-    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False) -> None:
+    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False, reading: Reading | None = None) -> None:
         self.asked.append((prefetch, tuple(pieces)))
         for piece in pieces:
             self.blob.write(piece, self.cuts[piece])
