@@ -46,7 +46,7 @@ help:
 	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
 	@echo 'make test       the tests that take less than two seconds each, in a few minutes'
 	@echo 'make check      formatting, lint, types, then these tests'
-	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs both'
+	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs two thirds of them a day'
 	@echo 'make test-long  the longest ones; TURN=3/10 for the fourth tenth of them. CI runs a twentieth a day'
 	@echo 'make compose    the image, the services and the systemd units for real; needs root, docker with compose, systemd'
 	@echo 'make mutants    break the code on purpose and see that the tests notice'
@@ -67,6 +67,8 @@ setup-vllm: $(VENV)/hub-clients/vllm/.vllm
 
 $(VENV)/hub-clients/vllm/.vllm: | $(VENV)/.programs
 	@$(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM) -e .
+	@# torchvision of the index is made for torch with CUDA, and breaks transformers beside torch for processors.
+	@$(@D)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 # Without root, missing programs are named each time until they are there; the stamp says that nothing is missing.
@@ -143,7 +145,7 @@ test: setup
 	$(QUICK) -m 'not slow and not long' $(TEST_ARGS)
 
 test-slow: setup
-	P2PDIST_EXAMPLES=many $(SLOW) -m '(slow or hypothesis) and not long' $(TEST_ARGS)
+	P2PDIST_EXAMPLES=many $(SLOW) -m '(slow or hypothesis) and not long' --turn $(TURN) $(TEST_ARGS)
 
 test-long: WORKERS = 2
 test-long: setup

@@ -27,18 +27,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--turn 3/10`: every tenth of the selected tests, beginning with the fourth."""
-    parser.addoption("--turn", metavar="N/K", help="run part N (from 0) of K of the selected tests")
+    """`--turn 3/10`: every tenth of the selected tests, beginning with the fourth; `0,1/3`: two of
+    three."""
+    parser.addoption("--turn", metavar="N[,N]/K", help="run parts N (from 0) of K of the selected tests")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked `root` are skipped, with the reason in the report, when they could not pass."""
     if turn := config.getoption("--turn"):
-        number, count = map(int, turn.split("/"))
-        out = [item for place, item in enumerate(items) if place % count != number % count]
-        config.hook.pytest_deselected(items=out)
-        items[:] = [item for place, item in enumerate(items) if place % count == number % count]
+        numbers, _, count = turn.partition("/")
+        parts = {int(number) % int(count) for number in numbers.split(",")}
+        config.hook.pytest_deselected(
+            items=[each for place, each in enumerate(items) if place % int(count) not in parts]
+        )
+        items[:] = [each for place, each in enumerate(items) if place % int(count) in parts]
     if os.geteuid() == 0:
         return
     skip = pytest.mark.skip(reason="needs root (mounts, network namespaces): run the tests as root to include it")
