@@ -74,6 +74,20 @@ def test_a_site_that_lacks_slots_overloads_its_hosts_rather_than_the_wan(slots: 
         assert set(Counter(into for _, into in crossings(swarm, stripe)).values()) == {1}
 
 
+@pytest.mark.parametrize("dead", [0, 3])
+def test_where_slots_are_short_a_site_does_not_begin_where_another_ends(dead: int) -> None:
+    """Hosts that have just died give no slots and want a parent still: then no rack has one over,
+    and a chain of sites would be as deep as all their trees together."""
+    swarm = Swarm(BLOB, PieceLayout(1024 * 65536, 65536))
+    for number in range(640):
+        swarm.add(f"h{number}", [0, 0], slots=2 * (number % 200 >= dead), now=0.0, zone=f"s{number % 8}{SITE_END}z")
+    Planner(origin_sites=frozenset(["s0"])).plan(swarm, leases=2)
+    for stripe in range(2):
+        deepest = max(swarm.edges.depth(stripe, host) for host in swarm.members)
+        assert deepest <= 8 + 8, "one edge for each site, and the tree of the last one"
+        assert len(crossings(swarm, stripe)) == 8
+
+
 def test_a_tracker_that_does_not_know_which_hosts_import_lets_no_other_import() -> None:
     """It has just started, and the host by which a stripe enters a site has not spoken yet."""
     planner = Planner(origin_sites=frozenset(["s1"]))

@@ -204,22 +204,25 @@ class _StripePass:
     def _import(self, queues: dict[str, list[str]]) -> int:
         """Let the first host of each rack that is not fed yet receive from outside; return how many
         do."""
-        count = 0
+        count, sites = 0, dict[str, None]()
         for rack, queue in queues.items():
             if queue and not self.slots.fed(rack):
                 member = self.swarm.members[queue[-1]]
-                parent = self._from_outside(member)
+                parent = self._from_outside(member, first=member.site not in sites)
+                sites[member.site] = None
                 if parent is not None:
                     self._attach(queue.pop(), parent)
                     count += 1
         self.slots.open_fed_racks()
         return count
 
-    def _from_outside(self, member: Member) -> str | None:
+    def _from_outside(self, member: Member, *, first: bool) -> str | None:
+        """A parent for a host that imports for its rack, the `first` one of its site."""
         if not self.slots.whole and self._may_read(member):
             return FROM_ORIGIN
         near = self.slots.near(member) if self._may_import(member) else "site"
-        return self.slots.outside(member, near, spare_wan=True)
+        parent = self.slots.outside(member, near, spare_wan=True)
+        return parent or (self.slots.chained(member) if near == "anywhere" and first else None)
 
     def _may_import(self, member: Member) -> bool:
         """Whether a host may be given a parent at another site. As with leases, a tracker that has

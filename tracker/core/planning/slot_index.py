@@ -50,10 +50,10 @@ class _Rack:
         """Slots beyond those that the rack itself needs."""
         return self.slots - self.waiting
 
-    @property
-    def open(self) -> bool:
-        """Whether a slot may go to a host of another rack now."""
-        return self.over > 0 and self.reachable > (1 if self.waiting else 0)
+    def open(self, *, short: bool = False) -> bool:
+        """Whether a slot may go to a host of another rack now; with `short` even one that the rack
+        itself needs."""
+        return (short or self.over > 0) and self.reachable > (1 if self.waiting else 0)
 
 
 class SlotIndex:
@@ -103,6 +103,22 @@ class SlotIndex:
             return "zone"
         return "site" if SITE_END in child.zone and any(site_of(zone) == child.site for zone in fed) else "anywhere"
 
+    def chained(self, child: Member) -> str | None:
+        """The shallowest slot at a site that feeds no other one, though its rack may need it: of a
+        host that imports the stripe for its whole site, all of that site would be as deep as the
+        last slots are, and where slots are short no rack has any over."""
+        if SITE_END not in child.zone:
+            return None
+        racks = [
+            (rack.free[0], name)
+            for name in self.swarm.racks
+            if (rack := self._rack(name)).open(short=True)
+            and rack.free
+            and name not in self._fresh
+            and not self._exported(site_of(name.partition(" ")[0]))
+        ]
+        return self._take(self._racks[min(racks)[1]], child) if racks else None
+
     def outside(self, child: Member, near: str = "anywhere", *, spare_wan: bool = False) -> str | None:
         """The shallowest slot that another rack has over, no farther away than `near` says: the
         child's zone comes first, then its site, then the others. `spare_wan`: no site that feeds
@@ -124,7 +140,7 @@ class SlotIndex:
             while heap and parent is None:
                 depth, name = heapq.heappop(heap)
                 rack = self._racks[name]
-                if not rack.open or name == child.rack or not rack.free:
+                if not rack.open() or name == child.rack or not rack.free:
                     if name == child.rack:
                         passed.append((depth, name))
                     continue
@@ -263,7 +279,7 @@ class SlotIndex:
 
     def _offer(self, name: str) -> None:
         rack = self._racks[name]
-        if self._exports is not None and rack.open and rack.free:
+        if self._exports is not None and rack.open() and rack.free:
             zone = name.partition(" ")[0]
             heapq.heappush(self._exports.setdefault(zone, []), (rack.free[0][0], name))
 

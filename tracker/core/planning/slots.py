@@ -34,6 +34,9 @@ STRAINED_MAX = 300
 that would cost too much, and the load is spread edge by edge (rebalance/overload.py)."""
 YOUNG = 0.08
 """A swarm is young while no host has this share of a stripe."""
+ABSENT_SHARE = 0.01
+"""In a large swarm some host or other has always just died."""
+
 PIECES_MIN = 64
 """A blob of fewer pieces is complete before its trees could be drawn anew."""
 
@@ -175,7 +178,8 @@ def outgrown(swarm: Swarm) -> bool:
     ):
         return False
     ahead = max(max(member.counts) for member in swarm.members.values())
-    if ahead >= YOUNG * swarm.layout.count / swarm.stripes or not all(each.present for each in swarm.members.values()):
+    absent = sum(not each.present for each in swarm.members.values())
+    if ahead >= YOUNG * swarm.layout.count / swarm.stripes or absent > ABSENT_SHARE * len(swarm.members):
         return False
     if len(swarm.racks) > 1 or ahead <= max(0, _levels(swarm) - _levels_anew(swarm)):
         return True
