@@ -171,6 +171,10 @@ class Host:
     flights: list[tuple[Kept, Future[Any]]] = field(default_factory=list)
     broken_off: list[Kept] = field(default_factory=list)
     """Pulls that a kill ended may have left partial blobs, which stay for a while."""
+    under_way: list[Kept] = field(default_factory=list)
+    """Pulls of which none had been seen to end when `land` looked last."""
+    lately: list[Kept] = field(default_factory=list)
+    """These, and the ones of the time before."""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=60))
     counted: Counter[str] = field(default_factory=Counter)
 
@@ -229,7 +233,7 @@ class Host:
 
     def refused(self, package: Kept | None, error: DiskFull) -> None:
         staying = {each.reference: each for each in (*self.kept(), *self.broken_off)}
-        staying |= {each.reference: each for each, _ in self.flights}
+        staying |= {each.reference: each for each in (*self.lately, *(each for each, _ in self.flights))}
         if package is not None:
             staying[package.reference] = package
         most = sum(each.bytes_max for each in staying.values())
@@ -256,7 +260,10 @@ class Host:
         self.broken_off = [each for each in self.broken_off if each is not package]
 
     def land(self, *, wait: bool, killed: bool = False) -> None:
-        """See what came of pulls that have ended."""
+        """See what came of pulls that have ended. One that found no room may have done so while
+        others were under way that have ended, too."""
+        before, self.under_way = self.under_way, [package for package, _ in self.flights]
+        self.lately = [*before, *self.under_way]
         for package, flight in self.flights[:]:
             if flight.done() or wait:
                 try:
