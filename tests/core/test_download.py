@@ -942,3 +942,9 @@ def test_a_pull_without_a_tracker_ends_at_last() -> None:
         assert not [each for each in pull(Tick(), after_s - 1.0) if isinstance(each, GaveUp)]
         (ended,) = [each for each in pull(Tick(), 2.0) if isinstance(each, GaveUp)]
         assert f"for {after_s:.0f} s; no tracker answers" in ended.error.what
+
+
+def test_an_empty_blob_is_complete_at_once_though_stripes_that_stand_still_are_looked_for() -> None:
+    pull = Pull(count=0)
+    pull.core.hedges = True
+    assert pull(Tick()) == [Completed()]

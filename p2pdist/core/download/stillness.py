@@ -156,7 +156,7 @@ class Standstill:
         """What is to be said of the sources, once the whole pull stands still."""
         lacking = [(stripe, self._judged(stripe)) for stripe in self.stripes if stripe.missing]
         still_s = STARVED_STILLS * max((self._still_s(stripe, state) for stripe, state in lacking), default=0.0)
-        since = max(progressed_at, *(stripe.stored_at for stripe, _ in lacking))  # of one that is held back: now
+        since = max([progressed_at, *(stripe.stored_at for stripe, _ in lacking)])  # of one that is held back: now
         if now - since < still_s:
             return []
         told = []
