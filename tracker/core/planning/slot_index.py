@@ -56,6 +56,29 @@ class _Rack:
         return (short or self.over > 0) and self.reachable > (1 if self.waiting else 0)
 
 
+class _SiteExports:
+    """How many other sites import one stripe from each site; counted once it is asked for."""
+
+    def __init__(self, swarm: Swarm, stripe: int) -> None:
+        self._swarm, self._stripe = swarm, stripe
+        self._counts: dict[str, int] | None = None
+
+    def of(self, site: str) -> int:
+        """How many other sites import from a site."""
+        if self._counts is None:
+            self._counts = {}
+            members = self._swarm.members
+            for member in members.values():
+                if parent := member.parents[self._stripe]:
+                    self.attached(members[parent].site, member.site)
+        return self._counts.get(site, 0)
+
+    def attached(self, above: str, below: str) -> None:
+        """A host of site `below` receives from one of site `above` from now on."""
+        if self._counts is not None and above != below:
+            self._counts[above] = self._counts.get(above, 0) + 1
+
+
 class SlotIndex:
     """Finds parents in one stripe for hosts that wait; these are all slow receivers, or none is."""
 
@@ -64,7 +87,7 @@ class SlotIndex:
         self._depths: dict[str, int] = {}
         self._racks: dict[str, _Rack] = {}
         self._exports: dict[str, list[tuple[int, str]]] | None = None
-        self._site_exports: dict[str, int] | None = None
+        self._site_exports = _SiteExports(swarm, stripe)
         self._everywhere: dict[str, list[tuple[ExtraSlot, str]]] = {}
         self._fresh: list[str] = []
         self._zones: dict[str, None] | None = None
@@ -115,7 +138,7 @@ class SlotIndex:
             if (rack := self._rack(name)).open(short=True)
             and rack.free
             and name not in self._fresh
-            and not self._exported(site_of(name.partition(" ")[0]))
+            and not self._site_exports.of(site_of(name.partition(" ")[0]))
         ]
         return self._take(self._racks[min(racks)[1]], child) if racks else None
 
@@ -133,7 +156,7 @@ class SlotIndex:
                 spare_wan
                 and SITE_END in zone
                 and site != child.site
-                and (self._exported(site) or self.slower(site, child))
+                and (self._site_exports.of(site) or self.slower(site, child))
             ):
                 continue
             heap, passed, parent = exports.get(zone, []), [], None
@@ -186,8 +209,7 @@ class SlotIndex:
                 above = self._rack(upper.rack)
                 above.slots -= 1
                 above.reachable -= 1
-            if self._site_exports is not None and upper.site != child.site:
-                self._site_exports[upper.site] = self._site_exports.get(upper.site, 0) + 1
+            self._site_exports.attached(upper.site, child.site)
         rack.waiting -= not child.slow_receiver
         if not rack.fed:
             rack.fed = True
@@ -222,7 +244,7 @@ class SlotIndex:
     def fed_sites(self) -> list[str]:
         """The sites of which some rack is fed, those first that feed the fewest others."""
         sites = dict.fromkeys(site_of(zone) for zone in self._zones_fed())
-        return sorted(sites, key=self._exported)
+        return sorted(sites, key=self._site_exports.of)
 
     def slower(self, site: str, child: Member) -> bool:
         """Whether a site gets the stripe more slowly than the child's site may, by their budgets;
@@ -233,17 +255,6 @@ class SlotIndex:
         return not any(member.serves and member.counts[self.stripe] == total for member in there)
 
     # -- inner
-
-    def _exported(self, site: str) -> int:
-        """How many other sites import the stripe from a site."""
-        if self._site_exports is None:
-            self._site_exports = {}
-            members = self.swarm.members
-            for member in members.values():
-                parent = member.parents[self.stripe]
-                if parent and (above := members[parent].site) != member.site:
-                    self._site_exports[above] = self._site_exports.get(above, 0) + 1
-        return self._site_exports.get(site, 0)
 
     def _rack(self, name: str) -> _Rack:
         rack = self._racks.get(name)
@@ -327,17 +338,13 @@ class SlotIndex:
     def _extras(self, rack: str) -> list[ExtraSlot]:
         its_rack = self._rack(rack)
         if its_rack.extras is None:
-            its_rack.extras = self._list_extras(rack)
+            its_rack.extras = []
+            for host in self.swarm.racks[rack]:
+                member = self.swarm.members[host]
+                if member.serves and self.swarm.edges.rooted(self.stripe, host):
+                    its_rack.extras.append(self._extra_key(member))
+            heapq.heapify(its_rack.extras)
         return its_rack.extras
-
-    def _list_extras(self, rack: str) -> list[ExtraSlot]:
-        extras = []
-        for host in self.swarm.racks[rack]:
-            member = self.swarm.members[host]
-            if member.serves and self.swarm.edges.rooted(self.stripe, host):
-                extras.append(self._extra_key(member))
-        heapq.heapify(extras)
-        return extras
 
     def _best_extra(self, heap: list[ExtraSlot], child: Member) -> ExtraSlot | None:
         passed, best = [], None
