@@ -193,6 +193,8 @@ class TreePull:
                     await asyncio.shield(working)
                 except asyncio.CancelledError:
                     await asyncio.wait([working])
+                    if not working.cancelled():
+                        working.exception()  # the pull ends for another reason, and asyncio would log this one
                     raise
 
     def _draw(self, root: Digest) -> None:
