@@ -164,7 +164,7 @@ async def browser(url: str, *flags: str) -> AsyncIterator[Page]:
                     await page.close()
         finally:
             try:
-                await asyncio.to_thread(process.wait, 10)
+                await asyncio.to_thread(process.wait, 60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -198,9 +198,9 @@ def over_socket(read: Callable[[socket.socket], object]) -> Callable[[bytes], ob
     def call(data: bytes) -> object:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            ours.settimeout(5.0)
+            ours.settimeout(60)
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            theirs.settimeout(5.0)
+            theirs.settimeout(60)
             theirs.sendall(data[: 128 << 10])
             theirs.shutdown(socket.SHUT_WR)
             return read(ours)
