@@ -37,7 +37,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS)
 QUICK = $(PYTEST) --dist worksteal
 SLOW = $(PYTEST) --dist loadgroup
 
-.PHONY: help setup setup-all setup-vllm demo test test-slow test-long compose check lint types mutants bench clean distclean
+.PHONY: help setup setup-all more-programs setup-vllm demo test test-slow test-long compose check lint types mutants bench clean distclean
 
 help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
@@ -46,7 +46,7 @@ help:
 	@echo 'make demo       one package to eight agents on this machine, twice; ends with the figures'
 	@echo 'make test       the tests that take less than two seconds each, in a few minutes'
 	@echo 'make check      formatting, lint, types, then these tests'
-	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs two thirds of them a day'
+	@echo 'make test-slow  the slower tests, and property tests with many examples; CI runs half of them a day'
 	@echo 'make test-long  the longest ones; TURN=3/10 for the fourth tenth of them. CI runs a twentieth a day'
 	@echo 'make compose    the image, the services and the systemd units for real; needs root, docker with compose, systemd'
 	@echo 'make mutants    break the code on purpose and see that the tests notice'
@@ -55,10 +55,12 @@ help:
 
 setup: $(VENV)/.installed
 
-# The environments beside the project's own have nothing to do with each other.
+# The environments beside the project's own have nothing to do with each other, nor with Debian's packages.
 setup-all: setup
-	@$(MAKE) --no-print-directory --jobs 3 $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/hub-clients/loaders/.loaders \
+	@$(MAKE) --no-print-directory --jobs 4 more-programs $(HUB_CLIENTS:%=$(VENV)/hub-clients/%/.installed) $(VENV)/hub-clients/loaders/.loaders \
 		$(VENV)/hub-clients/node/.node $(VENV)/api-generator/.installed $(VENV)/kubernetes/.installed $(VENV)/.torch
+
+more-programs:
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(MORE_PROGRAMS) >/dev/null
 

@@ -7,8 +7,9 @@ import faulthandler
 import gc
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import effort
 import pytest
@@ -20,6 +21,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """`kill -USR1 <pid>` prints what every thread of a run that hangs is doing. What a test stops
     with Ctrl-C must not ignore it because the run was started in the background of a script, as
     shells have it."""
+    # With PYTHONDONTWRITEBYTECODE each worker of each run would compile all tests anew, and what
+    # prepares their assertions takes it 20 seconds; `make clean` removes what is kept.
+    sys.dont_write_bytecode = False
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     effort.set_default()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -50,10 +54,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of collected tests live to the end of a run; the collector need not walk them."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of collected tests, and what they import, live to the end of a run: the collector
+    need not walk them, neither while they become more nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -124,7 +124,7 @@ def running_docker() -> Iterator[Docker]:
 def remove_cgroups(name: str) -> None:
     """Delete the daemon's control groups, innermost first, as soon as the processes in them have
     ended."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     tops = [Path("/sys/fs/cgroup") / name, *Path("/sys/fs/cgroup").glob(f"*/{name}")]
     for top in tops:
         for folder, _folders, _files in os.walk(top, topdown=False):
@@ -138,7 +138,7 @@ def remove_cgroups(name: str) -> None:
 
 def remove_files(place: Path) -> None:
     """Delete the daemon's files; its mounts go with the namespace, a moment after its processes."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while place.exists():
         try:
             shutil.rmtree(place)

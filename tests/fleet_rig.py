@@ -102,7 +102,7 @@ async def tracker_of(hosts: Hosts) -> AsyncIterator[tuple[Service, str]]:
     try:
         yield service, f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        await asyncio.wait_for(runner.cleanup(), 10)
+        await asyncio.wait_for(runner.cleanup(), 60)
 
 
 def spread_packages(hosts: Hosts, count: int, holders: int = 4) -> None:

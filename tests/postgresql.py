@@ -88,7 +88,7 @@ class Server:
             return
         self._process.send_signal(signal.SIGINT)  # fast shutdown
         try:
-            self._process.wait(20)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -139,7 +139,7 @@ def running_registry(place: Path, realm: Realm | None = None) -> Iterator[Regist
         yield Registry(f"127.0.0.1:{port}", place / "data", realm, place / "log")
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         if server is not None:
             server.shutdown()
             server.server_close()

@@ -153,6 +153,7 @@ def test_the_metrics_of_the_interface_keep_their_names_and_labels(metrics: dict[
         assert not name.endswith(("_ms", "_kb", "_percent")), f"{name}: seconds, bytes and ratios only"
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_the_rules_pass_their_unit_tests() -> None:
     for words in (("check", "rules", RULES.name), ("test", "rules", "p2pdist.rules.test.yml")):

@@ -107,7 +107,7 @@ class WorkloadApi(workload_pb2_grpc.SpiffeWorkloadAPIServicer):  # type: ignore[
             server, self._server = self._server, None
             with self._changed:
                 self._changed.notify_all()
-            server.stop(None).wait(20)
+            server.stop(None).wait(60)
             self.path.unlink(missing_ok=True)
 
     def give(self, *svids: workload_pb2.X509SVID, federated: dict[str, bytes] | None = None) -> None:

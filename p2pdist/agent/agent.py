@@ -34,7 +34,7 @@ from p2pdist.agent.mounts import Mounts, PackageMounts
 from p2pdist.agent.preseeds import Preseeds
 from p2pdist.agent.pull.lists import PeerLists
 from p2pdist.agent.pull.origin import Origins
-from p2pdist.agent.pull.packages import WAIT_S, Packages
+from p2pdist.agent.pull.packages import STALE_TAG_S, WAIT_S, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.readers import Readers
 from p2pdist.agent.pull.registry import PullResources, Registry
@@ -117,6 +117,8 @@ class AgentSettings:
     """How long a new pull waits for a tracker."""
     peer_wait_s: float = 3600.0
     """How long a pull waits for hosts that may come back, while no tracker answers."""
+    stale_tag_s: float = STALE_TAG_S
+    """For how long a tag counts as it was last known, while no tracker and no origin answers."""
     tls: TlsFiles | None = None
     """With files, agents speak TLS with each other."""
     join_file: Path | None = None
@@ -184,9 +186,10 @@ class Agent:
         if listener is not None and settings.swarm is not None:
             self.swarming = SwarmService(settings.swarm, swarming, listener, files, self.policies.transport)
         self.resources = self._resources(received_bytes)
-        self.policy_pins, wait_s = PolicyPins(store, self.policies), settings.tracker_wait_s
+        self.policy_pins = PolicyPins(store, self.policies)
+        waits = {"wait_s": settings.tracker_wait_s, "stale_tag_s": settings.stale_tag_s}
         self.packages = Packages(
-            store, session, own_origin, wait_s=wait_s, learn=self.policy_pins.learned, found=access.names.learn
+            store, session, own_origin, **waits, learn=self.policy_pins.learned, found=access.names.learn
         )
         self.registry = self._registry(reads_origin=own_origin is not None)
         self.vouched_blobs = VouchedBlobs(store, self.registry, trackers.send)

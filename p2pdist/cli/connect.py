@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -102,6 +103,9 @@ def follow_pull(
                     progress(f"{name} from {source}", count, status.bytes_total - status.bytes_cached)
 
         status = client.pull(PullRequest(package=name, priority=priority, lazy=lazy), show)
+    if status.tag_age_s is not None:
+        told = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - status.tag_age_s))
+        output.line(f"{name}: as of {told}, no tracker answers; the tag may have moved since")
     if status.warning:
         output.line(f"{name}: {status.warning}. Run p2pdist doctor on the hosts that are named")
     return status

@@ -159,9 +159,13 @@ def parse_reference(text: str) -> Reference:
     return Reference(name, tag, parse_digest(digest) if at else None)
 
 
+BLOB_NAME = "blob"
+"""The name of all blobs that were pushed on their own; their tags never move."""
+
+
 def blob_reference(digest: Digest) -> Reference:
     """The reference of a blob that was pushed on its own."""
-    return Reference("blob", f"sha256-{hex_of(digest)}")
+    return Reference(BLOB_NAME, f"sha256-{hex_of(digest)}")
 
 
 class _Descriptor(msgspec.Struct, rename={"media_type": "mediaType"}, omit_defaults=True):

@@ -648,7 +648,8 @@ class PullStatus(msgspec.Struct, frozen=True):
     were in the store before. Of an image bytes_upstream takes the place of bytes_origin. `warning`
     says why the pull reads the origin, now or later, although other hosts have the content.
     `lazy`: nothing was pulled, since the package is to be shown lazily. `age_s` is how long ago the
-    pull began, and `seconds` how long it took or takes."""
+    pull began, and `seconds` how long it took or takes. `tag_age_s` is how long ago a tracker or
+    the origin last said what the tag names, where neither says so now; else None."""
 
     id: str
     state: Literal["waiting", "running", "done", "failed"]
@@ -667,6 +668,7 @@ class PullStatus(msgspec.Struct, frozen=True):
     bytes_upstream: int = 0
     lazy: bool = False
     age_s: float = 0.0
+    tag_age_s: float | None = None
 
 
 MOUNT_METHODS = ("overlay", "erofs", "reflink", "hardlink", "copy", "unpack")

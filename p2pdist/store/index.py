@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS images (
     name TEXT NOT NULL, target TEXT NOT NULL, digest TEXT NOT NULL, media_type TEXT NOT NULL, last_used REAL NOT NULL,
     PRIMARY KEY (name, target)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tags (reference TEXT PRIMARY KEY, digest TEXT NOT NULL, told REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -80,6 +81,16 @@ class PackageRecord:
     reference: str
     manifest_digest: Digest
     last_used: float
+
+
+@dataclass(frozen=True, slots=True)
+class TagRecord:
+    """What a tag was said to name."""
+
+    reference: str
+    digest: Digest
+    told: float
+    """When a tracker or the origin said so last, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +246,15 @@ class Index:
 
     def forget_package(self, reference: str) -> None:
         self._run("DELETE FROM packages WHERE reference=?", (reference,))
+
+    def tags(self) -> list[TagRecord]:
+        return [TagRecord(*row) for row in self._query("SELECT * FROM tags ORDER BY told")]
+
+    def record_tag(self, record: TagRecord) -> None:
+        self._run("INSERT OR REPLACE INTO tags VALUES (?,?,?)", (record.reference, record.digest, record.told))
+
+    def forget_tags(self, references: Sequence[str]) -> None:
+        self._run_all("DELETE FROM tags WHERE reference=?", [(reference,) for reference in references])
 
     def images(self) -> list[ImageRecord]:
         return [ImageRecord(*row) for row in self._query("SELECT * FROM images ORDER BY last_used")]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from p2pdist.model.digest import Digest, parse_digest
-from p2pdist.store.index import ImageRecord, Index, PackageRecord
+from p2pdist.store.index import ImageRecord, Index, PackageRecord, TagRecord
 
 
 class Pins:
@@ -87,6 +87,60 @@ class PackageRecords:
         with self._lock:
             self._index.forget_package(reference)
             self._records.pop(reference, None)
+
+
+TAGS_MAX = 1000
+"""Tags of which it is known what they name; those that were confirmed last are kept."""
+
+TAG_WRITTEN_S = 60.0
+"""How often it is written at most that a tag still names the same: many starts of one package cost
+no more than one."""
+
+
+class TagRecords:
+    """What trackers and the origin last said that tags name. Their documents stay in the store.
+    Thread-safe; methods raise what those of Pins raise."""
+
+    def __init__(self, index: Index, lock: threading.RLock) -> None:
+        self._index, self._lock = index, lock
+        self._records = {record.reference: record for record in index.tags()}
+        """As written; the one that was confirmed first comes first."""
+
+    def due(self, reference: str, digest: Digest) -> bool:
+        """Whether it is to be recorded that a tag names this manifest now."""
+        record = self._records.get(reference)
+        return record is None or record.digest != digest or not 0 <= time.time() - record.told < TAG_WRITTEN_S
+
+    def record(self, reference: str, digest: Digest) -> None:
+        """Note that a tracker or the origin says now that a tag names this manifest."""
+        record = TagRecord(reference, parse_digest(digest), time.time())
+        with self._lock:
+            self._index.record_tag(record)
+            self._records.pop(reference, None)
+            self._records[reference] = record
+            if gone := list(self._records)[: max(0, len(self._records) - TAGS_MAX)]:
+                self._forget(gone)
+
+    def get(self, reference: str) -> TagRecord | None:
+        """What a tag was last said to name."""
+        return self._records.get(reference)
+
+    def list(self) -> list[TagRecord]:
+        """All records, the oldest first."""
+        with self._lock:
+            return [*self._records.values()]
+
+    def forget(self, reference: str) -> None:
+        """Drop what a tag named, if anything: there is no such tag any more, or not for this
+        host."""
+        with self._lock:
+            if reference in self._records:
+                self._forget([reference])
+
+    def _forget(self, references: Sequence[str]) -> None:
+        self._index.forget_tags(references)
+        for reference in references:
+            del self._records[reference]
 
 
 IMAGE_RECORDS_MAX = 10_000

@@ -53,7 +53,7 @@ from p2pdist.store.index import Index
 from p2pdist.store.integrity import Integrity
 from p2pdist.store.layout import Paths, lock_directory
 from p2pdist.store.objects.files import Objects
-from p2pdist.store.pins import ImageRecords, PackageRecords, Pins
+from p2pdist.store.pins import ImageRecords, PackageRecords, Pins, TagRecords
 from p2pdist.store.sync import BackgroundSync
 from p2pdist.store.trees.inventory import TreeContext, Trees
 from p2pdist.store.verify import Checked, verify
@@ -274,6 +274,7 @@ class BlobStore:
             self.note, self.set_note = self._index.note, self._index.set_note
             self.packages = PackageRecords(self._index, self._lock)
             self.images = ImageRecords(self._index, self._lock)
+            self.tags = TagRecords(self._index, self._lock)
             self.pins = Pins(self._index, self._lock)
             self._documents.sweep(self._named_documents(), idle_s=DOCUMENT_IDLE_S)
             self.objects = Objects(self._paths, self._index, self._blob_context.boot)
@@ -417,14 +418,15 @@ class BlobStore:
 
     def _named_documents(self) -> set[Digest]:
         wanted = {blob.pieces_digest for blob in self._blobs.values()} | self.pins.digests() | self.images.digests()
-        for record in self.packages.list():
-            wanted.add(record.manifest_digest)
-            data = self._documents.read(record.manifest_digest)
+        named = [(record.reference, record.manifest_digest) for record in self.packages.list()]
+        for reference, digest in [*named, *((record.reference, record.digest) for record in self.tags.list())]:
+            wanted.add(digest)
+            data = self._documents.read(digest)
             if data is not None:
                 try:
                     wanted.update(small.digest for small in decode_manifest(data).documents())
                 except Corrupt as error:
-                    logger.warning("%s: %s", record.reference, error)
+                    logger.warning("%s: %s", reference, error)
         return wanted
 
     # -- room

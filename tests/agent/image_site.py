@@ -90,7 +90,7 @@ class ImageSite:
         await serve(stack, public, port)
         await agent.start()
         if tracker and self._tracker is not None:
-            assert await agent.session.wait_connected(10)
+            assert await agent.session.wait_connected(60)
         return agent
 
     async def stop_agent(self, name: str) -> None:

@@ -330,6 +330,7 @@ async def test_tickets_outlast_their_tracker_by_a_day(site: AccessSite) -> None:
     assert await get(digest, ticket) == 404, "a tracker answers, and gives fresh ones"
 
 
+@pytest.mark.slow
 async def test_a_certificate_that_ends_while_no_tracker_answers_is_replaced_once_one_does(site: AccessSite) -> None:
     """Streams that run go on, new ones are refused, and nothing has to be done by hand."""
     digest, seed = await site.publish(DATA), await site.agent("h0", upload_bytes_s=SLOW_BYTES_S)

@@ -90,7 +90,7 @@ async def test_what_was_evicted_is_not_offered_while_it_is_fetched_again(rig: Ri
     blob, pull = await rig.fetch(digest)
     assert pull is not None
     rig.plan_origin(digest)
-    await asyncio.wait_for(pull.done, 5)
+    await asyncio.wait_for(pull.done, 60)
     await until(lambda: not blob.in_use)
     rig.agent.store.remove(digest)
     _, again = await rig.fetch(digest)
@@ -133,7 +133,7 @@ async def test_a_blob_that_is_found_wrong_while_a_pull_takes_it_is_not_fetched_u
     blob, pull = await rig.fetch(digest)
     assert pull is not None
     rig.plan_origin(digest)
-    await asyncio.wait_for(pull.done, 5)
+    await asyncio.wait_for(pull.done, 60)
     await until(lambda: not blob.in_use)
     release = Blob.release
 
@@ -151,7 +151,7 @@ async def test_a_blob_that_is_found_wrong_while_a_pull_takes_it_is_not_fetched_u
     _, again = await rig.fetch(digest)
     assert again is not None
     rig.plan_origin(digest)
-    await asyncio.wait_for(again.done, 5)
+    await asyncio.wait_for(again.done, 60)
     await until(lambda: not taken.in_use)
     assert taken.complete and taken.path.read_bytes() == rig.data
 
@@ -162,8 +162,8 @@ async def test_a_piece_that_a_stream_of_an_earlier_pull_stored_counts(rig: Rig) 
     assert pull is not None
     for piece in range(PIECES):
         assert await asyncio.to_thread(blob.write, piece, rig.data[piece * PIECE : (piece + 1) * PIECE])
-    await asyncio.wait_for(pull.piece(3), 3)
-    await asyncio.wait_for(pull.done, 3)
+    await asyncio.wait_for(pull.piece(3), 60)
+    await asyncio.wait_for(pull.done, 60)
     assert blob.complete
 
 
@@ -176,7 +176,7 @@ async def test_one_who_waits_for_a_piece_may_leave_without_the_others(rig: Rig) 
     for reader in readers[1:]:
         reader.cancel()
     rig.plan_origin(digest)
-    await asyncio.wait_for(readers[0], 5)
+    await asyncio.wait_for(readers[0], 60)
 
 
 @pytest.mark.parametrize("way", ["pull", "read"])
@@ -213,8 +213,8 @@ async def test_a_new_pull_survives_the_end_of_one_that_failed(rig: Rig) -> None:
         _, again = await rig.fetch(digest)
     assert again is not None and again is not failing
     rig.plan_origin(digest)
-    await asyncio.wait_for(again.done, 5)
-    await asyncio.wait_for(discarding, 5)
+    await asyncio.wait_for(again.done, 60)
+    await asyncio.wait_for(discarding, 60)
     found = rig.agent.store.get(digest)
     assert found is not None and found.complete
 
@@ -226,7 +226,7 @@ async def test_no_pull_begins_once_the_agent_stops(rig: Rig) -> None:
     await until(lambda: digest in rig.agent.registry._fetching)
     await rig.agent.stop()
     assert pull.task is not None and pull.task.done()
-    await asyncio.wait([reading], timeout=2)
+    await asyncio.wait([reading], timeout=60)
     assert reading.done()
     with pytest.raises(Unavailable):
         rig.agent.pulls.start(PullRequest(blob=digest))
@@ -242,7 +242,7 @@ class SlowBlob:
 
     def write(self, piece: int, data: bytes) -> bool:
         self.writing.set()
-        self.go.wait(5)
+        self.go.wait(60)
         return self.blob.write(piece, data)
 
 
@@ -346,7 +346,7 @@ async def test_a_reader_of_the_origin_that_is_closed_tells_of_every_piece_it_sto
         pause=at_once,  # type: ignore[arg-type]
     )
     reader.start()
-    await asyncio.to_thread(slow.writing.wait, 5)
+    await asyncio.to_thread(slow.writing.wait, 60)
     reader.close()
     await asyncio.sleep(0.05)
     slow.go.set()

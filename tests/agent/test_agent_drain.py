@@ -19,6 +19,6 @@ async def test_who_asks_before_the_agent_has_started_is_answered_when_it_ends() 
     drain.ask(5.0)
     asking = [asyncio.create_task(drain.over()) for _ in range(2)]
     await asyncio.sleep(0)
-    drained = await asyncio.wait_for(drain.run(stop_fetching), 10)
+    drained = await asyncio.wait_for(drain.run(stop_fetching), 60)
     assert await asyncio.gather(*asking) == [drained] * 2
     assert drained.streams == 0 and said == ["leaving", "no more"]

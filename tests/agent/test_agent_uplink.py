@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
+from waits import until
 
 from p2pdist.agent.uplink import AT_ONCE_BYTES, LEAD_MAX, LEAD_WAIT_S, Uplink
 from p2pdist.model.digest import digest_of
@@ -26,7 +27,7 @@ async def test_a_stream_ends_although_a_block_was_given_to_it_just_before() -> N
     flow = uplink.open(BLOB, 0, PieceSet(15))
     uplink.dropped(BLOB)
     with pytest.raises(Unavailable):
-        await asyncio.wait_for(flow.next_block(), 1)
+        await asyncio.wait_for(flow.next_block(), 60)
     assert uplink.streams == 0
 
 
@@ -36,7 +37,7 @@ async def test_all_streams_end_when_the_agent_stops() -> None:
     waiting = [asyncio.create_task(uplink.open(BLOB, 0, PieceSet(15)).next_block()) for _ in range(3)]
     await asyncio.sleep(0)
     uplink.stop()
-    done, pending = await asyncio.wait(waiting, timeout=1)
+    done, pending = await asyncio.wait(waiting, timeout=60)
     assert not pending and all(isinstance(task.exception(), Unavailable) for task in done)
 
 
@@ -47,13 +48,16 @@ async def test_a_child_that_takes_nothing_does_not_stop_the_reader_of_the_origin
     for piece in range(LEAD_MAX + 3):
         uplink.verified(BLOB, piece)
     started = asyncio.get_running_loop().time()
-    async with asyncio.timeout(LEAD_WAIT_S + 1), uplink.reading(BLOB, 0):
+    async with asyncio.timeout(60), uplink.reading(BLOB, 0):
         assert asyncio.get_running_loop().time() - started >= LEAD_WAIT_S / 2, "but it waits for a while"
 
 
-async def test_what_is_being_read_from_the_origin_counts_as_ahead_of_the_children() -> None:
+async def test_what_is_being_read_from_the_origin_counts_as_ahead_of_the_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else all readers begin at once when the children have caught up a little, and the link is
     full of one stripe."""
+    monkeypatch.setattr("p2pdist.agent.uplink.LEAD_WAIT_S", 3600.0)
     uplink = Uplink()
     uplink.held(BLOB, LAYOUT, 1, PieceSet(15))
     child, begun = uplink.open(BLOB, 0, PieceSet(15)), 0
@@ -64,25 +68,28 @@ async def test_what_is_being_read_from_the_origin_counts_as_ahead_of_the_childre
         nonlocal begun
         async with uplink.reading(BLOB, 0):
             begun += 1
-            await asyncio.sleep(LEAD_WAIT_S / 2)
-            uplink.verified(BLOB, LEAD_MAX + begun - 1)
+            await asyncio.Event().wait()
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(4):
-            group.create_task(read())
-        await asyncio.sleep(0.01)
-        assert begun == 2, "so many may be ahead"
-        block = await child.next_block()
-        assert block is not None
-        child.block_sent(block.length)
-        await asyncio.sleep(0.01)
-        assert begun == 3, "one for each that the child took"
+    reads = [asyncio.create_task(read()) for _ in range(4)]
+    await until(lambda: begun == 2)
+    await asyncio.sleep(0.01)
+    assert begun == 2, "so many may be ahead"
+    block = await child.next_block()
+    assert block is not None
+    child.block_sent(block.length)
+    await until(lambda: begun == 3)
+    await asyncio.sleep(0.01)
+    assert begun == 3, "one for each that the child took"
+    for each in reads:
+        each.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
 
 
-async def test_without_children_nothing_is_ahead() -> None:
+async def test_without_children_nothing_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2pdist.agent.uplink.LEAD_WAIT_S", 3600.0)
     uplink = Uplink()
     uplink.held(BLOB, LAYOUT, 1, PieceSet(15))
-    async with asyncio.timeout(LEAD_WAIT_S / 2), contextlib.AsyncExitStack() as reads:
+    async with asyncio.timeout(60), contextlib.AsyncExitStack() as reads:
         for piece in range(2 * LEAD_MAX):
             await reads.enter_async_context(uplink.reading(BLOB, 0))
             uplink.verified(BLOB, piece)
@@ -152,9 +159,9 @@ async def test_a_socket_that_takes_everything_does_not_keep_the_loop() -> None:
     for piece in range(count):
         uplink.verified(BLOB, piece)
     at_once = uplink.sent_bytes_total
-    assert await asyncio.wait_for(other.next_block(), 1) == Block(0, 0, PIECE)
+    assert await asyncio.wait_for(other.next_block(), 60) == Block(0, 0, PIECE)
     other.close()
     assert uplink.sent_bytes_total - at_once >= PIECE, "what waited for the other goes now"
     assert uplink.sent_bytes_total - at_once <= AT_ONCE_BYTES
-    assert await asyncio.wait_for(waiting, 1) is not None
+    assert await asyncio.wait_for(waiting, 60) is not None
     flow.close()

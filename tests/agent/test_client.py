@@ -339,7 +339,7 @@ def verbs(request: pytest.FixtureRequest, place: Path) -> Iterator[Verbs]:
         assert agent.stdout.readline() == "ready\n"
         yield made
         agent.send_signal(signal.SIGTERM)
-        _said, complained = agent.communicate(timeout=20)
+        _said, complained = agent.communicate(timeout=60)
         assert agent.returncode == 0, complained
     assert not list((place / "home" / "mounts" / "shown").glob("*/*"))  # each user has a directory there
 

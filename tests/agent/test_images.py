@@ -369,7 +369,7 @@ async def test_a_tracker_that_lies_is_not_believed(odd: Odd, tmp_path: Path) -> 
         json_type, name = "application/json", image_name(odd.address, "team/app")
         answers["/v1/upstreams"] = (json_type, b'[{"name": "../../x", "url": "file:///etc"}]')
         agent = await site.agent("h1")
-        assert await agent.session.wait_connected(10)
+        assert await agent.session.wait_connected(60)
         with pytest.raises(NotFound):
             await agent.images.manifest(name, "v1")
         assert agent.images.upstreams == ()

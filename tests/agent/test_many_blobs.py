@@ -112,7 +112,7 @@ class Site:
         public.middlewares.append(note)
         await self._serve(public, port)
         await agent.start()
-        assert await agent.session.wait_connected(5)
+        assert await agent.session.wait_connected(60)
         return agent
 
     async def pull(self, agent: Agent) -> None:

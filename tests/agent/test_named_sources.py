@@ -84,7 +84,7 @@ async def test_a_directory_that_cannot_be_written_is_told_and_ends_nothing(
     (tmp_path / "sources").write_bytes(b"")
     named = NamedSources(tmp_path / "sources", "me")
     named.planned(plan(A), "")
-    await asyncio.wait_for(named.stop(), 10)
+    await asyncio.wait_for(named.stop(), 60)
     assert "is not remembered" in caplog.text and (await named.recall(BLOB)).hosts == (A,)
 
 

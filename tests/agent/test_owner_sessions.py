@@ -4,12 +4,13 @@ them owns what is told to each by the test, as their database would."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 from aiohttp import web
+from waits import until
 
 from p2pdist.agent.tracker import trackers as module
 from p2pdist.agent.tracker.session import ToHost, TrackerSession
@@ -109,15 +110,6 @@ class Host:
             lambda present, owned: self.changes.append((present, frozenset(filter(owned, self.blobs)))),
             lambda: self.drains,
         )
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until it holds."""
-    for _ in range(1500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 @asynccontextmanager

@@ -116,7 +116,7 @@ class Site:
 
         self._stack.push_async_callback(end)
         if urls:
-            assert await session.wait_connected(5)
+            assert await session.wait_connected(60)
         return Packages(store, session, own, wait_s=3.0), store
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from waits import until
+from waits import LoopClock, until
 
 from p2pdist.agent import preseeds as module
 from p2pdist.agent.agent import Agent, AgentSettings
@@ -150,11 +150,12 @@ async def test_an_agent_that_was_started_again_says_what_it_keeps(rig: Rig) -> N
     await until(lambda: not rig.owners(digest))
 
 
-async def test_its_time_is_up_without_a_tracker(rig: Rig) -> None:
-    digest = await rig.publish()
-    await rig.keep("p1", digest, until=time.time() + 0.3)
+async def test_its_time_is_up_without_a_tracker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, digest = LoopClock(monkeypatch), await rig.publish()
+    await rig.keep("p1", digest, until=time.time() + 600)
     await until(lambda: digest in rig.agent.registry._fetching)
     assert rig.owners(digest) == {"preseed:p1"}
+    clock.put_forward(601)
     await until(lambda: not rig.owners(digest))
     pulls = len(rig.agent.pulls.list())
     rig.said.clear()

@@ -108,7 +108,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 
 async def ended(pull: Pull) -> None:
     assert pull.task is not None
-    await asyncio.wait_for(asyncio.shield(pull.task), 20)
+    await asyncio.wait_for(asyncio.shield(pull.task), 60)
     assert pull.error is None, pull.error
 
 
@@ -178,7 +178,7 @@ async def test_a_preseed_that_somebody_asks_for_is_one_no_longer(site: Site, lim
     preseed, fetching = await child.pull(digest, parent.source, "preseed")
     await stays(lambda: received(fetching), 1)
     assert fetching.holding().priority == "preseed"
-    await asyncio.wait_for(ask(child, digest), 20)
+    await asyncio.wait_for(ask(child, digest), 60)
     assert fetching.holding().priority == "start"
     await ended(preseed)
     assert child.agent.resources.received_bytes["peer"] == PIECES * PIECE, "nothing comes twice"
@@ -232,7 +232,7 @@ async def test_people_say_what_is_a_preseed(site: Site) -> None:
         await until(lambda: host.agent.registry._fetching or len(host.agent.pulls._pulls) == 2)
         if host.agent.registry._fetching:
             host.agent.registry._fetching[digest].planned(Plan(digest, (StripePlan(0, ORIGIN),)))
-        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert await asyncio.to_thread(process.wait, 60) == 0
         *_, last = host.agent.pulls._pulls.values()
         assert last.request.priority == priority
 
@@ -272,14 +272,14 @@ async def test_the_upload_limit_holds_for_readers_over_tcp_and_not_on_the_unix_s
         aiohttp.ClientSession(read_bufsize=8 << 20) as client,
         client.get(f"http://127.0.0.1:{host.port}/v1/blobs/{digest}", headers=headers) as answer,
     ):
-        assert len(await asyncio.wait_for(answer.content.readexactly(BLOCK_BYTES), 10)) == BLOCK_BYTES
+        assert len(await asyncio.wait_for(answer.content.readexactly(BLOCK_BYTES), 60)) == BLOCK_BYTES
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(answer.content.readany(), 0.15)
     async with (
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(host.unix))) as client,
         client.get(f"http://agent/v1/blobs/{digest}", headers=headers) as answer,
     ):
-        assert len(await asyncio.wait_for(answer.read(), 10)) == (2621440 - 65536 if part else 48 * PIECE)
+        assert len(await asyncio.wait_for(answer.read(), 60)) == (2621440 - 65536 if part else 48 * PIECE)
 
 
 async def test_readers_and_streams_share_one_limit(site: Site) -> None:
@@ -291,7 +291,7 @@ async def test_readers_and_streams_share_one_limit(site: Site) -> None:
         aiohttp.ClientSession(read_bufsize=8 << 20) as client,
         client.get(f"http://127.0.0.1:{parent.port}/v1/blobs/{digest}") as answer,
     ):
-        await asyncio.wait_for(answer.content.readexactly(BLOCK_BYTES), 10)
+        await asyncio.wait_for(answer.content.readexactly(BLOCK_BYTES), 60)
         child = await site.host("child")
         _, fetching = await child.pull(digest, parent.source)
         await until(lambda: parent.agent.uplink.streams == 2)
@@ -306,7 +306,7 @@ async def test_a_reader_who_goes_away_leaves_no_turn_behind(site: Site) -> None:
         aiohttp.ClientSession() as client,
         client.get(f"http://127.0.0.1:{host.port}/v1/blobs/{digest}") as answer,
     ):
-        await asyncio.wait_for(answer.content.readexactly(1), 10)
+        await asyncio.wait_for(answer.content.readexactly(1), 60)
         assert len(host.agent.uplink._flows) == 1
     await until(lambda: not host.agent.uplink._flows)
 
@@ -329,7 +329,7 @@ async def test_pieces_that_readers_wait_for_come_first_and_once_along_the_whole_
     await until(lambda: inner.agent.uplink.streams == first_hosts * between.blob.layout.stripes)
     before = set(between.blob.have), seed.agent.uplink.sent_bytes_total
     wanted = sorted(set(range(pieces)) - before[0])[-5:]
-    await asyncio.wait_for(asyncio.gather(*(pull.demand(wanted) for pull in pulls)), 20)
+    await asyncio.wait_for(asyncio.gather(*(pull.demand(wanted) for pull in pulls)), 60)
     await asyncio.sleep(0.2)
     assert set(between.blob.have) == before[0] | set(wanted)
     assert seed.agent.uplink.sent_bytes_total - before[1] == len(wanted) * PIECE
@@ -356,7 +356,7 @@ async def test_pieces_that_readers_wait_for_ride_on_the_streams_of_their_stripes
         pull, "_received", lambda number, piece, ok: (came.append((number, piece)), received(number, piece, ok))
     )
     carriers, wanted = set(pull._streams._open), [pieces - 3, pieces - 2, pieces - 1]
-    await asyncio.wait_for(pull.demand(wanted), 20)
+    await asyncio.wait_for(pull.demand(wanted), 60)
     assert not pull.blob.complete
     assert {number for number, piece in came if piece in wanted} <= carriers
     assert pull.receipts.twice == 0

@@ -140,7 +140,7 @@ async def test_objects_are_made_while_a_pack_is_on_its_way(
             start = pieces.layout.offset(piece)
             assert blob.write(piece, data[start : start + pieces.layout.length(piece)])
             if described.media_type == PACK_TYPE and piece == count // 2:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     while len(list((tmp_path / "store/objects").glob("??/*"))) < FILES // 4:
                         await asyncio.sleep(0.01)
         blob.finish()
@@ -171,7 +171,7 @@ async def test_a_pull_that_ends_while_it_looks_what_is_lacking_keeps_no_room(
 
     def slow(*words: object) -> object:
         looking.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         try:
             return missing(*words)  # type: ignore[arg-type]
         finally:
@@ -180,13 +180,13 @@ async def test_a_pull_that_ends_while_it_looks_what_is_lacking_keeps_no_room(
     monkeypatch.setattr(store.trees, "missing", slow)
     try:
         pull = asyncio.create_task(bring(source, "v1", layout, store))
-        assert await asyncio.to_thread(looking.wait, 10)
+        assert await asyncio.to_thread(looking.wait, 60)
         pull.cancel()
         with suppress(asyncio.CancelledError):
             await pull
         go_on.set()
-        assert await asyncio.to_thread(looked.wait, 10)
-        async with asyncio.timeout(5):
+        assert await asyncio.to_thread(looked.wait, 60)
+        async with asyncio.timeout(60):
             await closed(store)
         usage = store.usage()
         assert usage.bytes_expected == usage.bytes_images == 0

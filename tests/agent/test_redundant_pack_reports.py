@@ -26,14 +26,14 @@ async def test_a_tracker_is_told_everything_once_and_then_what_is_so_after_a_cha
         blobs = sorted(digest_of(str(number).encode()) for number in range(BLOBS_PER_MESSAGE_MAX + 1))
         spare.update(blobs)
         for _ in range(2):  # a second session hears it anew
-            first, more = await asyncio.wait_for(said.get(), 5), await asyncio.wait_for(said.get(), 5)
+            first, more = await asyncio.wait_for(said.get(), 60), await asyncio.wait_for(said.get(), 60)
             assert [*first.blobs, *more.blobs] == blobs and (first.more, more.more) == (False, True)
             await asyncio.sleep(0.05)
             assert said.empty()
             packs.connected()
-        await asyncio.wait_for(said.get(), 5)
-        await asyncio.wait_for(said.get(), 5)
+        await asyncio.wait_for(said.get(), 60)
+        await asyncio.wait_for(said.get(), 60)
         spare.clear()
-        assert await asyncio.wait_for(said.get(), 5) == Spares(())
+        assert await asyncio.wait_for(said.get(), 60) == Spares(())
     finally:
         await packs.stop()

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from aiohttp import web
+from waits import until
 
 from p2pdist.agent.tracker.session import OUTBOX_MAX, Handlers, TrackerSession
 from p2pdist.model.digest import digest_of
@@ -107,7 +108,7 @@ async def test_garbage_instead_of_a_welcome_is_told_and_the_next_try_succeeds(te
         await stay(socket)
 
     async with tracker(script) as url, running(Host(url)) as host:
-        assert await host.session.wait_connected(3)
+        assert await host.session.wait_connected(60)
         assert host.session.problem == ""
 
 
@@ -132,10 +133,7 @@ async def test_a_plan_that_cannot_be_is_not_acted_on(text: str) -> None:
         await stay(socket)
 
     async with tracker(script) as url, running(Host(url)) as host:
-        for _ in range(150):
-            if host.heard:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: host.heard)
         assert host.heard == [Assign(Plan(BLOB, ()))]
 
 
@@ -148,10 +146,7 @@ async def test_a_defect_in_reporting_does_not_leave_a_session_that_never_reports
         host = Host(url)
         host.fail_reports = 1
         async with running(host):
-            for _ in range(150):
-                if host.reports > 3:
-                    break
-                await asyncio.sleep(0.02)
+            await until(lambda: host.reports > 3)
             assert host.reports > 3 and host.session.connected
 
 
@@ -165,10 +160,7 @@ async def test_a_tracker_may_change_how_often_a_host_reports() -> None:
         await stay(socket)
 
     async with tracker(script) as url, running(Host(url)) as host:
-        for _ in range(150):
-            if host.reports > 3:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: host.reports > 3)
         assert host.reports > 3
         paced.set()
         for _ in range(20):  # ten reports are due in each round at the old pace
@@ -191,10 +183,7 @@ async def test_a_host_with_nothing_new_says_nothing() -> None:
         host = Host(url)
         host.news = False
         async with running(host):
-            for _ in range(150):
-                if host.reports > 3:
-                    break
-                await asyncio.sleep(0.02)
+            await until(lambda: host.reports > 3)
             assert host.reports > 3 and not said
 
 
@@ -208,13 +197,10 @@ async def test_a_tracker_that_does_not_read_is_left_and_tried_again() -> None:
         await stay(socket)
 
     async with tracker(script) as url, running(Host(url)) as host:
-        assert await host.session.wait_connected(3)
+        assert await host.session.wait_connected(60)
         for _ in range(3 * OUTBOX_MAX):
             host.session.send(Left(BLOB))
-        for _ in range(150):
-            if opened == 2 and host.session.connected:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: opened == 2 and host.session.connected)
         assert opened == 2 and host.session.connected
 
 
@@ -263,7 +249,7 @@ async def test_a_clock_that_is_wrong_is_measured_and_warned_of(
         await stay(socket)
 
     async with tracker(script) as url, running(Host(url)) as host:
-        assert await host.session.wait_connected(3)
+        assert await host.session.wait_connected(60)
         assert host.session.clock_ahead_s == pytest.approx(ahead_s, abs=4)
     assert words in caplog.text and ("the clock of this host" in caplog.text) == bool(words)
 
@@ -274,7 +260,7 @@ async def test_a_tracker_that_tells_no_time_is_compared_with_nothing() -> None:
         await stay(socket)
 
     async with tracker(script) as url, running(Host(url)) as host:
-        assert await host.session.wait_connected(3)
+        assert await host.session.wait_connected(60)
         assert host.session.clock_ahead_s is None
 
 
@@ -290,7 +276,7 @@ async def test_an_agent_that_listens_on_all_addresses_gives_the_one_of_its_sessi
     async with tracker(script) as url:
         host.session.offer([url])
         async with running(host):
-            assert await host.session.wait_connected(3)
+            assert await host.session.wait_connected(60)
     address = msgspec.json.decode(hellos[-1])["address"]
     name, _, port = address.rpartition(":")
     assert port == "7999" and ipaddress.ip_address(name) and host.session.address == address

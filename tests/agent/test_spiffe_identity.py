@@ -119,7 +119,7 @@ async def test_an_svid_is_exchanged_under_a_listener_that_goes_on(
         renewed = domain.svid("agent/h0")
         assert await peer.shown(running) == api._response.svids[0].x509_svid
         api.give(renewed)
-        for _ in range(1000):
+        for _ in range(6000):
             if (shown := await peer.shown(running)) == renewed.x509_svid:
                 break
             await asyncio.sleep(0.01)
@@ -137,7 +137,7 @@ async def test_an_authority_that_left_the_domain_counts_no_more(
         domain.rotate()
         api.give(domain.svid("agent/h0"))
         async with Peer(place / "newer.sock", domain, "h2") as newer:
-            for _ in range(1000):
+            for _ in range(6000):
                 if not await newer.refused(running):
                     break
                 await asyncio.sleep(0.01)
@@ -272,7 +272,7 @@ async def test_the_last_svid_stays_while_the_api_is_away(
         renewed = domain.svid("agent/h0")
         api.give(renewed)
         api.start()
-        for _ in range(1000):
+        for _ in range(6000):
             if (shown := await peer.shown(running)) == renewed.x509_svid:
                 break
             await asyncio.sleep(0.02)

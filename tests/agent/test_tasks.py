@@ -14,7 +14,7 @@ async def test_what_a_thread_returns_after_its_caller_was_cancelled_is_undone() 
     go_on, undone = threading.Event(), asyncio.Queue[int]()
 
     def work() -> int:
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return 7
 
     waiting = asyncio.create_task(in_thread(work, undone.put_nowait))
@@ -42,7 +42,7 @@ async def test_a_failure_of_which_nobody_waits_is_no_defect() -> None:
     go_on, failed = threading.Event(), threading.Event()
 
     def work() -> None:
-        go_on.wait(10)
+        go_on.wait(60)
         failed.set()
         raise OSError
 
@@ -52,7 +52,7 @@ async def test_a_failure_of_which_nobody_waits_is_no_defect() -> None:
     with suppress(asyncio.CancelledError):
         await waiting
     go_on.set()
-    assert await asyncio.to_thread(failed.wait, 10)
+    assert await asyncio.to_thread(failed.wait, 60)
     await asyncio.sleep(0.05)
     del waiting
     assert not failures

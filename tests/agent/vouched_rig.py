@@ -174,7 +174,7 @@ class Site:
         await serve(stack, public, port)
         await agent.start()
         if tracked and self._tracker is not None:
-            assert await agent.session.wait_connected(5)
+            assert await agent.session.wait_connected(60)
         self.hosts[name] = host = Host(agent, upstream, stack, port)
         return host
 

@@ -34,6 +34,7 @@ def is_free(device: str) -> bool:
     return not attached
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @needs_btrfs
 def test_both_ways_make_the_objects_of_a_small_tree(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from p2pdist.transfer.tls import Tls
 
 
 def ask(connection: socket.socket) -> bytes:
-    connection.settimeout(10)
+    connection.settimeout(60)
     connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")
     answer = b""
     while part := connection.recv(4096):
@@ -79,14 +79,14 @@ def test_an_agent_with_certificates(place: Path) -> None:
         shutil.copy(renewed.certificate, files.certificate)
         shutil.copy(renewed.key, files.key)
         os.kill(agent.pid, signal.SIGHUP)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while shown() == before:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
         agent.terminate()
         try:
-            agent.wait(20)
+            agent.wait(60)
         except subprocess.TimeoutExpired:
             agent.kill()
             agent.wait()

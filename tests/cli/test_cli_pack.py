@@ -110,11 +110,11 @@ def test_interrupting_leaves_no_traceback_and_no_leftovers(place: Path) -> None:
     (place / "env/more").write_bytes(os.urandom(24 << 20))
     words = ["pack", place / "env", "-t", "env:1", "--level", "22", "--layout", place / "layout"]
     with programs.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not list((place / "layout").glob(".incoming/*")):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=20)
+        out, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in said
@@ -137,7 +137,7 @@ def test_a_terminal_shows_bars(place: Path) -> None:
         pass  # the other end was closed
     finally:
         os.close(master)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert b"pushing" in shown
     assert b"31.5" in shown or b"30.0" in shown

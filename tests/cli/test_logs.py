@@ -313,7 +313,7 @@ def agent_words(place: Path, port: int, *more: str) -> tuple[str, ...]:
 def answers_logged(port: int, log: Path) -> bool:
     """Whether one more request makes one more line."""
     before = log.read_text().count("/healthz is answered")
-    urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10).read()
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60).read()
     return log.read_text().count("/healthz is answered") > before
 
 

@@ -79,9 +79,9 @@ async def test_json_without_once_is_a_line_a_second(hosts: Hosts) -> None:
         )
         assert process.stdout is not None
         try:
-            first = json.loads(await asyncio.wait_for(process.stdout.readline(), 30))
+            first = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
             hosts.close("h2")
-            while not (found := json.loads(await asyncio.wait_for(process.stdout.readline(), 30)))["totals"]["away"]:
+            while not (found := json.loads(await asyncio.wait_for(process.stdout.readline(), 60)))["totals"]["away"]:
                 pass
         finally:
             process.send_signal(signal.SIGINT)
@@ -101,7 +101,7 @@ async def test_live_in_a_terminal_it_follows_and_leaves_the_screen_as_it_was(hos
         os.close(inner)
         seen = b""
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 told = False
                 while b"h4 is away" not in seen:
                     await asyncio.sleep(0.05)
@@ -114,7 +114,7 @@ async def test_live_in_a_terminal_it_follows_and_leaves_the_screen_as_it_was(hos
                             hosts.close("h4")
                         told = True
             process.send_signal(signal.SIGINT)
-            assert await asyncio.wait_for(process.wait(), 20) == 0
+            assert await asyncio.wait_for(process.wait(), 60) == 0
             seen += os.read(terminal, 1 << 20)
         finally:
             if process.returncode is None:

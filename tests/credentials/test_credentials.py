@@ -69,7 +69,7 @@ def greet(server, client, called):
     except OSError as error:
         seen["error"] = error
         other.close()
-    thread.join(20)
+    thread.join(60)
     return seen
 
 

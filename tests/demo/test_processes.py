@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waits import wait_until
 
 from p2pdist.cli.verbs.demo.processes import Processes, strays
 from p2pdist.model.errors import Unavailable
@@ -144,7 +145,7 @@ def test_a_signal_ends_the_demo_tidily(tmp_path: Path, number: signal.Signals) -
     """Ctrl-C, also pressed twice: no process and no file stays, and the exit code names the
     signal."""
     demo, place = play_endless(tmp_path, fails=False)
-    assert len(strays(str(place))) >= 3
+    wait_until(lambda: len(strays(str(place))) >= 3, "the demo's processes")
     time.sleep(0.3)
     demo.send_signal(number)
     time.sleep(0.1)
@@ -173,10 +174,7 @@ def test_services_do_not_survive_a_demo_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     demo.kill()
     demo.communicate(timeout=30)
-    deadline = time.monotonic() + 5
-    while len(strays(str(place))) > 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: len(strays(str(place))) <= 1, "the end of the services")
     left = strays(str(place))
     for pid in left:  # the one that hid from its parent on purpose
         os.kill(pid, signal.SIGKILL)
-    assert len(left) <= 1

@@ -21,6 +21,7 @@ import traceback
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes
@@ -198,9 +199,9 @@ def over_socket(read: Callable[[socket.socket], object]) -> Callable[[bytes], ob
     def call(data: bytes) -> object:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            ours.settimeout(5.0)
+            ours.settimeout(60)
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            theirs.settimeout(5.0)
+            theirs.settimeout(60)
             theirs.sendall(data[: 128 << 10])
             theirs.shutdown(socket.SHUT_WR)
             return read(ours)
@@ -569,26 +570,42 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def try_all(decoder: Decoder, count: int, seed: int) -> None:
-    """Try `count` inputs, and say every PROGRESS_S how far it is. Raises what `try_one` and
-    `check_memory` raise, and AssertionError where memory stays taken; the input is printed
-    before."""
-    began = told_at = time.monotonic()
-    first_bytes = 0
+def peak_bytes() -> int:
+    """The most that this process has had in memory since `forget_peak`."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def try_all(decoder: Decoder, count: int, seed: int, limit_s: float = inf) -> None:
+    """Try `count` inputs, fewer where they take more than `limit_s` seconds of the processor, and
+    say every PROGRESS_S how far it is. Raises what `try_one` and `check_memory` raise, and
+    AssertionError where memory stays taken; the input is printed before."""
+    began, told_at = time.process_time(), time.monotonic()
+    first_bytes, tried = 0, 0
+    forget_peak()
     for number, data in enumerate(inputs(decoder, count, seed)):
         try:
             (check_memory if number % 1000 == 0 else try_one)(decoder, data)
         except BaseException:
             print(f"{decoder.name}, input {number}: {data!r}", flush=True)
             raise
+        tried = number + 1 - len(decoder.examples)
         if number == WARM_INPUTS:
             first_bytes = resident_bytes()
+        took_s = time.process_time() - began
         if time.monotonic() - told_at >= PROGRESS_S:
             told_at = time.monotonic()
             memory = resident_bytes() >> 20
-            print(f"  {decoder.name}: {number} of {count}, {told_at - began:.0f} s, {memory} MiB", flush=True)
-    memory = resident_bytes()
-    print(f"{decoder.name}: {count} inputs in {time.monotonic() - began:.1f} s, {memory >> 20} MiB", flush=True)
+            print(f"  {decoder.name}: {number} of {count}, {took_s:.0f} s, {memory} MiB", flush=True)
+        if took_s > limit_s:
+            break
+    memory, took_s = resident_bytes(), time.process_time() - began
+    figures = f"{memory >> 20} MiB, {peak_bytes() >> 20} MiB at most"
+    print(f"{decoder.name}: {tried} inputs in {took_s:.1f} s of the processor, {figures}", flush=True)
     kept = memory - first_bytes if first_bytes else 0
     assert kept < KEPT_MAX, f"{decoder.name} keeps {kept} bytes"
 
@@ -601,6 +618,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these decoders alone")
     parser.add_argument("--from", dest="first", metavar="NAME", help="leave out the decoders before this one")
+    parser.add_argument(
+        "--seconds", type=float, default=inf, help="of the processor for each decoder, after which the next one follows"
+    )
     chosen = parser.parse_args()
     logging.disable(logging.WARNING)  # damaged files of one's own are logged
     everything = {decoder.name: decoder for decoder in decoders()}
@@ -612,7 +632,7 @@ def main() -> int:
     failed = []
     for name in names:
         try:
-            try_all(everything[name], chosen.count, chosen.seed)
+            try_all(everything[name], chosen.count, chosen.seed, chosen.seconds)
         except Exception:
             traceback.print_exc()
             failed.append(name)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from effort import MANY, examples
+from effort import MANY
 from hostile_bytes import Decoder, check_memory, decoders, inputs, mutated, try_one
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -33,7 +33,7 @@ def test_mutated_bytes_are_refused_in_the_expected_way(decoder: Decoder) -> None
 
 
 @each
-@hypothesis_settings(max_examples=examples(500), deadline=None)
+@hypothesis_settings(max_examples=500 if MANY else 40, deadline=None)
 @given(st.data())
 def test_any_bytes_are_refused_in_the_expected_way(decoder: Decoder, data: st.DataObject) -> None:
     """What Hypothesis shrinks to the smallest input: bytes, and cuts of an example with bytes

@@ -93,7 +93,7 @@ def push_image(address: str, repository: str, tag: str, layers: list[bytes]) -> 
 
 def push_blob(address: str, repository: str, digest: Digest, blob: bytes) -> None:
     begun = urllib.request.Request(f"http://{address}/v2/{repository}/blobs/uploads/", method="POST")
-    with urllib.request.urlopen(begun, timeout=10) as answer:
+    with urllib.request.urlopen(begun, timeout=60) as answer:
         where = answer.headers["Location"]
     sent = urllib.request.Request(f"{where}&digest={digest}", data=blob, method="PUT")
     sent.add_header("Content-Type", "application/octet-stream")
@@ -103,7 +103,7 @@ def push_blob(address: str, repository: str, digest: Digest, blob: bytes) -> Non
 def push_manifest(address: str, repository: str, target: str, manifest: bytes, media_type: str) -> None:
     sent = urllib.request.Request(f"http://{address}/v2/{repository}/manifests/{target}", data=manifest, method="PUT")
     sent.add_header("Content-Type", media_type)
-    urllib.request.urlopen(sent, timeout=10).close()
+    urllib.request.urlopen(sent, timeout=60).close()
 
 
 # -- an agent that serves them

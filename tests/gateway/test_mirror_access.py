@@ -211,9 +211,10 @@ async def test_clients_of_the_network_read_public_images_and_by_tokens(fleet: Fl
 
 
 async def test_blobs_are_judged_by_the_name_under_which_they_are_asked_for(
-    local: aiohttp.ClientSession, fleet: Fleet, images: dict[str, Image]
+    local: aiohttp.ClientSession, fleet: Fleet, images: dict[str, Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A public name does not open the blobs of another image."""
+    monkeypatch.setattr("p2pdist.gateway.registry.mirror.BEGIN_S", 60.0)
     secret = images["other/app"].layers[0]
     for path in (f"blobs/{secret}", f"manifests/{images['other/app'].digest}"):
         async with local.get(fleet.rig.path("open/app", path)) as answer:

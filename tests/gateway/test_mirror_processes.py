@@ -131,7 +131,7 @@ async def test_a_tracker_that_is_stopped_stops_no_client(tmp_path: Path) -> None
 
 
 def _text(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return str(answer.read().decode())
 
 

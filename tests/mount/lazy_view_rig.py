@@ -163,6 +163,19 @@ class View:
         greeting.connection.close()
         return True
 
+    def pair(self) -> tuple[int, int]:
+        """The supervisor and its guard, once it has one and answers."""
+        until(self.answers, "nothing answers")
+        until(lambda: len(self.processes()) == 2, "there is no guard")
+        parents = {pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] for pid in self.processes()}
+        (guard,) = [pid for pid, parent in parents.items() if int(parent) in parents]
+        (supervisor,) = parents.keys() - {guard}
+        return supervisor, guard
+
+    def log(self) -> str:
+        """What those who keep readers waiting said."""
+        return (self.directory / "supervisor.log").read_text()
+
     def wrong(self, names: list[str] | None = None) -> list[str]:
         """The files that are not as they should be."""
         return [name for name in names or self.files if (self.path / name).read_bytes() != self.files[name]]

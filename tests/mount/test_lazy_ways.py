@@ -70,17 +70,52 @@ def test_readers_wait_while_no_agent_runs_and_the_next_one_serves_them(show: Sho
 
 
 def test_an_agent_is_let_in_while_readers_have_all_descriptors(way: Way, show: Show) -> None:
-    """Else nothing would answer them. A reader of FUSE has none."""
+    """Else nothing would answer them. A reader of FUSE has none. Nor is there a descriptor more for
+    a guard than the one that was killed leaves."""
     if way is FUSE:
         pytest.skip("its readers have no descriptors")
     view = show()
-    before = view.processes()
-    for pid in before:
-        used = set(map(int, os.listdir(f"/proc/{pid}/fd")))
-        free = next(number for number in itertools.count() if number not in used)
+    supervisor, guard = view.pair()
+    reader = cat(view.path / "weights")
+    until(lambda: free_descriptor(supervisor) == len(descriptors(supervisor)), "a number is left free")
+    for pid in (supervisor, guard):
+        free = free_descriptor(pid)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, free))
     assert view.answers()
-    assert view.processes() == before
+    assert view.pair() == (supervisor, guard)
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: guard not in view.processes(), "it is not dead")
+    assert view.pair()[0] == supervisor
+    reader.kill()
+    reader.communicate()
+
+
+def descriptors(pid: int) -> set[int]:
+    return set(map(int, os.listdir(f"/proc/{pid}/fd")))
+
+
+def free_descriptor(pid: int) -> int:
+    """The number that the next one gets."""
+    used = descriptors(pid)
+    return next(number for number in itertools.count() if number not in used)
+
+
+def test_a_supervisor_goes_on_where_no_guard_can_be_started_and_has_one_once_it_can(way: Way, show: Show) -> None:
+    """Its end would let all readers go. A view of FUSE has its guard in another way."""
+    if way is FUSE:
+        pytest.skip("the process that serves it is its own guard")
+    view = show()
+    supervisor, guard = view.pair()
+    soft, hard = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (5, hard))  # what it has open stays so
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: "no guard can be started" in view.log(), "it does not say so")
+    assert view.processes() == [supervisor]
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (soft, hard))
+    assert view.pair()[0] == supervisor
+    view.serve()
+    assert view.wrong() == []
+    assert view.log().count("no guard can be started") == 1
 
 
 def test_a_reader_for_whom_nothing_comes_gets_an_error_and_a_later_one_what_came(show: Show) -> None:
@@ -92,7 +127,7 @@ def test_a_reader_for_whom_nothing_comes_gets_an_error_and_a_later_one_what_came
     greeting.connection.close()
     os.close(greeting.filler)
     os.close(greeting.group)
-    assert "gets EIO" in (view.directory / "supervisor.log").read_text()
+    assert "gets EIO" in view.log()
     view.serve()
     assert view.wrong() == []
 

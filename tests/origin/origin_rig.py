@@ -68,7 +68,7 @@ def web(tmp_path: Path) -> Iterator[Callable[..., Web]]:
         """)
         command = ["nginx", "-c", str(home / "nginx.conf"), "-p", str(home), "-e", str(home / "error.log")]
         running.append(subprocess.Popen(command))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -81,7 +81,7 @@ def web(tmp_path: Path) -> Iterator[Callable[..., Web]]:
     yield start
     for process in running:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")

@@ -154,11 +154,11 @@ async def test_a_push_sends_again_what_a_removal_under_way_names(place: Place, l
             loop.call_soon_threadsafe(waiting.set)
 
     pushing = asyncio.create_task(push(named("app:2"), layout, origin, on_progress=watch))
-    await asyncio.wait_for(waiting.wait(), 20)
+    await asyncio.wait_for(waiting.wait(), 60)
     assert [name for name, _ in await origin.tags()] == ["app:1"]
     await origin.remove(digests[:1])
     await origin.remove_notes([note])
-    assert (await asyncio.wait_for(pushing, 20)).bytes_sent == len(b"layer")
+    assert (await asyncio.wait_for(pushing, 60)).bytes_sent == len(b"layer")
     assert await check_contents(origin) == 2
     assert await origin.notes() == []
 

@@ -92,6 +92,7 @@ async def push_aside(place: Place, tmp_path: Path) -> None:
     await aside.close()
 
 
+@pytest.mark.slow
 async def test_no_packing_loses_a_chunk_to_a_collection(tmp_path: Path, children: list[subprocess.Popen[str]]) -> None:
     """Three processes pack two states of their directories in turn, so old packs are drawn on that
     no tag leads to any more."""
@@ -178,12 +179,12 @@ async def test_a_push_waits_for_what_a_killed_collection_may_still_be_deleting(
             loop.call_soon_threadsafe(waiting.set)
 
     pushing = asyncio.create_task(push(named("app:2"), layout, origin, on_progress=watch))
-    await asyncio.wait_for(waiting.wait(), 20)
+    await asyncio.wait_for(waiting.wait(), 60)
     (left,) = [name for name, _ in await origin.notes() if name.startswith("removal-")]
     assert not pushing.done()
     old = time.time() - REMOVAL_S - 10
     os.utime(origin.directory / NOTES / left, (old, old))
-    await asyncio.wait_for(pushing, 20)
+    await asyncio.wait_for(pushing, 60)
     assert await check_contents(origin) == 3
     await sweep(origin, older_than_s=-1)
     assert await origin.notes() == []

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -79,14 +80,20 @@ async def test_cancelling_a_write_ends_it_and_stores_nothing(place: Place, tmp_p
     path = tmp_path / "large"
     path.write_bytes(bytes(20 << 20))
     digest = digest_of(path.read_bytes())
-    loop, chunks = asyncio.get_running_loop(), 0
+    loop, chunks, cancelled = asyncio.get_running_loop(), 0, threading.Event()
+
+    def cancel() -> None:
+        task.cancel()
+        loop.call_later(0.05, cancelled.set)
 
     def slow(count: int) -> None:
-        """Called by the sending thread, which it keeps from finishing at once."""
+        """Called by the sending thread, which it keeps from finishing before the write has been
+        cancelled."""
         nonlocal chunks
         chunks += 1
         if chunks == 2:
-            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(cancel)
+            assert cancelled.wait(60)
         time.sleep(0.05)
 
     task = asyncio.create_task(place.origin.write_blob(digest, path, on_bytes=slow))

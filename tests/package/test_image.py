@@ -345,7 +345,7 @@ async def test_cancelling_ends_the_program(tmp_path: Path, monkeypatch: pytest.M
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
     assert not (tmp_path / "image").exists()
 
 

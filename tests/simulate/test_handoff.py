@@ -181,7 +181,9 @@ def test_without_trouble_no_host_leaves_the_trees() -> None:
     assert reports["swarm"][1] == HOSTS * PIECES * PIECE
 
 
-@pytest.mark.parametrize("apart", [1, HOSTS // 2, HOSTS - 1])
+@pytest.mark.parametrize(
+    "apart", [1, pytest.param(HOSTS // 2, marks=pytest.mark.slow), pytest.param(HOSTS - 1, marks=pytest.mark.slow)]
+)
 def test_where_some_have_no_bittorrent_the_origin_is_read_once(apart: int) -> None:
     """They receive by trees for good; the others read for all, and hardly any host has to leave the
     swarm for what only trees bring."""

@@ -37,7 +37,7 @@ def run(
     return simulation, simulation.run(), broken
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_a_quarter_of_the_fleet_leaves_and_no_stream_breaks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, roots among them. The origin sends again only what had not been passed
     on."""

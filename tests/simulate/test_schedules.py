@@ -18,8 +18,8 @@ HOSTS = 60
 PIECES = 96
 SEEDS = 500
 CHUNK = 25
-FEW = 8
-"""Of `make test`; `make test-long` runs all."""
+FEW, MORE = 3, 8
+"""So many are of `make test`, so many of `make test-slow` besides; `make test-long` runs all."""
 
 DUPLICATES_MAX = 30
 """Of the 5,760 pieces of a run, so many may arrive twice at most: pieces under way when a host
@@ -41,9 +41,10 @@ def outcome(seed: int) -> tuple[Simulation, Report]:
     "seeds",
     [
         range(FEW),
+        pytest.param(range(FEW, MORE), marks=pytest.mark.slow),
         *(
             pytest.param(range(first, first + CHUNK), marks=pytest.mark.long)
-            for first in range(FEW, SEEDS + FEW, CHUNK)
+            for first in range(MORE, SEEDS + MORE, CHUNK)
         ),
     ],
     ids=lambda seeds: f"from {seeds[0]}",

@@ -1,6 +1,7 @@
 """Several trackers share the blobs: whatever happens to them, every transfer ends as if nothing had
 happened, and the origin is read about once."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -24,12 +25,19 @@ from p2pdist.simulate.simulation import Simulation
 HOSTS = 60
 PIECES = 192
 BASE = Scenario(HOSTS, PIECES * 65536, 1e6, latency_s=0.001, trackers=3)
-SEEDS, FEW, CHUNK = 200, 4, 25
+SEEDS, MORE, FEW, CHUNK = 200, 4, 1, 25
+"""FEW are of `make test`, MORE of `make test-slow` besides, and the others of `make test-long`."""
 
 
 def run(*faults: Fault, base: Scenario = BASE) -> tuple[Simulation, Report]:
     simulation = Simulation(replace(base, faults=faults))
     return simulation, simulation.run()
+
+
+@functools.cache
+def healthy() -> Report:
+    """The transfer to which nothing happens."""
+    return run()[1]
 
 
 def test_several_trackers_are_as_good_as_one() -> None:
@@ -55,16 +63,18 @@ FAULTS = {
     "all are restarted in turn": RollingRestart(3.0),
     "an owner dies every two seconds": TrackerLosses(2.0, 0.5),
 }
+QUICK = ("the owner dies", "the owner is cut off", "the database is away")
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+)
 def test_nothing_that_happens_to_a_tracker_delays_a_transfer_by_much(name: str) -> None:
     """Streams run on: the same transfer with three healthy trackers takes hardly less."""
     fault = FAULTS[name]
-    _, healthy = run()
     _, report = run(fault)
     assert report.complete == HOSTS and not report.failed
-    assert report.makespan_s <= 1.25 * healthy.makespan_s, report.makespan_s
+    assert report.makespan_s <= 1.25 * healthy().makespan_s, report.makespan_s
     assert report.origin_ratio <= origin_limit([fault]), report.origin_ratio
 
 
@@ -89,14 +99,15 @@ def test_hosts_that_start_while_the_owner_is_dead_find_the_next() -> None:
     assert len(simulation.cluster.database.stored.trackers) == 2
 
 
+@pytest.mark.slow
 def test_a_tracker_that_is_back_gets_its_share_in_steps() -> None:
     """And many blobs move to it while they are pulled."""
     base = replace(BASE, hosts=6, blobs=16, size=48 * 65536)
-    _, healthy = run(base=base)
+    _, undisturbed = run(base=base)
     simulation, report = run(TrackerLoss(2.0, 5.0, 1), base=base)
     assert report.complete == 6 * 16
-    assert report.origin_ratio <= healthy.origin_ratio + 0.5
-    assert report.makespan_s <= 1.25 * healthy.makespan_s
+    assert report.origin_ratio <= undisturbed.origin_ratio + 0.5
+    assert report.makespan_s <= 1.25 * undisturbed.makespan_s
     assert simulation.cluster is not None and simulation.cluster.database.stored is not None
     assert simulation.cluster.database.stored.epoch > 3
 
@@ -105,7 +116,8 @@ def test_a_tracker_that_is_back_gets_its_share_in_steps() -> None:
     "seeds",
     [
         range(FEW),
-        *(pytest.param(range(first, first + CHUNK), marks=pytest.mark.long) for first in range(FEW, SEEDS, CHUNK)),
+        pytest.param(range(FEW, MORE), marks=pytest.mark.slow),
+        *(pytest.param(range(first, first + CHUNK), marks=pytest.mark.long) for first in range(MORE, SEEDS, CHUNK)),
     ],
     ids=lambda seeds: f"from {seeds[0]}",
 )

@@ -258,7 +258,7 @@ def test_a_complete_blob_of_another_boot_is_verified_unless_durable(tmp_path: Pa
     assert held(store, torn.digest).have.missing() == [1] and not held(store, torn.digest).complete
     assert held(store, right.digest).complete
     fill(store.begin(durable.digest, durable.pieces), durable)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not _durable(tmp_path, durable.digest) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert _durable(tmp_path, durable.digest), "durable soon after finish(), not only at close()"

@@ -35,7 +35,7 @@ def running(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def fetch(site: Site, path: str) -> bytes:
-    with urllib.request.urlopen(site.tracker_url + path, timeout=10) as answer:
+    with urllib.request.urlopen(site.tracker_url + path, timeout=60) as answer:
         return bytes(answer.read())
 
 

@@ -54,7 +54,7 @@ class Prometheus:
     def query(self, expr: str) -> list[dict[str, Any]]:
         """The samples of an expression now."""
         query = urllib.parse.urlencode({"query": expr})
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1/query?{query}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1/query?{query}", timeout=60) as answer:
             found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return found
 
@@ -86,7 +86,7 @@ def running_prometheus() -> Iterator[Prometheus]:
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

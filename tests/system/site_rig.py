@@ -56,12 +56,12 @@ class WebOrigin:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
 
     def stop(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+            self._thread.join(60)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -178,7 +178,7 @@ class Agent:
         return Background(lambda: self.pull(**request))
 
     def metric(self, line: str) -> float:
-        text = urllib.request.urlopen(self.url + "/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(self.url + "/metrics", timeout=60).read().decode()
         return sum(float(each.rpartition(" ")[2]) for each in text.splitlines() if each.startswith(line))
 
     def received(self) -> float:

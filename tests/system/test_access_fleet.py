@@ -75,10 +75,10 @@ def test_a_fleet_joins_and_feeds_itself(fleet: AccessSite) -> None:
     assert sum(status.bytes_peers for status in statuses) == 2 * 16 * MIB
     # The probe port is plain, and knows what the port of the fleet does not tell a stranger.
     port = agents[0].options["probe_listen"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         assert b"p2pdist_agent_received_bytes_total" in answer.read()
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/blobs/{digest}", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/blobs/{digest}", timeout=60)
     assert caught.value.code == 404
     # A host that comes after a rotation has a token with the old pin.
     code, _, errors = fleet.command("access", "rotate", "--access", str(fleet.file))
@@ -131,7 +131,7 @@ RATE = 400_000
 def sent_and_received(agent: Agent) -> tuple[float, float]:
     """What an agent has sent to and received from other agents, by its probe port."""
     port = agent.options["probe_listen"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         lines = [line.rpartition(" ") for line in answer.read().decode().splitlines()]
     named = ("p2pdist_agent_sent_bytes_total{", 'p2pdist_agent_received_bytes_total{source="peer"}')
     sent, received = (sum(float(value) for name, _, value in lines if name.startswith(each)) for each in named)

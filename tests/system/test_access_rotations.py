@@ -27,7 +27,7 @@ def fleet(tmp_path: Path) -> Iterator[AccessSite]:
 def probe(agent: object, line: str) -> float:
     """A metric of an agent, by its port for probes."""
     port = agent.options["probe_listen"]  # type: ignore[attr-defined]
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     return sum(float(each.rpartition(" ")[2]) for each in text.splitlines() if each.startswith(line))
 
 
@@ -96,7 +96,7 @@ def test_two_trackers_of_one_directory_are_one_fleet(fleet: AccessSite) -> None:
     status = child.pull(blob=digest)
     assert (status.bytes_peers, status.bytes_origin) == (SIZE, 0)
     second.terminate()
-    second.wait(20)
+    second.wait(60)
 
 
 def hosts(fleet: AccessSite, url: str, token: str) -> bool:

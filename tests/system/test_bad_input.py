@@ -121,7 +121,7 @@ def test_any_http_client_gets_a_blob_that_is_not_here_yet(site: Site) -> None:
 
 def _problem(request: urllib.request.Request | str) -> tuple[int, dict[str, object]]:
     with pytest.raises(urllib.error.HTTPError) as failure:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=60)
     assert failure.value.headers["Content-Type"].startswith("application/problem+json")
     return failure.value.code, json.loads(failure.value.read())
 
@@ -154,7 +154,7 @@ def test_a_second_agent_on_the_same_store_is_told_why_it_cannot_start(site: Site
         ["agent", "--listen", f"127.0.0.1:{rival.port}", "--store", str(agent.store), "--socket", str(rival.socket)],
         rival.log,
     )
-    assert process.wait(20) == 1
+    assert process.wait(60) == 1
     assert "Traceback" not in rival.log.read_text() and str(agent.store) in rival.log.read_text()
 
 

@@ -112,7 +112,7 @@ def test_blobs_of_odd_sizes_reach_every_agent(site: Site, size: int) -> None:
         assert (status.state, status.bytes_total) == ("done", size)
         assert out.read_bytes() == (site.directory / "content").read_bytes()
     assert site.origin_bytes(digest) == size
-    with urllib.request.urlopen(f"{second.url}/v1/blobs/{digest}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{second.url}/v1/blobs/{digest}", timeout=60) as answer:
         assert answer.headers["Content-Length"] == str(size)
 
 
@@ -140,7 +140,7 @@ def test_two_agents_of_one_name_are_told_and_do_not_drive_each_other_out(site: S
     second.start(ready=False)
     until(lambda: "another agent named twin is connected" in second.log.read_text())
     with pytest.raises(urllib.error.HTTPError) as failure:
-        urllib.request.urlopen(second.url + "/readyz", timeout=5)
+        urllib.request.urlopen(second.url + "/readyz", timeout=60)
     assert failure.value.code == 503
     assert "another agent named twin" in json.loads(failure.value.read())["problem"]
     time.sleep(2)
@@ -183,7 +183,7 @@ def test_credentials_never_show(site: Site) -> None:
         agent.pull(package="a:b")
     _, status, _ = site.command("status", "--socket", str(agent.socket))
     tracker.terminate()
-    tracker.wait(10)
+    tracker.wait(60)
     until(lambda: "is away" in agent.log.read_text())
     with pytest.raises(P2PDistError) as later:
         agent.pull(package="a:b")
@@ -230,7 +230,7 @@ def test_services_stop_at_once_though_their_origin_never_answers(site: Site) -> 
         until(lambda: origin.taken)
         assert agent.stop() == 0
         tracker.terminate()
-        assert tracker.wait(20) == 0
+        assert tracker.wait(60) == 0
         with pytest.raises(P2PDistError):
             pull.result()
     finally:
@@ -286,7 +286,7 @@ def test_a_head_request_tells_the_size_and_fetches_nothing(site: Site) -> None:
     digest = site.publish(MIB)
     (agent,) = site.agents(1)
     request = urllib.request.Request(f"{agent.url}/v1/blobs/{digest}", method="HEAD")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.headers["Content-Length"] == str(MIB) and answer.headers["ETag"] == f'"{digest}"'
     assert site.origin_bytes(digest) == 0
 
@@ -350,7 +350,7 @@ def test_services_listen_on_both_families(site: Site) -> None:
     digest = site.publish(1000)
     assert agent.pull(blob=digest).state == "done"
     for host in ("[::1]", "127.0.0.1"):
-        with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=60) as answer:
             assert answer.status == 200
     assert tracker.poll() is None
 
@@ -368,7 +368,7 @@ def test_what_is_no_http_gets_a_400_and_one_line_in_the_log(site: Site) -> None:
     (agent,) = site.agents(1)
     for port in (agent.port, site.tracker_port):
         for text in MALFORMED:
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
                 stranger.sendall(text)
                 assert stranger.recv(100).split()[1] == b"400"
     for log in (agent.log, site.directory / "tracker.log"):

@@ -119,7 +119,7 @@ class Fleet:
     def metric(self, line: str) -> float:
         import urllib.request
 
-        text = urllib.request.urlopen(self.site.tracker_url + "/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(self.site.tracker_url + "/metrics", timeout=60).read().decode()
         found = [float(each.rpartition(" ")[2]) for each in text.splitlines() if each.startswith(line)]
         assert found, f"the tracker has no metric {line}"
         return sum(found)
@@ -128,7 +128,7 @@ class Fleet:
         """GET /v1/history."""
         import urllib.request
 
-        with urllib.request.urlopen(f"{self.site.tracker_url}/v1/history?kind={kind}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.site.tracker_url}/v1/history?kind={kind}", timeout=60) as answer:
             return [record["event"] for record in json.load(answer)["records"]]
 
 

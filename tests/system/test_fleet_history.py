@@ -93,7 +93,7 @@ def test_the_log_has_a_line_for_each(site: Site) -> None:
 def test_the_metrics_count_them(site: Site) -> None:
     import urllib.request
 
-    text = urllib.request.urlopen(site.tracker_url + "/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(site.tracker_url + "/metrics", timeout=60).read().decode()
     for kind in ("broadcast", "pull-failed", "host-lost"):
         assert f'p2pdist_tracker_events_total{{kind="{kind}"}} 1.0' in text
     assert 'p2pdist_tracker_broadcast_seconds_count{share="1"} 1.0' in text

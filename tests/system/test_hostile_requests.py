@@ -160,5 +160,5 @@ def test_no_request_is_the_services_fault(site: Site) -> None:
     assert answered > count // 2
     for log in (agent.log, site.directory / "tracker.log"):
         assert "Traceback" not in log.read_text()
-    assert urllib.request.urlopen(f"{agent.url}/healthz", timeout=10).status == 200
+    assert urllib.request.urlopen(f"{agent.url}/healthz", timeout=60).status == 200
     assert agent.pull(blob=digest, wait=True).state == "done"

@@ -102,7 +102,7 @@ def test_a_view_is_there_before_its_contents_and_ends_up_whole(site: Site, sourc
     view.umount()
     # What is read of images is not recorded: such a start leaves that to others.
     url = f"{site.tracker_url}/v1/traces?reference=app:v1&entry=&starts=1"
-    invited = [WANTED_HEADER in urllib.request.urlopen(url, timeout=5).headers for _ in range(INVITED_MAX)]
+    invited = [WANTED_HEADER in urllib.request.urlopen(url, timeout=60).headers for _ in range(INVITED_MAX)]
     assert all(invited) == (kind != "tree")
 
 

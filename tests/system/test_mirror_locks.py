@@ -39,7 +39,7 @@ def directory() -> Iterator[Path]:
 def get(url: str, given: str = "") -> tuple[int, bytes]:
     request = urllib.request.Request(url, headers={"Authorization": given} if given else {})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -152,7 +152,7 @@ def test_the_metrics_say_what_the_interface_promises(site: Site) -> None:
     (agent,) = site.agents(1)
     agent.pull(blob=site.publish(MIB))
     for url in (site.tracker_url, agent.url):
-        with urllib.request.urlopen(url + "/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(url + "/metrics", timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
     assert agent.metric('p2pdist_agent_received_bytes_total{source="origin"}') == MIB
     assert agent.metric('p2pdist_agent_store_bytes{state="complete"}') == MIB

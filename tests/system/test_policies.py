@@ -49,7 +49,7 @@ class Governed:
             return found
 
     def metric(self, name: str) -> float:
-        with urllib.request.urlopen(self.site.tracker_url + "/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(self.site.tracker_url + "/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(name + " "))
 

@@ -30,7 +30,7 @@ def ask_at(tracker: str, method: str, path: str, body: Any = None) -> tuple[int,
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(tracker + path, data, {"Content-Type": "application/json"}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

@@ -23,7 +23,7 @@ def ask(site: Site, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(
         site.tracker_url + "/v1/rank", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
@@ -149,6 +149,6 @@ def test_packs_that_went_when_their_tree_was_whole_are_not_missing(site: Site) -
 def hosts_of_largest(site: Site) -> int:
     """How many hosts hold the largest blob of app:v1 that the tracker was told of, other than a
     blob of 8 MiB."""
-    with urllib.request.urlopen(site.tracker_url + "/v1/swarms", timeout=10) as answer:
+    with urllib.request.urlopen(site.tracker_url + "/v1/swarms", timeout=60) as answer:
         swarms = json.load(answer)
     return sum(swarm["hosts"] for swarm in swarms if 5 * MIB < swarm["size"] < 8 * MIB)

@@ -75,7 +75,7 @@ class Trackers:
     def ask(self, number: int, path: str, body: Any = None) -> Any:
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.url(number) + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def swarm(self, number: int, digest: str, query: str = "") -> dict[str, Any]:
@@ -209,7 +209,7 @@ def test_each_blob_has_one_tracker_and_any_tracker_answers(site: Site, database:
     assert code == 0 and printed["epoch"] == trackers.ownership().epoch, said
     trackers.signal(2, signal.SIGSTOP)
     try:
-        with urllib.request.urlopen(trackers.url(0) + "/v1/hosts", timeout=20) as answer:
+        with urllib.request.urlopen(trackers.url(0) + "/v1/hosts", timeout=60) as answer:
             missing = answer.headers.get("P2PDist-Unanswered", "")
             assert missing == trackers.name(2) or trackers.name(2) not in trackers.owners(0)
     finally:

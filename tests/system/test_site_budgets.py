@@ -41,7 +41,7 @@ class Governed:
         os.replace(fresh, self.file)
 
     def metric(self, line: str) -> float:
-        with urllib.request.urlopen(self.site.tracker_url + "/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(self.site.tracker_url + "/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(each.rpartition(" ")[2]) for each in lines if each.startswith(line))
 

@@ -45,7 +45,7 @@ class Cluster:
         return f"{self.slurm.jobs}/$SLURMD_NODENAME/$SLURM_JOB_ID/team/app/bin/greet"
 
     def preseeds(self) -> dict[str, dict[str, Any]]:
-        with urllib.request.urlopen(self.site.tracker_url + "/v1/preseeds", timeout=10) as answer:
+        with urllib.request.urlopen(self.site.tracker_url + "/v1/preseeds", timeout=60) as answer:
             return {each["id"]: each for each in json.load(answer)}
 
     def owners(self) -> dict[str, list[str]]:

@@ -255,7 +255,7 @@ def test_a_fleet_gets_on_beside_hosts_that_give_nothing(site: Site, claim: str) 
 
         def claimed() -> int:
             """How many hosts have pieces, as the tracker hears."""
-            with urllib.request.urlopen(f"{site.tracker_url}/v1/swarms/{digest}", timeout=10) as answer:
+            with urllib.request.urlopen(f"{site.tracker_url}/v1/swarms/{digest}", timeout=60) as answer:
                 return sum(any(member["counts"]) for member in msgspec.json.decode(answer.read())["members"])
 
         until(lambda: claimed() == SILENT_SEEDS)

@@ -161,6 +161,7 @@ def test_a_generated_tree_and_its_next_version(site: Site, seeds: range) -> None
         check(site, agent, seed, ("erofs", "hardlink", "copy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 13), marks=pytest.mark.long)])
 def test_the_same_from_a_store_on_btrfs(site: Site, tmp_path: Path, seeds: range) -> None:
     with mounted_btrfs(tmp_path) as btrfs:

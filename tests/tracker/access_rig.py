@@ -191,7 +191,7 @@ class Session:
 
     async def hear(self, kind: type[Any]) -> Any:
         """The next message of a kind."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 message: FromTracker = decode_from_tracker(await self.socket.receive_str())
                 if isinstance(message, kind):
@@ -199,7 +199,7 @@ class Session:
 
     async def ended(self) -> None:
         """Returns when the tracker has ended it."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await self.socket.receive()).type is aiohttp.WSMsgType.TEXT:
                 pass
 

@@ -116,7 +116,7 @@ def test_a_directory_that_has_everything_may_be_read_only(tmp_path: Path) -> Non
     for path in (directory.directory, *directory.directory.iterdir()):
         path.chmod(0o755 if path.is_dir() else 0o444)
     for parent in directory.directory.parents:
-        if str(parent).startswith("/tmp/pytest"):
+        if any(part.startswith("pytest-") for part in parent.parts):
             parent.chmod(0o755)
     ran = subprocess.run([sys.executable, "-c", program, str(directory.path)], capture_output=True, text=True)
     assert ran.stdout == "p2pdist\n", ran.stderr
@@ -200,7 +200,7 @@ async def test_a_file_with_a_mistake_changes_nothing(site: AccessSite, caplog: p
     await session.hear(Access)
     good = site.path.read_text()
     site.path.write_text("fleet = ")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "access stays as it was" not in caplog.text:
             await asyncio.sleep(0.05)
     await ask(agent.http, "GET", "/v1/resolve?reference=team-b/y:v1")
@@ -217,10 +217,10 @@ async def test_narrower_patterns_hold_for_sessions_that_are_open(site: AccessSit
         site.path.read_text().replace('[join.default]\nread = ["*"]', '[join.default]\nread = ["team-a/*"]\n[join.c]')
     )
     with pytest.raises(NotFound):
-        for _ in range(400):
+        for _ in range(1200):
             await ask(agent.http, "GET", "/v1/packages?reference=team-b/y:v1")
             await asyncio.sleep(0.05)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await session.say(Holding(site.layers["team-b/y:v1"], 200_000, 65536, (0,)))
         assert (await session.hear(Reject)).blob == site.layers["team-b/y:v1"]
 

@@ -17,6 +17,7 @@ import aiohttp
 import programs
 import pytest
 from aiohttp import web
+from waits import until
 
 from p2pdist.cli.verbs.slurm.job import Job
 from p2pdist.cli.verbs.slurm.prolog import _order, _Settings
@@ -80,7 +81,7 @@ class Tracker:
     async def until(self, path: str, holds: Callable[[Any], bool]) -> Any:
         """Ask again until the answer is as it should be."""
         found: Any = None
-        for _ in range(400):
+        for _ in range(3000):
             found = (await self.ask("GET", path))[1]
             if holds(found):
                 return found
@@ -129,11 +130,7 @@ class Host:
         await self.socket.send_str(encode(message).decode())
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        for _ in range(400):
-            if holds():
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError(self.keeps)
+        await until(holds, "what the host is to keep")
 
 
 @asynccontextmanager
@@ -146,7 +143,7 @@ async def connected(at: Tracker, *names: str) -> AsyncIterator[list[Host]]:
             socket = await stack.enter_async_context(at.http.ws_connect(at.url + "/v1/session"))
             host = Host(socket)
             await host.say(Hello(PROTOCOL_VERSION, name, f"{name}:1", zone, rack))
-            decode_from_tracker((await socket.receive(timeout=5)).data)
+            decode_from_tracker((await socket.receive(timeout=60)).data)
             hosts.append(host)
             tasks.append(asyncio.create_task(host.run()))
         try:
@@ -386,7 +383,7 @@ async def test_a_tracker_that_stops_answers_what_waits(layout: Path, blobs: list
             await at.ask("POST", "/v1/preseeds", {"package": package(blobs[0]), "hosts": ["h1"], "id": "p1"})
             asked = asyncio.create_task(Tracker(at.url, http, at.app).ask("GET", "/v1/preseeds/p1?wait_s=60"))
             await at.until("/v1/preseeds", lambda found: at.app[WAITS].count == 1)
-        status, found = await asyncio.wait_for(asked, 20)
+        status, found = await asyncio.wait_for(asked, 60)
         assert (status, found["state"]) == (200, "pending")
 
 

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
+from waits import until
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import (
@@ -63,11 +64,7 @@ class Site:
 
     async def settled(self, count: int) -> None:
         """Wait until so many sessions are open."""
-        for _ in range(200):
-            if self.service.sessions == count:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{self.service.sessions} sessions are open")
+        await until(lambda: self.service.sessions == count, f"{count} open sessions")
 
 
 def say(message: FromAgent) -> str:
@@ -96,7 +93,7 @@ async def serving() -> AsyncIterator[Site]:
 
 async def heard(socket: aiohttp.ClientWebSocketResponse) -> object:
     """The next message; what the tracker's clock says is looked at here and left out."""
-    message = decode_from_tracker((await socket.receive(timeout=3)).data)
+    message = decode_from_tracker((await socket.receive(timeout=60)).data)
     if isinstance(message, Welcome):
         assert abs(message.time - time.time()) < 60
         return msgspec.structs.replace(message, time=0.0)
@@ -110,7 +107,7 @@ async def test_a_second_agent_of_a_name_is_told_and_the_first_one_stays(site: Si
     answer = await heard(second)
     assert isinstance(answer, Reject) and answer.problem["type"].endswith(":conflict")
     assert "h1" in answer.problem["detail"] and "10.0.0.1:7071" in answer.problem["detail"]
-    assert (await second.receive(timeout=3)).type is aiohttp.WSMsgType.CLOSE
+    assert (await second.receive(timeout=60)).type is aiohttp.WSMsgType.CLOSE
     await site.settled(1)
     await first.close()
     await site.settled(0)
@@ -214,7 +211,7 @@ async def test_sockets_without_a_hello_are_closed(site: Site, monkeypatch: pytes
         await asyncio.sleep(0.05)  # those who do not even read the rejection
     silent = silent[:10]
     assert all([isinstance(await heard(socket), Reject) for socket in silent])
-    assert all([(await socket.receive(timeout=3)).type is aiohttp.WSMsgType.CLOSE for socket in silent])
+    assert all([(await socket.receive(timeout=60)).type is aiohttp.WSMsgType.CLOSE for socket in silent])
 
 
 async def test_those_who_leave_before_or_during_their_hello_leave_nothing(
@@ -251,13 +248,13 @@ async def test_an_outbox_gives_everything_in_order_to_one_who_waits() -> None:
     assert await taking == sent[:3]
     for message in sent[3:]:
         outbox.put(message)
-    assert await asyncio.wait_for(outbox.take(), 1) == sent[3:]
+    assert await asyncio.wait_for(outbox.take(), 60) == sent[3:]
     waiting = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     outbox.put(None)
-    assert await asyncio.wait_for(outbox.take(), 1) == [None], "a reader that left takes nothing with it"
+    assert await asyncio.wait_for(outbox.take(), 60) == [None], "a reader that left takes nothing with it"
 
 
 def test_the_more_agents_the_less_often_each_reports() -> None:
@@ -351,10 +348,7 @@ async def test_a_watched_host_keeps_its_pace_and_who_is_to_report_more_often_has
 async def test_what_operators_ask_of_a_fleet_is_json(site: Site) -> None:
     socket = await site.join("h1", "10.0.0.1:7071")
     await socket.send_str(say(Holding(BLOB, PIECE, PIECE, (1,))))
-    for _ in range(100):
-        if site.service.fleet.swarms:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: site.service.fleet.swarms)
     for path in ("hosts", "hosts/h1", "swarms", f"swarms/{BLOB}", f"swarms/{BLOB}/story"):
         async with site.http.get(f"{site.url}/v1/{path}") as answer:
             assert answer.status == 200 and answer.content_type == "application/json"

@@ -35,7 +35,7 @@ async def test_connections_give_way_and_sessions_do_not_count() -> None:
         for number in range(2 * LIMIT):  # more than the limit, and all of them stay
             socket = await http.ws_connect(f"{url}/v1/session")
             await socket.send_str(encode(Hello(PROTOCOL_VERSION, f"h{number}", f"127.0.0.1:{number + 1}")).decode())
-            assert (await socket.receive(timeout=5)).type is aiohttp.WSMsgType.TEXT
+            assert (await socket.receive(timeout=60)).type is aiohttp.WSMsgType.TEXT
             sockets.append(socket)
         assert len(book) == 1, "the health page's"
         half = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(LIMIT)]
@@ -43,7 +43,7 @@ async def test_connections_give_way_and_sessions_do_not_count() -> None:
             writer.write(b"GET /healthz HTTP/1.1\r\n")
         for reader, _ in half[: LIMIT // 2]:
             with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 10) == b""
+                assert await asyncio.wait_for(reader.read(), 60) == b""
         async with http.get(f"{url}/healthz") as answer:
             assert answer.status == 200
         assert service.sessions == 2 * LIMIT and not any(socket.closed for socket in sockets)

@@ -162,7 +162,7 @@ async def running(*words: str, output: Path) -> AsyncIterator[asyncio.subprocess
         if process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), 10)
+                await asyncio.wait_for(process.wait(), 60)
             except TimeoutError:
                 process.kill()
                 await process.wait()

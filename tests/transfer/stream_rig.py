@@ -221,7 +221,7 @@ class RawPeer:
         self.behave = behave
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.listener = socket.create_server((address, 0), family=family)
-        self.listener.settimeout(10)
+        self.listener.settimeout(60)
         self.port = int(self.listener.getsockname()[1])
         self.request = b""
         self.thread = threading.Thread(target=self._run)
@@ -233,7 +233,7 @@ class RawPeer:
         except OSError:
             return
         with connection:
-            connection.settimeout(10)
+            connection.settimeout(60)
             while b"\r\n\r\n" not in self.request or not self.request.endswith(b"}"):
                 part = connection.recv(65536)
                 if not part:
@@ -244,4 +244,4 @@ class RawPeer:
 
     def stop(self) -> None:
         self.listener.close()
-        self.thread.join(12)
+        self.thread.join(60)

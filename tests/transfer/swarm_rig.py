@@ -144,7 +144,7 @@ class Peer:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
 
     def _accept(self) -> None:
         while True:
@@ -237,5 +237,5 @@ class Aria:
 
     def stop(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         self._log.close()

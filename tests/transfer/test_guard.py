@@ -55,7 +55,7 @@ async def status(port: int, path: str, host: str, method: str = "GET", more: Map
     fields = {"Host": host, "Content-Length": "0", **(more or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     writer.write(f"{method} {path} HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode())
-    answer = await asyncio.wait_for(reader.readline(), 20)
+    answer = await asyncio.wait_for(reader.readline(), 60)
     writer.close()
     return int(answer.split()[1])
 

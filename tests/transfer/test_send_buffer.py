@@ -68,7 +68,7 @@ def test_a_fast_stream_gets_more_and_keeps_it() -> None:
         buffer.sent(CHECK_BYTES)
         assert buffer.size == grown
         client.shutdown(socket.SHUT_WR)
-        reader.join(10)
+        reader.join(60)
 
 
 def test_a_long_path_is_filled_from_the_start_and_a_short_one_begins_small() -> None:

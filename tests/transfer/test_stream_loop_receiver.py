@@ -33,7 +33,7 @@ class Writes:
         if threading.get_ident() == self.loop:
             self.on_loop.append(piece)
         if piece in self.slow:
-            time.sleep(0.1)
+            time.sleep(0.6)  # longer than what is a stall
         return piece not in self.wrong and self.receiver.copy.write(piece, data)
 
 
@@ -41,7 +41,7 @@ class Writes:
 def willing(monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> None:
     """The loop takes whatever it may, but for what stalls it."""
     monkeypatch.setattr(loop_receiver, "WINDOW", 1)
-    monkeypatch.setattr(loop_receiver, "STALL_S", 0.1)
+    monkeypatch.setattr(loop_receiver, "STALL_S", 0.5)
 
 
 @pytest.mark.usefixtures("willing")

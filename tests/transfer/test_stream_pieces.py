@@ -124,11 +124,11 @@ async def test_close_during_a_write_lets_no_later_piece_in(server: Server, recei
 
     def slow(piece: int, data: memoryview) -> bool:
         writing.set()
-        go_on.wait(5)
+        go_on.wait(60)
         return receiver.copy.write(piece, data)
 
     stream = receiver.open(server.port, write=slow)
-    await asyncio.to_thread(writing.wait, 5)
+    await asyncio.to_thread(writing.wait, 60)
     stream.close()
     go_on.set()
     assert (await receiver.closed(stream)).reason == "closed"

@@ -145,7 +145,7 @@ async def test_a_stream_is_closed_from_this_side_and_the_sender_notices(
     await receiver.until(lambda: receiver.received(stream) == [0])
     getattr(stream, how)()
     assert (await receiver.closed(stream)).reason == "closed"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not secured.ended:
             await asyncio.sleep(0.01)
     assert secured.outgoing[0].cancelled

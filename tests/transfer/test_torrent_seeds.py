@@ -216,7 +216,7 @@ def test_a_session_ends_though_a_transfer_stays(stack: ExitStack, tmp_path: Path
     closed: list[bool] = []
     closing = threading.Thread(target=lambda: closed.append(middle.close()))
     if not ended:
-        middle.call(lambda: gate.wait(10) and None)
+        middle.call(lambda: gate.wait(60) and None)
         wait_until(lambda: not middle._calls, "the session to be held up")
     closing.start()
     if ended:

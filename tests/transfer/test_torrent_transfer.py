@@ -169,7 +169,7 @@ def test_a_killed_process_loses_no_piece_that_it_held(host: Host, tmp_path: Path
         told = {int(child.stdout.readline()) for _ in range(COUNT // 4)}
     finally:
         child.send_signal(signal.SIGKILL)
-        child.wait(10)
+        child.wait(60)
     host.store = BlobStore(root)
     host.stack.callback(host.store.close)
     blob = host.blob(found)
@@ -309,12 +309,12 @@ async def test_events_reach_the_loop_through_a_mailbox(host: Host) -> None:
     mailbox: Mailbox[StreamEvent] = Mailbox(asyncio.get_running_loop(), deliver)
     transfer = TorrentTransfer(host.session, host.blob(found), found.torrent, from_peers(peer), mailbox.post, number=7)
     transfer.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await over.wait()
     assert got[-1] == StreamClosed(7, "done")
     assert {event.stream for event in got} == {7}
     assert len(got) == COUNT + 1
-    assert transfer.join(5)
+    assert transfer.join(60)
 
 
 class LateBlob:

@@ -4,16 +4,19 @@ the store, at the tracker, or at the agent's own origin."""
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
 from p2pdist.model.image import ImageReference
 from p2pdist.model.manifest import (
+    BLOB_NAME,
     BLOB_TYPE,
     PIECES_DIGEST,
     PIECES_SIZE,
@@ -38,9 +41,19 @@ PAUSE_FIRST_S = 0.2
 PAUSE_MAX_S = 3.0
 """Between two requests to a tracker that cannot answer now; thousands of agents may be asking."""
 
+STALE_TAG_S = 7 * 86400.0
+"""What a tag was last said to name counts for so long while neither a tracker nor the origin
+answers."""
+
+STALE_WAIT_S = 5.0
+"""How long a pull waits for a tracker where it could go by that: a tracker that starts anew is back
+within this time, and may know better."""
+
 POLICY_WAIT_S = 2.0
 """How long a pull waits for the policy of a package that the store has; without an answer the
 policy that the agent remembers holds."""
+
+logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 Learn = Callable[[str, Digest, Manifest, PackagePolicy], Awaitable[None]]
@@ -58,13 +71,17 @@ class Package:
     digest: Digest
     manifest: Manifest
     config: Config
+    as_of: float | None = None
+    """When it was last said that the tag names this manifest, in seconds since the epoch, where
+    neither a tracker nor the origin says so now; None where one does, or there is no tag."""
 
 
 class Packages:
     """Finds packages. Documents come from the store, else from the tracker, else from the agent's
-    own origin, if it has one. `learn` gets the policy of each package that is found: reference,
-    digest, manifest and policy; `found` gets all that are found, before. `wait_s` is how long a
-    pull waits for a tracker."""
+    own origin, if it has one. What a tag names is remembered in the store, and counts for
+    `stale_tag_s` while neither answers. `learn` gets the policy of each package that is found:
+    reference, digest, manifest and policy; `found` gets all that are found, before. `wait_s` is how
+    long a pull waits for a tracker."""
 
     def __init__(
         self,
@@ -73,11 +90,12 @@ class Packages:
         own_origin: Origin | None,
         *,
         wait_s: float = WAIT_S,
+        stale_tag_s: float = STALE_TAG_S,
         learn: Learn = _nothing,
         found: Callable[[str, Digest, Manifest], None] = lambda reference, digest, manifest: None,
     ) -> None:
         self._store, self._session, self._own_origin = store, session, own_origin
-        self._wait_s, self._learn, self._found = wait_s, learn, found
+        self._wait_s, self._stale_tag_s, self._learn, self._found = wait_s, stale_tag_s, learn, found
 
     async def find(self, reference: Reference, note: Callable[[str], None]) -> Package:
         """The package that a reference names. `note` gets what the pull waits for, in words for the
@@ -85,11 +103,33 @@ class Packages:
         here = await self._last_known(reference)
         if here is not None and reference.digest is not None:
             return await self._learned(here, await self._policy(reference))
-        bundle, policy = await self._bundle(reference, here.digest if here is not None else None, note)
-        if here is not None and here.digest == bundle.digest:
-            return await self._learned(here, policy)
-        package = await asyncio.to_thread(self._keep, reference, bundle)
-        return await self._learned(package or await self._one_by_one(reference, bundle.digest, note), policy)
+        stale = self._stale(here)
+        try:
+            bundle, policy = await self._bundle(reference, here.digest if here is not None else None, stale, note)
+        except (NotFound, Refused):
+            await asyncio.to_thread(self._store.tags.forget, str(reference))
+            raise
+        except Unavailable as error:
+            if stale is None:
+                raise
+            logger.warning("package=%s digest=%s as of %s: %s", reference, stale.digest, _utc(stale.as_of), error.what)
+            return await self._learned(stale, None)
+        package: Package | None = here
+        if here is None or here.digest != bundle.digest:
+            package = await asyncio.to_thread(self._keep, reference, bundle)
+        if package is None:
+            package = await self._one_by_one(reference, bundle.digest, note)
+        if reference.name != BLOB_NAME and self._store.tags.due(str(reference), package.digest):
+            await asyncio.to_thread(self._store.tags.record, str(reference), package.digest)
+        return await self._learned(package, policy)
+
+    def _stale(self, here: Package | None) -> Package | None:
+        """A package that the store has the documents of, by what its tag was last said to name;
+        None where that was too long ago, or the clock has been set back since."""
+        record = self._store.tags.get(str(here.reference)) if here is not None else None
+        if here is None or record is None or record.digest != here.digest:
+            return None
+        return replace(here, as_of=record.told) if 0 <= time.time() - record.told < self._stale_tag_s else None
 
     async def _learned(self, package: Package, policy: PackagePolicy | None) -> Package:
         """Apply the policy of a package before anything of it is fetched."""
@@ -113,10 +153,12 @@ class Packages:
         name another manifest since."""
         digest = reference.digest
         if digest is None:
-            record = self._store.packages.get(str(reference))
-            if record is None:
+            if (told := self._store.tags.get(str(reference))) is not None:
+                digest = told.digest
+            elif (used := self._store.packages.get(str(reference))) is not None:
+                digest = used.manifest_digest
+            else:
                 return None
-            digest = record.manifest_digest
         with suppress(Corrupt):  # the tracker or the origin reports what is wrong with it
             return await asyncio.to_thread(_assembled, reference, digest, self._store.read_document)
         return None
@@ -192,7 +234,7 @@ class Packages:
         return pieces
 
     async def _bundle(
-        self, reference: Reference, known: Digest | None, note: Callable[[str], None]
+        self, reference: Reference, known: Digest | None, stale: Package | None, note: Callable[[str], None]
     ) -> tuple[Bundle, PackagePolicy | None]:
         own = self._own_origin
 
@@ -202,7 +244,8 @@ class Packages:
         async def from_tracker() -> tuple[Bundle, PackagePolicy | None]:
             return await self._session.bundle(reference, known)
 
-        return await self._ask(from_tracker, (lambda: from_origin(own)) if own else None, note)
+        alone_s = self._wait_s if stale is None else min(self._wait_s, STALE_WAIT_S)
+        return await self._ask(from_tracker, (lambda: from_origin(own)) if own else None, note, alone_s)
 
     async def _small(self, digest: Digest, note: Callable[[str], None], *, manifest: bool = False) -> bytes:
         data = await asyncio.to_thread(self._store.read_document, digest)
@@ -220,11 +263,12 @@ class Packages:
         tracker: Callable[[], Awaitable[Value]],
         origin: Callable[[], Awaitable[Value]] | None,
         note: Callable[[str], None],
+        alone_s: float | None = None,
     ) -> Value:
         """Ask the tracker; where none answers, ask the own origin; without an origin, wait for a
-        tracker up to the limit."""
+        tracker up to the limit, or for `alone_s` while none is connected."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._wait_s
+        began = loop.time()
         pause = PAUSE_FIRST_S
         while True:
             waiting, failure = self.no_tracker()
@@ -235,7 +279,8 @@ class Packages:
                     waiting, failure = f"{error.what}; trying again", error
             if origin is not None:
                 return await origin()
-            if loop.time() >= deadline or not (self._session.urls or self._session.searching):
+            limit_s = self._wait_s if self._session.connected or alone_s is None else alone_s
+            if loop.time() - began >= limit_s or not (self._session.urls or self._session.searching):
                 raise failure
             note(waiting)
             await asyncio.sleep(pause)
@@ -269,6 +314,10 @@ class Packages:
             f"no tracker answered for {self._wait_s:.0f} s ({trackers})",
             remedy="Start the tracker or correct --tracker; what runs already goes on without it",
         )
+
+
+def _utc(told: float | None) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(told))
 
 
 def _assembled(reference: Reference, digest: Digest, read: Callable[[Digest], bytes | None]) -> Package | None:

@@ -143,6 +143,9 @@ class Pull:
     error: P2PDistError | None = None
     package: Package | None = None
     """The package, once it has been pulled."""
+    tag_as_of: float | None = None
+    """When it was last said what the tag names, in seconds since the epoch; None where it is said
+    now."""
     parts: frozenset[Digest] = frozenset()
     """The blobs of the package, once its manifest is known."""
     blobs: list[BlobPull] = field(default_factory=list)
@@ -210,6 +213,7 @@ class Pull:
             by["origin"] if self.foreign else 0,
             self.lazy,
             round(time.monotonic() - self.started, 3),
+            None if self.tag_as_of is None else round(max(0.0, time.time() - self.tag_as_of), 3),
         )
 
     def _warning(self) -> str:
@@ -379,6 +383,7 @@ class Pulls:
             package = await self._packages.find(
                 parse_reference(pull.reference), lambda text: setattr(pull, "note", text)
             )
+            pull.tag_as_of = package.as_of
             if pull.request.lazy and self._lazy(str(package.reference)):
                 pull.lazy, pull.digest = True, package.digest
                 return

@@ -304,6 +304,14 @@ def tls_options(command: Function) -> Function:
     help="How long a pull waits for hosts to come back while no tracker answers.",
 )
 @click.option(
+    "--stale-tag-days",
+    default=7.0,
+    show_default=True,
+    type=Seconds(0.0, 3650.0, unit="days"),
+    metavar="DAYS",
+    help="How long a tag may name what it did when a tracker or central storage last answered, while neither does; 0 for never.",
+)
+@click.option(
     "--upload-limit", default="", metavar="RATE", help="Never send to others faster, such as 500MB/s or 2Gbit/s."
 )
 @click.option(
@@ -396,6 +404,7 @@ def command(
     capacity: str,
     tracker_wait: float,
     peer_wait: float,
+    stale_tag_days: float,
     upstreams: tuple[str, ...],
     identity: Identity,
     transport: Policy | None,
@@ -430,6 +439,7 @@ def command(
         capacity_bytes=parse_size(capacity) if capacity else None,
         tracker_wait_s=tracker_wait,
         peer_wait_s=peer_wait,
+        stale_tag_s=86400 * stale_tag_days,
         audited=_audit(more.pop("audit_log", None)),
         **{name.replace("limit", "bytes_s"): parse_rate(rate) for name, rate in more.items() if rate},
         **identity,

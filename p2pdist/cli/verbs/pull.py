@@ -119,6 +119,7 @@ def _document(status: PullStatus) -> dict[str, Any]:
         "bytes_upstream": status.bytes_upstream,
         "bytes_cached": status.bytes_cached,
         "seconds": round(status.seconds, 3),
+        "tag_age_s": status.tag_age_s,
     }
 
 

@@ -185,7 +185,9 @@ class _Supervisor:
         self._pids: dict[int, int] = {}
         """The processes of readers that wait, by key, as far as they are known."""
         self._guard = self._guard_fd = -1
-        """The other process, and what becomes readable when it ends."""
+        """The other process, and what becomes readable when it ends; -1 while there is none."""
+        self._alone = False
+        """Whether no guard could be started when that was last tried."""
         self._spare = -1
         """A descriptor that makes room for the connection of an agent."""
         self._keep_spare()
@@ -210,6 +212,8 @@ class _Supervisor:
             if time.monotonic() < look_at:
                 continue
             look_at = time.monotonic() + POLL_S
+            if self._guard_fd < 0:
+                self._hire()
             self._expire()
             if self._replaced():
                 self._say("another supervisor has taken the place of this one")
@@ -219,10 +223,20 @@ class _Supervisor:
     # -- the other process
 
     def _hire(self) -> None:
-        """Have a guard. It waits until this process ends, and takes its place."""
-        here = os.getpid()
-        mine = os.pidfd_open(here)
-        child = os.fork()
+        """Have a guard. It waits until this process ends, and takes its place. Where the machine
+        has no room for one, readers are supervised without, and the next look tries again."""
+        mine = -1
+        try:
+            mine = os.pidfd_open(os.getpid())
+            child = os.fork()
+        except OSError as error:
+            if mine >= 0:
+                os.close(mine)
+            if not self._alone:
+                self._say(f"no guard can be started: {error}; the supervisor goes on without one, and tries again")
+            self._alone = True
+            return
+        self._alone = False
         if child == 0:
             if self._guard_fd >= 0:
                 with contextlib.suppress(OSError):
@@ -379,8 +393,9 @@ class _Supervisor:
 
     def _end(self, error: int) -> None:
         """Let all readers go: with EIO, unless the device is whole."""
-        os.kill(self._guard, signal.SIGKILL)
-        os.waitpid(self._guard, 0)
+        if self._guard_fd >= 0:
+            os.kill(self._guard, signal.SIGKILL)
+            os.waitpid(self._guard, 0)
         if not error:
             fanotify.unmark(self._group, Path(f"/proc/self/fd/{self._filler}"))  # the name may be gone
         self._take()
@@ -395,6 +410,7 @@ class _Supervisor:
 def _ready(watched: Sequence[int | socket.socket]) -> list[int | socket.socket]:
     """What can be read within POLL_S."""
     poll, numbers = select.poll(), {one if isinstance(one, int) else one.fileno(): one for one in watched}
+    numbers.pop(-1, None)  # a guard that there is not
     for number in numbers:
         poll.register(number, select.POLLIN)
     return [numbers[number] for number, _ in poll.poll(1000 * POLL_S)]
