@@ -11,7 +11,7 @@ from tracker.core.fleet import Fleet
 from tracker.core.member import Lag, Member
 from tracker.core.monitor import probing
 from tracker.core.monitor.probing import PROBE_INTERVAL_S
-from tracker.core.monitor.progress import FAIR_REPORTS, note_rates, slow_host
+from tracker.core.monitor.progress import FAIR_REPORTS, OTHERS_MIN, little_beside, note_rates, slow_host
 from tracker.core.planning.planner import Planner
 from tracker.core.rebalance.overload import spread_overload
 from tracker.core.rebalance.tail import hand_over
@@ -299,6 +299,38 @@ def test_a_host_whose_uplink_was_just_found_to_be_slow_has_time_to_show_its_down
         late.relieved_at = relieved_at
         judged = slow_host(swarm, late, now=1.6)
         assert (judged and judged[0]) == found
+
+
+@pytest.mark.parametrize(
+    ("others", "host", "little"), [(40.0, 5.0, True), (40.0, 20.0, False), (8.0, 5.0, False), (8.0, 1.0, True)]
+)
+def test_a_host_that_gets_what_others_get_now_is_not_slow_though_more_was_usual(
+    others: float, host: float, little: bool
+) -> None:
+    swarm = full(12)
+    swarm.typical_rate = 40.0
+    late, *rest = (each for each in swarm.members.values() if all(each.parents))
+    for each in rest:
+        each.rates = [others, others]
+    late.rates = [host, host]
+    compared = [(each.host, [swarm]) for each in rest]
+    assert len(compared) >= OTHERS_MIN
+    assert little_beside([swarm], late.host, compared, 0.0, downlink=True) == little
+    few = compared[: OTHERS_MIN - 1]
+    assert little_beside([swarm], late.host, few, 0.0, downlink=True), "there is nothing to compare it with"
+
+
+def test_a_host_in_several_swarms_may_lag_in_one_for_as_many_times_as_long() -> None:
+    """They have its downlink in turns."""
+    swarm = full(12)
+    swarm.typical_rate = 40.0
+    late = next(each for each in swarm.members.values() if all(each.parents) and not each.load)
+    for each in swarm.members.values():
+        each.counts, each.rates, each.heard_at = [60, 60], [40.0, 40.0], 1.5
+    late.counts, late.rates, late.lags = [20, 20], [5.0, 5.0], [Lag(1.2, 18), Lag(1.2, 18)]
+    late.relieved_at = -10.0
+    for turns, now, found in ((1, 1.6, True), (4, 1.6, False), (4, 2.2, True)):
+        assert (slow_host(swarm, late, turns=turns, now=now) is not None) == found
 
 
 def test_who_has_whole_stripes_does_not_raise_what_is_typical() -> None:

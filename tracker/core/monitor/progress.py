@@ -17,7 +17,11 @@ over a slow uplink acknowledgements wait behind what the host sends, so a host w
 was just found slow has LAG_S to show otherwise. A stripe that starves higher up says nothing of the
 hosts below. A host that takes part in several swarms at once shares its link among them as its
 connections have it, and children in one swarm may get next to nothing while others get more than
-their share: its link is slow only where all its edges together show it (`share_over_all`). Where
+their share: its link is slow only where all its edges together show it (`share_over_all`). What is
+usual was learned when hosts had more than they may have now: where the others, in their middle, get
+little of it, as on a machine that is short of processors, only a host that gets little beside them
+is slow (`little_beside`), else one after the other would lose its upload slots, and those that are
+left would have to feed all. Where
 there is no host to compare with, another parent for LAG_S tells. Where one child
 alone lags, in one stripe alone, for EDGE_S, the connection between the two is slow, and another
 parent may do better. A root has no parent to lag behind, and reads no faster than its children
@@ -35,6 +39,7 @@ the site, and where it alone gets little for IMPORT_S, the edge is at fault.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from statistics import median
 
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Lag, Member
@@ -59,6 +64,10 @@ SLOW_SHARE = 0.45
 OVERLOADED_SHARE = 0.3
 GOOD_SHARE = 0.7
 FULL_SHARE = 0.85
+OTHERS_MIN, OTHERS_MAX = 3, 32
+"""A host that is held to be slow is compared with the others of its swarm where there are so many,
+and with so many of them at most."""
+
 FAIR_REPORTS = 3
 """A downlink on which more than SLOW_SHARE arrives is not slow. It must arrive in so many reports
 in a row, since over a slow one pieces may come in bursts."""
@@ -145,15 +154,21 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
     return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.rates[stripe] < SLOW_SHARE * expected
 
 
-def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, bool] | None:
+def under_way(swarms: Iterable[Swarm], host: str) -> int:
+    """In how many of these swarms a host receives something."""
+    return sum(any(swarm.members[host].parents) for swarm in swarms)
+
+
+def slow_host(swarm: Swarm, member: Member, *, turns: int = 1, now: float) -> tuple[str, float, bool] | None:
     """The host that holds others up, as far as the report of this member shows: its name, the share
     of a typical link that it has, and whether its downlink is slow (else its uplink). None when
-    there is none."""
+    there is none. The member receives in `turns` swarms, which have the links in turns, so each may
+    lag for so many times as long."""
     late = [
         stripe
         for stripe, lag in enumerate(member.lags)
         if lag is not None
-        and now - lag.since >= _patience_s(swarm, member, stripe, now)
+        and now - lag.since >= max(1, turns) * _patience_s(swarm, member, stripe, now)
         and not imports(swarm, member, stripe)
     ]
     for stripe in late:
@@ -176,6 +191,27 @@ def slow_host(swarm: Swarm, member: Member, *, now: float) -> tuple[str, float, 
 def share_over_all(swarms: Iterable[Swarm], host: str, *, downlink: bool) -> float:
     """The share of what is usual in each of these swarms that a host gets in all of them together,
     or gives its children; 0 where that is under way in one of them at most."""
+    share, under_way = _share(swarms, host, downlink=downlink)
+    return share if under_way > 1 else 0.0
+
+
+def little_beside(
+    swarms: Iterable[Swarm], host: str, others: Iterable[tuple[str, Iterable[Swarm]]], share: float, *, downlink: bool
+) -> bool:
+    """Whether a host that takes part in these swarms gets little, or gives little to its children,
+    beside what other hosts get now, each named with its own swarms. It does where there are few
+    such hosts to compare with. `share`: what it showed while it lagged."""
+    levels = [
+        level for name, theirs in others for level, under_way in (_share(theirs, name, downlink=True),) if under_way
+    ]
+    if len(levels) < OTHERS_MIN:
+        return True
+    return max(share, _share(swarms, host, downlink=downlink)[0]) < SLOW_SHARE * min(1.0, median(levels))
+
+
+def _share(swarms: Iterable[Swarm], host: str, *, downlink: bool) -> tuple[float, int]:
+    """The share that a host gets, or gives, by the last reports, and in how many swarms that is
+    under way."""
     got, edges, under_way = 0.0, 0, 0
     for swarm in swarms:
         if swarm.typical_rate <= 0:
@@ -191,7 +227,7 @@ def share_over_all(swarms: Iterable[Swarm], host: str, *, downlink: bool) -> flo
                 if not child.slow_receiver and child.counts[stripe] < swarm.totals[stripe]
             ]
         got, edges, under_way = got + sum(rates) / swarm.typical_rate, edges + len(rates), under_way + bool(rates)
-    return got / edges if under_way > 1 else 0.0
+    return (got / edges if edges else 0.0), under_way
 
 
 def limited(swarm: Swarm, member: Member, limit_bytes_s: float) -> tuple[str, float, bool] | None:

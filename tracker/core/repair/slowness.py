@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from p2pdist.model.digest import Digest
 from tracker.core.capacity import SURE_SHARES, Capacities
@@ -21,14 +22,17 @@ from tracker.core.monitor.presence import Presence
 from tracker.core.monitor.probing import Probing
 from tracker.core.monitor.progress import (
     FAIR_REPORTS,
+    OTHERS_MAX,
     SLOW_SHARE,
     gets_fair_share,
     limited,
+    little_beside,
     note_rates,
     share_over_all,
     silent_parents,
     slow_edges,
     slow_host,
+    under_way,
 )
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import relocate
@@ -80,11 +84,12 @@ class Slowness:
         self._silence(swarm, member, interval_s=interval_s, now=now)
         if self.policies.limits_rate(swarm.blob) or member.site in swarm.wan.paced or member.site in swarm.wan.waiting:
             return
-        member.count_fair_report(member.slow_receiver and gets_fair_share(swarm, member))
+        member.count_fair_report(member.slow_receiver and self._fair(swarm, member))
         if member.fair_reports >= FAIR_REPORTS:
             self.reputation.clear_slow_receiver(host, now=now)
-        slow = limited(swarm, member, host.download_bytes_s) or slow_host(swarm, member, now=now)
-        if slow is not None and (self.reputation.excused(swarm, now=now) or self._busy_elsewhere(slow[0], slow[2])):
+        turns = under_way(self._swarms_of(host.name), host.name) if len(host.swarms) > 1 else 1
+        slow = limited(swarm, member, host.download_bytes_s) or slow_host(swarm, member, turns=turns, now=now)
+        if slow is not None and (self.reputation.excused(swarm, now=now) or not self._alone_slow(swarm, *slow)):
             slow = None
         if slow is not None and self.capacities.mark_slow(slow[0], slow[1], downlink=slow[2], now=now):
             self.reputation.fit_children(self.hosts[slow[0]], "lags" if slow[2] else "children lag", now=now)
@@ -107,11 +112,23 @@ class Slowness:
                 swarm.record(now, f"{host} has a slow uplink, as its children say")
                 self.history.slow(self.hosts[host], swarm, share, downlink=False, now=now)
 
-    def _busy_elsewhere(self, name: str, downlink: bool) -> bool:
-        """Whether a host that is slow in one swarm has its share in all its swarms together."""
-        keys = self.hosts[name].swarms
-        taking_part = [self.swarms[key] for key in keys if key in self.swarms]
-        return share_over_all(taking_part, name, downlink=downlink) >= SLOW_SHARE
+    def _alone_slow(self, swarm: Swarm, name: str, share: float, downlink: bool) -> bool:
+        """Whether a host that is slow in one swarm is so in all its swarms together, and beside
+        other hosts, which may all get little now."""
+        here = self._swarms_of(name)
+        if share_over_all(here, name, downlink=downlink) >= SLOW_SHARE:
+            return False
+        comparable = (each for each, other in swarm.members.items() if each != name and other.present)
+        others = islice((each for each in comparable if not swarm.members[each].slow_receiver), OTHERS_MAX)
+        return little_beside(here, name, ((each, self._swarms_of(each)) for each in others), share, downlink=downlink)
+
+    def _fair(self, swarm: Swarm, member: Member) -> bool:
+        """Whether a host gets its share in a swarm, or in all its swarms together."""
+        share = share_over_all(self._swarms_of(member.host), member.host, downlink=True)
+        return share > SLOW_SHARE or gets_fair_share(swarm, member)
+
+    def _swarms_of(self, name: str) -> list[Swarm]:
+        return [self.swarms[key] for key in self.hosts[name].swarms if key in self.swarms]
 
     def _silence(self, swarm: Swarm, member: Member, *, interval_s: float, now: float) -> None:
         """Take parents for absent that do not report while this child of theirs stands still."""
