@@ -129,6 +129,9 @@ _REMEDIES = {
     "the account is not in order": "See the account and its billing at the provider",
 }
 
+_ASKERS = "the process that asks: your shell for push and the like, else the agent or tracker, which then starts anew"
+"""Each process has credentials of its own, and a user of `pull` sees the failure of an agent's."""
+
 Cloud = Literal["s3", "gs", "az", "web"]
 RIGHTS: dict[Cloud, dict[str, str]] = {
     "s3": {
@@ -242,7 +245,7 @@ def failure(answer: Answer, what: str, url: str, cloud: Cloud, right: str) -> P2
     if "169.254.169.254" in dump or "metadata.google.internal" in dump:
         return Refused(
             f"no credentials for {url}",
-            remedy="Set them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            remedy=f"Set them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in the environment of {_ASKERS}",
         )
     proxy = proxy_for(answer.uri)
     through = f" through the proxy {proxy}" if proxy else ""
@@ -284,9 +287,8 @@ def _refusal(answer: Answer, cause: str, what: str, cloud: Cloud, right: str, pr
             remedy += ", and what the proxy allows; NO_PROXY names hosts that are asked directly"
     elif not remedy:
         needed = RIGHTS[cloud].get(right, "")
-        remedy = "Check the credentials in the environment" + (
-            f" and their rights: this takes {needed}" if needed else ""
-        )
+        rights = f" and their rights (this takes {needed})" if needed else ""
+        remedy = f"Check the credentials{rights} in the environment of {_ASKERS}"
     return Refused(f"{what}: {', '.join(details)}", remedy=remedy)
 
 

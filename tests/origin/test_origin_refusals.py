@@ -127,7 +127,7 @@ async def _failure(url: str, *, read: bool = False) -> P2PDistError:
         (403, "InvalidAccessKeyId", "", Refused, "AWS_ACCESS_KEY_ID"),
         (403, "SignatureDoesNotMatch", "", Refused, "secret key"),
         (403, "QuotaExceeded", "", Refused, "quota"),
-        (403, "AccessDenied", "", Refused, "AccessDenied.*s3:GetObject"),
+        (403, "AccessDenied", "", Refused, "AccessDenied.*s3:GetObject.*agent or tracker"),
         (403, "InvalidObjectState", "", Refused, "archive"),
         (400, "SomethingNew", "", Refused, "SomethingNew"),
         (404, "NoSuchBucket", "", NotFound, "does not exist"),

@@ -48,7 +48,7 @@ def test_a_preseed_hardly_delays_a_start(hosts: int, starters: int, more: dict[s
     assert preseed <= 2.5 * SIZE / RATE + 2.0
     assert report.origin_ratio == pytest.approx(1.0, abs=0.02)
     assert simulation.tracker.fleet is not None
-    assert simulation.tracker.fleet.capacities.slow_hosts() == []
+    assert simulation.tracker.fleet.capacities.slow_hosts(now=0.0) == []
 
 
 @pytest.mark.slow

@@ -21,9 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "grafana" / "prometheus" / "p2pdist.rules.yml"
 PROMETHEUS = shutil.which("prometheus")
 WINDOW = "8s"
+PAUSE = "1s"
+INTERVAL = "1s"
 
 CONFIG = """
-global: {scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}
+global: {scrape_interval: INTERVAL, scrape_timeout: INTERVAL, evaluation_interval: 1s}
 rule_files: [rules.yml]
 scrape_configs:
   - job_name: p2pdist-tracker
@@ -33,9 +35,9 @@ scrape_configs:
 """
 
 
-def hurried(rules: str) -> str:
-    """The rules with windows of seconds and pauses of one; everything else as it is."""
-    return re.sub(r"for: \d+m", "for: 1s", re.sub(r"\[\d+m\]", f"[{WINDOW}]", rules))
+def hurried(rules: str, window: str = WINDOW, pause: str = PAUSE) -> str:
+    """The rules with windows and pauses of seconds; everything else as it is."""
+    return re.sub(r"for: \d+[ms]", f"for: {pause}", re.sub(r"\[\d+m\]", f"[{window}]", rules))
 
 
 class Prometheus:
@@ -58,23 +60,39 @@ class Prometheus:
             found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return found
 
+    def fired(self) -> dict[str, set[str]]:
+        """Alerts that have fired since its start, each with the instances that it was about."""
+        return self._instances('count_over_time(ALERTS{alertstate="firing"}[1d])')
+
     def firing(self) -> dict[str, set[str]]:
         """Alerts that fire, each with the instances that it is about."""
+        return self._instances('ALERTS{alertstate="firing"}')
+
+    def _instances(self, expr: str) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
-        for sample in self.query('ALERTS{alertstate="firing"}'):
+        for sample in self.query(expr):
             found.setdefault(sample["metric"]["alertname"], set()).add(sample["metric"].get("instance", ""))
         return found
 
 
 @contextlib.contextmanager
-def running_prometheus() -> Iterator[Prometheus]:
+def running_prometheus(
+    trackers: Sequence[str] = (),
+    agents: Sequence[str] = (),
+    *,
+    interval: str = INTERVAL,
+    window: str = WINDOW,
+    pause: str = PAUSE,
+) -> Iterator[Prometheus]:
+    """One that scrapes these addresses every `interval` and waits as long for an answer, with
+    windows and pauses of rules as given."""
     assert PROMETHEUS is not None
     with tempfile.TemporaryDirectory(prefix="p2pdist-prometheus-", ignore_cleanup_errors=True) as name:
         directory, port = Path(name), free_port()
-        (directory / "prometheus.yml").write_text(CONFIG)
-        (directory / "rules.yml").write_text(hurried(RULES.read_text()))
+        (directory / "prometheus.yml").write_text(CONFIG.replace("INTERVAL", interval))
+        (directory / "rules.yml").write_text(hurried(RULES.read_text(), window, pause))
         rig = Prometheus(directory, port)
-        rig.watch([], [])
+        rig.watch(trackers, agents)
         words = [PROMETHEUS, f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
         words += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
         log = directory / "log"

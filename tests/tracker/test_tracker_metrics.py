@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Leaving
 from p2pdist.model.preseed import ShownState
 from tracker.content import Content
+from tracker.core.capacity import FORGIVEN_AFTER_S
 from tracker.core.events import Received, SessionOpened
 from tracker.core.fleet import Fleet
 from tracker.core.monitor.presence import LOST_S
@@ -65,6 +66,8 @@ def test_hosts_and_swarms_are_counted_by_state() -> None:
     }  # fmt: skip
     assert found["p2pdist_tracker_swarms"] == {("running",): 1, ("stalled",): 0, ("seeded",): 0}
     assert found["p2pdist_tracker_slow_hosts"] == {(): 1} and found["p2pdist_tracker_shunned_hosts"] == {(): 0}
+    hosts.fleet.capacities.mark_slow("h1", 0.01, downlink=False, now=hosts.now - FORGIVEN_AFTER_S - 60)
+    assert scraped.samples()["p2pdist_tracker_slow_hosts"] == {(): 0}
     assert found["p2pdist_tracker_origin_leases"] == {(): hosts.fleet.leases()} != {(): 0}
     assert found["p2pdist_tracker_origin_leases_limit"] == {(): 7}
     assert found["p2pdist_tracker_origin_budget_bytes_per_second"] == {(): 2e6}

@@ -4,6 +4,7 @@ every call, waiting, tokens over TLS, and failures."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from pathlib import Path
@@ -43,6 +44,22 @@ async def test_the_example_of_the_documentation_runs(layout: Path, blobs: list[D
         )
         out, err = await process.communicate()
     assert (process.returncode, err.decode(), out.decode()) == (0, "", "done 2 {}\n")
+
+
+async def test_the_calls_of_the_documentation_work(layout: Path, blobs: list[Digest]) -> None:
+    """In their order: the preseed is ordered, waited for and let go."""
+    (text,) = re.findall(r"```\n(curl .*?)```", OPERATIONS.read_text(), re.DOTALL)
+    async with tracker(layout) as at, connected(at, "a/r/h1", "a/r/h2"):
+        script = text.replace("http://tracker:7070", at.url).replace("team/trainer:v4", package(blobs[0]))
+        process = await asyncio.create_subprocess_exec(
+            "sh", "-ec", script.replace("--fail ", "--fail --silent --show-error --noproxy '*' --write-out '\\n' "),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        assert (process.returncode, err.decode()) == (0, "")
+        ranked, ordered, done, _, ended = (json.loads(line) for line in out.splitlines() if line)
+    assert len(ranked) == 2 and ordered["state"] in ("running", "done")
+    assert (done["state"], done["hosts_done"], ended["state"]) == ("done", 2, "cancelled")
 
 
 async def test_answers_are_typed_values(layout: Path, blobs: list[Digest]) -> None:

@@ -227,9 +227,14 @@ class Capacities:
         uplink = self._uplinks.get(host)
         return uplink is not None and uplink.share is not None and not uplink.slow_receiver
 
-    def slow_hosts(self) -> list[str]:
-        """Hosts with uplinks or downlinks that are held to be slow."""
-        judged = {host: None for host, uplink in self._uplinks.items() if uplink.share is not None}
+    def slow_hosts(self, *, now: float) -> list[str]:
+        """Hosts with uplinks or downlinks that are held to be slow. `slots` forgives those that
+        are planned for; a host that rests is forgiven here."""
+        judged = {
+            host: None
+            for host, uplink in self._uplinks.items()
+            if uplink.share is not None and now - uplink.slow_since <= FORGIVEN_AFTER_S
+        }
         return list(judged | dict.fromkeys(self._told))
 
     def typical(self) -> float:

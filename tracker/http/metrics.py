@@ -86,7 +86,7 @@ class TrackerCollector(Collector):
                 hosts.add_metric([zone, state], shown[zone, state])
         yield hosts
         fleet = self._service.fleet
-        slow = len(fleet.capacities.slow_hosts())
+        slow = len(fleet.capacities.slow_hosts(now=time.monotonic()))
         yield GaugeMetricFamily("p2pdist_tracker_slow_hosts", "Hosts held to have a slow link", value=slow)
         shunned = sum(host.banned for host in fleet.hosts.values())
         yield GaugeMetricFamily("p2pdist_tracker_shunned_hosts", "Hosts from which no other receives", value=shunned)

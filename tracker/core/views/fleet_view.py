@@ -165,7 +165,7 @@ class View:
         """Read the fleet; begins a new version."""
         self.version += 1
         self.rates.look(now=now)
-        slow = set(self.fleet.capacities.slow_hosts())
+        slow = set(self.fleet.capacities.slow_hosts(now=now))
         for host in self.fleet.hosts.values():
             row = self._rows.get(host.name)
             if row is None:
