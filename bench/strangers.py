@@ -75,8 +75,13 @@ KINDS = {
     "wrong": "claims all pieces and sends wrong bytes",
     "complains": "complains of every host that has pieces",
     "flaps": "joins with a claim and leaves, in a loop",
+    "idles": "wants this blob alone, takes its lease and reads nothing",
+    "starves": "says at once that each parent gives it nothing, and reads nothing",
     "hoards": "wants this blob and invented ones, takes leases and reads nothing",
 }
+EMPTY = ("progress", "hoards", "complains", "idles", "starves")
+"""Kinds that claim nothing."""
+
 SEEDED = ("complains",)
 """Kinds that need a good seed to mean harm."""
 
@@ -120,7 +125,7 @@ class Stranger:
     async def _harm(self, peer: aiohttp.ClientWebSocketResponse, hello: Hello) -> None:
         """What one session says, until it is closed."""
         kind, blob = self._task.kind, self._task.blob
-        counts = self._full if kind not in ("progress", "hoards", "complains") else (0,) * self._layout.stripes
+        counts = (0,) * self._layout.stripes if kind in EMPTY else self._full
         await _say(peer, hello)
         await peer.receive()
         await _say(peer, Holding(blob, SIZE, self._layout.piece_size, counts))
@@ -140,19 +145,24 @@ class Stranger:
                 await _say(peer, Report((Advance(blob, counts),)))
                 await asyncio.sleep(STEP_S)
         async for frame in peer:
-            if kind == "complains":
-                await self._complain(peer, frame.data)
+            if kind in ("complains", "starves"):
+                await self._complain(peer, frame.data, starved=kind == "starves")
 
-    async def _complain(self, peer: aiohttp.ClientWebSocketResponse, text: str) -> None:
-        """Complain of every host that a plan names."""
+    async def _complain(self, peer: aiohttp.ClientWebSocketResponse, text: str, *, starved: bool) -> None:
+        """Complain of every host that a plan names: of its bytes, or (`starved`) that it gives
+        none."""
         message = decode_from_tracker(text)
         if not isinstance(message, Assign):
             return
         for choice in message.plan.stripes:
             for source in (choice.parent, *choice.alternates):
                 if source is not None and not source.is_origin:
+                    about = self._task.blob, choice.stripe, source.host
+                    if starved:
+                        await _say(peer, Complaint(*about, "slow", starved=True))
+                        continue
                     for reason in ("corrupt", "stalled", "refused"):
-                        await _say(peer, Complaint(self._task.blob, choice.stripe, source.host, reason))
+                        await _say(peer, Complaint(*about, reason))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError, msgspec.DecodeError):

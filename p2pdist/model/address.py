@@ -6,7 +6,7 @@ in its notation (::ffff:192.0.2.1) count as what they are.
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 IPAddress = IPv4Address | IPv6Address
 
@@ -63,3 +63,14 @@ def is_loopback(host: str) -> bool:
     """Whether a host, if it is given in numbers, means the machine itself."""
     ip = ip_of(host)
     return ip is not None and (ip.is_loopback or ip.is_unspecified)
+
+
+NETWORK_BITS = {4: 24, 6: 64}
+"""By version of IP the length of a prefix that mostly belongs to one operator."""
+
+
+def network_of(host: str) -> str:
+    """The network of an IP address in numbers: the /24 of IPv4, the /64 of IPv6; any other text as
+    it is."""
+    ip = ip_of(host)
+    return host if ip is None else str(ip_network((ip, NETWORK_BITS[ip.version]), strict=False))

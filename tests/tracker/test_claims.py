@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Report
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Left, Report
 from tracker.core.complaints import was_told
 from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
@@ -362,6 +362,7 @@ def test_the_word_of_a_host_counts_of_parents_that_claim_pieces_and_that_it_was_
         say_starved(control, "h1", name)
     assert control.parent("h1") == parent and not swarm.starved
     swarm.members[parent].counts = [0]
+    control.fleet.hosts[parent].gave = True  # else it may be one that wants the blob and does nothing
     say_starved(control, "h1", parent)
     assert control.parent("h1") == parent, "it may be waiting itself"
     control.report("h1", 1)
@@ -381,6 +382,7 @@ def test_where_no_host_can_be_rescued_a_starved_one_stays_where_it_is() -> None:
         swarm.edges.attach(0, f"r{number}", "")
         swarm.edges.rescue(0, f"r{number}")
         swarm.members[f"r{number}"].reduce_slots(0, now=control.now)
+        control.report(f"r{number}", 1)
     control.join("h1")
     control.run(0.3)
     parent = control.parent("h1") or ""
@@ -470,6 +472,7 @@ def test_a_silent_parent_counts_that_wants_blobs_which_no_manifest_names() -> No
     """It holds leases of all of them, and reads nothing."""
     control = Control()
     control.join("hoarder")
+    control.fleet.hosts["hoarder"].gave = True
     control.run(0.3)
     control.join("h1")
     control.run(0.3)
@@ -493,3 +496,80 @@ def test_a_starved_host_finds_a_lease_where_strangers_hold_all() -> None:
     assert leases.rescues(swarm) == RESCUES_BEYOND and leases.free(swarm) == 0
     leases.granted(swarm, RESCUES_BEYOND)
     assert leases.rescues(swarm) == 0
+
+
+@pytest.mark.parametrize("waits, limit_s", [(False, 0.5), (True, 1.0)])
+@pytest.mark.parametrize("gave", [True, False])
+def test_a_parent_that_never_gave_a_piece_counts_once_its_first_one_takes_long(
+    gave: bool, waits: bool, limit_s: float
+) -> None:
+    """One that wants a blob and does nothing. Where no first piece was measured, the origin may be
+    slow for all that say that they wait."""
+    control = Control()
+    control.fleet._turnover.measured = True
+    control.join("idle")
+    control.fleet.hosts["idle"].gave = gave
+    control.run(0.2)
+    control.join("h1")
+    control.run(0.1)
+    for long in (False, True):
+        control.run(limit_s if long else 0.0)
+        message = Complaint(BLOB, 0, "idle", "slow", starved=True, waits=waits)
+        control.fleet.handle(Received(control.numbers["h1"], message), now=control.now)
+        control.run(0.1)
+        assert (control.parent("h1") == "") == (long and not gave)
+
+
+def test_of_starved_hosts_that_read_nothing_the_first_one_makes_room_for_the_next() -> None:
+    """Any process can say that it starves."""
+    control = strangers(20)
+    swarm = control.fleet.swarms[BLOB]
+    control.fleet._turnover.measured = True
+    for number in range(RESCUES_MAX):
+        control.join(f"r{number}")
+        control.run(0.3)
+        swarm.edges.set_now(control.now)
+        swarm.edges.detach(0, f"r{number}")
+        swarm.edges.attach(0, f"r{number}", "")
+        swarm.edges.rescue(0, f"r{number}")
+        swarm.members[f"r{number}"].reduce_slots(0, now=control.now)
+    control.join("h1")
+    control.run(0.3)
+    say_starved(control, "h1", control.parent("h1") or "")
+    control.run(0.3)
+    assert control.parent("h1") == "" and control.parent("r0") != ""
+    assert ("r0", "") in swarm.edges.avoided
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_host_that_leaves_its_children_is_given_none_for_a_while(served: bool) -> None:
+    """Unless one of them got a piece from it: else it could come and go, and hold up all that it is
+    given."""
+    control = Control()
+    for host in ("flaps", "h1"):
+        control.join(host)
+        control.run(0.3)
+    assert control.parent("h1") == "flaps"
+    if served:
+        control.report("flaps", 1)
+        control.report("h1", 1)
+    control.fleet.handle(Received(control.numbers["flaps"], Left(BLOB)), now=control.now)
+    control.run(0.3)
+    control.join("flaps")
+    control.run(0.3)
+    member = control.fleet.swarms[BLOB].members["flaps"]
+    assert bool(member.doubted_until) != served and control.parent("h1") == ""
+    control.run(DISBELIEF_S)
+    assert not member.doubted_until
+
+
+def test_a_doubted_host_that_is_alone_reads_the_origin_and_gives_way_to_others() -> None:
+    control = Control()
+    control.open("flaps")
+    control.fleet.hosts["flaps"].doubt(control.now + DOUBT_S)
+    control.join("flaps")
+    control.run(0.3)
+    assert control.parent("flaps") == ""
+    control.join("h1")
+    control.run(0.3)
+    assert control.parent("h1") == ""

@@ -3,9 +3,11 @@
 Theory. A complaint names a source, a stripe and a reason. Where the source is a peer, the edge to
 it is taken apart and the pair is avoided for a while, so that the planner finds another parent. A
 peer that refuses or sends wrong bytes loses reputation, if the tracker had named it to the host
-that complains: each address has one vote, and hosts that get good pieces outweigh it. Where the
-source is the origin, the lease moves to another host, or the swarm ends. While all hosts are late
-(monitor/lateness.py), complaints of standing still are ignored: no parent is at fault.
+that complains. Any process may complain, so a host that never gave a piece to another has one vote
+a network, and none against one that did; else each address has one vote, and hosts that get good
+pieces outweigh it. Where the source is the origin, the lease moves to another host, or the swarm
+ends. While all hosts are late (monitor/lateness.py), complaints of standing still are ignored: no
+parent is at fault.
 
 In a large fleet hosts report seldom. So a host that stands still or lags, its parent and the
 parent's other children are asked to report often for a while (monitor/probing.py).
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 
 from p2pdist.model.address import by_name
 from p2pdist.model.errors import NotFound
-from p2pdist.model.messages import Complaint, Reject
+from p2pdist.model.messages import Complaint, Reason, Reject
 from tracker.core.events import Command, Send
 from tracker.core.history.history import History
 from tracker.core.host import Host
@@ -28,6 +30,7 @@ from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
 from tracker.core.planning.rescue import below_rescue, lacks, may_be_rescued, rescuer
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
+from tracker.core.repair.lease_turnover import LeaseTurnover
 from tracker.core.repair.remedies import (
     AVOID_S,
     DRY_SOON_S,
@@ -69,6 +72,8 @@ class Complaints:
     """Says which hosts are asked to report often."""
     claims: Claims
     """Doubts hosts that give nothing of what they claim."""
+    turnover: LeaseTurnover
+    """Says how long a first piece takes; finds leases for starved hosts."""
     vouching: Vouching
     """Withdraws complaints of wrong bytes where the list turns out wrong."""
     history: History
@@ -93,12 +98,13 @@ class Complaints:
             )
         if reason in {"stalled", "slow"} and late(now):
             return out  # all stand still at once: no host is at fault
+        if _avoids(swarm, host.name, complaint):
+            return out
         if source == FROM_ORIGIN:
             self._of_origin(swarm, swarm.members[host.name], complaint, now, out)
             return out
         if complaint.starved:
-            if not complaint.waits or swarm.members[host.name].promised >> complaint.stripe & 1:
-                self._starving(swarm, swarm.members[host.name], swarm.members[source], complaint.stripe, now)
+            self._starving(swarm, swarm.members[host.name], swarm.members[source], complaint, now)
             return out
         if reason in {"stalled", "slow"} and probes:
             sisters, where = swarm.members[source].children[complaint.stripe], (swarm.key, complaint.stripe)
@@ -149,14 +155,20 @@ class Complaints:
             if parent.session is None and source in swarm.members:
                 self.membership.leave(parent, swarm, "dead", now=now)
             elif was_told(child, source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
-                voter = self.membership.hosts[child.host].voter or child.host
-                self.reputation.penalise(parent, voter, reason, now=now)
-                if reason == "corrupt":
-                    self.vouching.accused(swarm, source, voter)
-                    self.history.sent_wrong_bytes(parent, self.membership.hosts[child.host], swarm, now=now)
+                self._penalise(swarm, self.membership.hosts[child.host], parent, reason, now)
         if child.complaints[stripe] >= STARVED_BY and child.parents[stripe] is None:
             self._forsaken(swarm, child, stripe, now)
         self.schedule.ask(swarm.key, reason, now)
+
+    def _penalise(self, swarm: Swarm, child: Host, parent: Host, reason: Reason, now: float) -> None:
+        """A host complains of another one. Any process can say so at once of every host, and have
+        the fleet's best seeds banned, unless its word counts by what it has done."""
+        if vote := child.vote(parent):
+            self.reputation.penalise(parent, vote, reason, now=now)
+        if reason == "corrupt":
+            if vote:
+                self.vouching.accused(swarm, parent.name, vote)
+            self.history.sent_wrong_bytes(parent, child, swarm, now=now)
 
     def _unheard(self, parent: Member, now: float) -> bool:
         """Whether a parent has not spoken for itself since the tracker started, and is still
@@ -192,14 +204,17 @@ class Complaints:
                 swarm.edges.detach(number, child.host)
         self.schedule.ask(swarm.key, "starved", now)
 
-    def _starving(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
+    def _starving(self, swarm: Swarm, child: Member, parent: Member, complaint: Complaint, now: float) -> None:
         """A host without any piece says that a parent gives nothing yet. Where that is so of all
-        its parents that say that they have pieces, it leaves them where it can be rescued. It is
-        too early to hold it against them. A parent that waits itself counts only where it said that
-        it had pieces before it became the parent: else it may have got its first one just now. So
-        does one that says nothing and wants blobs that no manifest names: it may hold leases for
-        nothing, and no agent does so."""
+        its parents that should have given, it leaves them where it can be rescued. It is too early
+        to hold it against them. A parent that waits itself counts only where it said that it had
+        pieces before it became the parent, else it may have got its first one just now, or where
+        that takes long."""
+        stripe, waits = complaint.stripe, complaint.waits
         if child.parents[stripe] != parent.host or not was_told(child, parent.host):
+            return
+        long = self._takes_long(parent, stripe, waits=waits, now=now)
+        if waits and not (child.promised >> stripe & 1 or long):
             return
         if any(child.counts):
             self._stands_still(swarm, child, parent, stripe, now)
@@ -207,7 +222,7 @@ class Complaints:
         claiming = [
             (number, child.parents[number] or "")
             for number in _stripes_from_peers(child)
-            if self._should_give(swarm.members[child.parents[number] or ""], number)
+            if self._should_give(swarm.members[child.parents[number] or ""], number, waits, now)
         ]
         if (stripe, parent.host) not in claiming:
             return
@@ -216,9 +231,20 @@ class Complaints:
         if all(starvation.starved_by.get(number) == host for number, host in claiming):
             self._rescue(swarm, child, [number for number, _ in claiming], now)
 
-    def _should_give(self, parent: Member, stripe: int) -> bool:
-        """Whether a parent says that it has pieces, or hoards leases."""
-        return bool(parent.counts[stripe]) or self.membership.hosts[parent.host].wanted_in_vain > 1
+    def _should_give(self, parent: Member, stripe: int, waits: bool, now: float) -> bool:
+        """Whether a parent says that it has pieces, hoards leases, or takes long."""
+        hoards = self.membership.hosts[parent.host].wanted_in_vain > 1
+        return bool(parent.counts[stripe]) or hoards or self._takes_long(parent, stripe, waits=waits, now=now)
+
+    def _takes_long(self, parent: Member, stripe: int, *, waits: bool, now: float) -> bool:
+        """Whether a parent that never gave a piece has none yet, although others had theirs after
+        so long: a silent one since it joined, as it may open its session again and again; one that
+        waits, or was starved itself, since it has its own parent, and the former may take longer,
+        as agents say so at once. Any process may want a blob, hold its lease and do nothing."""
+        if parent.counts[stripe] or self.membership.hosts[parent.host].gave:
+            return False
+        since = parent.attached_at[stripe] if waits or stripe in parent.rescued else parent.joined_at
+        return now - since > self.turnover.overdue_s(waits=waits)
 
     def _stands_still(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
         """The whole pull of a host that has pieces stands still, in all stripes that it says so of.
@@ -263,6 +289,7 @@ class Complaints:
             parent = child.parents[stripe] or ""
             avoided = (child.host, parent) in swarm.edges.avoided
             swarm.edges.avoid(child.host, parent, now + AVOID_S)
+            self.turnover.make_room(swarm, stripe, now=now)
             if rescuer(swarm, stripe, child.host) or may_be_rescued(swarm, stripe, child.host):
                 swarm.starved[child.host] = None
                 if child.counts[stripe]:
@@ -315,6 +342,13 @@ class Complaints:
 def _stripes_from_peers(member: Member) -> list[int]:
     """The stripes that a host receives from other hosts."""
     return [stripe for stripe, parent in enumerate(member.parents) if parent]
+
+
+def _avoids(swarm: Swarm, child: str, complaint: Complaint) -> bool:
+    """Whether a host that has another parent complains again of a source that it is not given any
+    more: that says nothing new, and planning again each time would be work for nothing."""
+    parent, source = swarm.members[child].parents[complaint.stripe], complaint.source
+    return parent is not None and source not in {FROM_ORIGIN, parent} and (child, source) in swarm.edges.avoided
 
 
 def was_told(child: Member, source: str) -> bool:

@@ -161,7 +161,7 @@ class Fleet:
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
         about = self.reputation, schedule, probing
-        self._complaints = Complaints(self.membership, *about, self._claims, self.vouching, log)
+        self._complaints = Complaints(self.membership, *about, self._claims, self._turnover, self.vouching, log)
         self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, log, self.swarms)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -260,6 +260,7 @@ class Fleet:
                     out += self.vouching.judged(host, message, now=now)
                 case Left(blob):
                     if (key := host.key(blob)) in host.swarms:
+                        self._claims.left(host, self.swarms[key], now=now)
                         self.membership.leave(host, self.swarms[key], "left", now=now)
                 case Leaving():
                     self.membership.drain(host, now=now)
@@ -283,9 +284,7 @@ class Fleet:
         member = swarm.members.get(host.name)
         if member is None:
             member = self.membership.join(host, swarm, counts, now=now)
-            if any(counts):
-                swarm.passes.set_under_way()
-                self._claims.joined(host, swarm, timed=self.handover.settled(swarm.blob, now=now), now=now)
+            self._claims.entered(host, swarm, counts, timed=self.handover.settled(swarm.blob, now=now), now=now)
             swarm.record(now, f"{host.name} joins with {sum(counts)} pieces")
         else:
             swarm.set_location(host.name, host.location, host.rack)

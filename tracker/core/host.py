@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from p2pdist.model.address import is_loopback
+from p2pdist.model.address import is_loopback, network_of
 from p2pdist.model.digest import Digest
 from tracker.core.events import SessionOpened
 
@@ -85,11 +85,16 @@ class Host:
     """The name under which its complaints count: the address of its connection, so that many hosts
     of one machine have one vote; its own where a certificate names it, as hosts of one address may
     be many machines, and where the address is loopback or not known. `connect`."""
+    crowd: str = ""
+    """The same before it gave a piece to any host: the network of that address, as one operator may
+    have many addresses there. `connect`."""
     vouchers: dict[str, float] = field(default_factory=dict)
     """Voters that lately got pieces from it, and when that expires. `vouch`, `penalise`,
     `expire_penalties`."""
     proved: bool = False
     """A child has got a piece from it. `prove`, `doubt`."""
+    gave: bool = False
+    """The same of a child with another vote, whether it claimed pieces or not. `give`."""
     doubted_until: float = 0.0
     """Until when its claims are not believed, since a child got nothing. `doubt`, `prove`."""
     wanted_in_vain: int = 0
@@ -119,7 +124,8 @@ class Host:
         self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
         self.site = hello.site
         self.tls, self.instance, self.platform = hello.tls, hello.instance, hello.platform
-        self.voter = self.name if certified or not source or is_loopback(source) else source
+        alone = certified or not source or is_loopback(source)
+        self.voter, self.crowd = (self.name, self.name) if alone else (source, network_of(source))
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False
         self.download_bytes_s, self.partial = hello.download_bytes_s, hello.partial
         self.version, self.clock_ahead_s = hello.version, opened.clock_ahead_s
@@ -178,6 +184,13 @@ class Host:
         if self.keys.get(blob) == key:
             del self.keys[blob]
 
+    def vote(self, other: Host) -> str:
+        """The name under which its complaints of another host count; empty where they do not: of a
+        host that gave pieces only those of hosts count that did so themselves."""
+        if self.gave:
+            return self.voter or self.name
+        return "" if other.gave else self.crowd or self.name
+
     def penalise(self, by: str, reason: str, *, now: float) -> bool:
         """Another host met a failure here; returns whether this host is banned from now on."""
         self._expire_vouchers(now)
@@ -194,6 +207,11 @@ class Host:
         self.vouchers[by] = now + PENALTY_S
         if len(self.vouchers) > VOUCHERS_MAX:
             del self.vouchers[next(iter(self.vouchers))]  # the one that is the first to expire
+
+    def give(self, child: Host, *, now: float) -> None:
+        """A child says that it has its first piece from the host."""
+        self.gave = self.gave or child.voter != self.voter
+        self.vouch(child.voter, now=now)
 
     def _expire_vouchers(self, now: float) -> None:
         if any(until <= now for until in self.vouchers.values()):

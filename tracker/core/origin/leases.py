@@ -53,7 +53,9 @@ class Leases:
 
     def free(self, swarm: Swarm) -> int:
         """How many more leases a swarm may be granted now."""
-        return 0 if all(swarm.edges.roots) and not swarm.starved else self._left(swarm)
+        members = swarm.members
+        read = all(any(not members[root].doubted_until for root in holders) for holders in swarm.edges.roots)
+        return 0 if read and not swarm.starved else self._left(swarm)
 
     def rescues(self, swarm: Swarm) -> int:
         """How many more may be granted to starved hosts of a swarm now: a few beyond the cap, as

@@ -354,6 +354,13 @@ class _StripePass:
         if not self._site_reads(member):
             return False
         streams_max = self.limits.origin_streams_max
-        if self.leases <= 0 or sum(1 for root in roots if root.site == member.site) >= streams_max:
+        serving = sum(1 for root in roots if root.site == member.site and not root.doubted_until)
+        if self.leases <= 0 or serving >= streams_max or (member.doubted_until and self._others_lack(member)):
             return False
         return (member.host, FROM_ORIGIN) not in self.swarm.edges.avoided
+
+    def _others_lack(self, member: Member) -> bool:
+        """Whether a host that would serve others could read the stripe in place of this one, which
+        does not."""
+        stripe, members = self.stripe, self.swarm.members.values()
+        return any(each.serves and each is not member and not each.counts[stripe] for each in members)

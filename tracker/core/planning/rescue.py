@@ -45,7 +45,22 @@ def may_be_rescued(swarm: Swarm, stripe: int, host: str) -> bool:
     """Whether a starved host for which there is no rescuer may read a stripe from the origin: the
     hosts that were rescued there gave it nothing, or serve none any more."""
     barred = host in swarm.origin.barred or (host, FROM_ORIGIN) in swarm.edges.avoided
-    return len(_rescued(swarm, stripe)) < RESCUES_MAX and not barred
+    return not is_full(swarm, stripe) and not barred
+
+
+def first_idle(swarm: Swarm, stripe: int, idle_s: float) -> Member | None:
+    """The first starved host that may read a stripe, and has read nothing of it for `idle_s`."""
+    idle = [
+        each
+        for each in _rescued(swarm, stripe)
+        if not each.counts[stripe] and swarm.edges.now - each.attached_at[stripe] > idle_s
+    ]
+    return min(idle, key=lambda member: (member.attached_at[stripe], member.order), default=None)
+
+
+def is_full(swarm: Swarm, stripe: int) -> bool:
+    """Whether as many starved hosts read a stripe as may."""
+    return len(_rescued(swarm, stripe)) >= RESCUES_MAX
 
 
 def below_rescue(swarm: Swarm, stripe: int, host: str) -> bool:

@@ -54,6 +54,14 @@ class Claims:
     _ends: list[tuple[float, Digest, str]] = field(default_factory=list)
     """Heap of doubts by their end: key of the swarm, host. `_doubt`, `look`."""
 
+    def entered(self, host: Host, swarm: Swarm, counts: list[int], *, timed: bool, now: float) -> None:
+        """A host has joined a swarm, with pieces or without."""
+        if any(counts):
+            swarm.passes.set_under_way()
+            self.joined(host, swarm, timed=timed, now=now)
+        else:
+            self._returned(host, swarm, now)
+
     def joined(self, host: Host, swarm: Swarm, *, timed: bool, now: float) -> None:
         """A host says that it has pieces which it did not get from a parent here. `timed`: its
         first child has a deadline."""
@@ -62,8 +70,20 @@ class Claims:
         if host.proved:
             return
         swarm.claims[host.name] = timed
+        self._returned(host, swarm, now)
+
+    def _returned(self, host: Host, swarm: Swarm, now: float) -> None:
+        """A doubt of a host that has joined a swarm goes on."""
         if host.doubted_until > now:
-            self._doubt(swarm, member, host.doubted_until)
+            self._doubt(swarm, swarm.members[host.name], host.doubted_until)
+
+    def left(self, host: Host, swarm: Swarm, *, now: float) -> None:
+        """A host leaves a swarm by itself. Where hosts receive from it, and it never gave one a
+        piece, it is doubted for a while: else it could come and go, and hold up all that it is
+        given."""
+        member = swarm.members[host.name]
+        if not host.gave and any(member.children):
+            host.doubt(max(host.doubted_until, now + DISBELIEF_S))
 
     def planned(self, swarm: Swarm, *, interval_s: float, now: float) -> None:
         """A swarm was planned: watch the children that claiming hosts got. Hosts report every
@@ -85,7 +105,7 @@ class Claims:
             if counts[stripe] <= member.counts[stripe]:
                 continue
             if parent and member.moved_at[stripe] == member.attached_at[stripe]:  # its first piece from there
-                self.hosts[parent].vouch(self.hosts[member.host].voter, now=now)
+                self.hosts[parent].give(self.hosts[member.host], now=now)
             if judge and parent is None and member.host not in swarm.swarming:
                 self.joined(self.hosts[member.host], swarm, timed=True, now=now)
             elif parent in swarm.claims:

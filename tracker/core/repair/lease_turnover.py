@@ -28,10 +28,12 @@ from itertools import islice
 
 from p2pdist.model.digest import Digest
 from tracker.core.member import FROM_ORIGIN, Member
-from tracker.core.origin.leases import Leases
+from tracker.core.origin.leases import RESCUES_BEYOND, Leases
+from tracker.core.planning.rescue import first_idle, is_full
 from tracker.core.planning.schedule import Schedule
 from tracker.core.policy.book import PolicyBook
 from tracker.core.repair.remedies import AVOID_S, move_lease
+from tracker.core.report_rate import SHORTEST_S
 from tracker.core.swarm import Swarm
 
 FIRST_PIECE_S = 0.25
@@ -47,6 +49,9 @@ DEADLINE_MIN_S, DEADLINE_MAX_S = 1.0, 20.0
 PATIENCE = 4
 """Within a swarm a holder has so many deadlines: its children complain of it before, unless it is
 the origin that is slow."""
+
+AVOID_IDLE_S = 30.0
+"""So long a starved host that read nothing is not to read again."""
 
 TAKEN_MAX = 256
 """Leases that one look takes."""
@@ -84,6 +89,8 @@ class LeaseTurnover:
     """Keys of swarms that may hold leases. `note`, `reading`."""
     _looked_at: float = 0.0
     """Time of the last look. `look`."""
+    _interval_s: float = SHORTEST_S
+    """How often hosts report. `look`."""
 
     # -- what happens
 
@@ -142,6 +149,13 @@ class LeaseTurnover:
         wait_s = min(DEADLINE_MAX_S, max(DEADLINE_MIN_S, DEADLINE_FIRST_PIECES * self.first_piece_s))
         return wait_s + 2 * interval_s
 
+    def overdue_s(self, *, waits: bool) -> float:
+        """After how long without a first piece a holder that has proved nothing may be holding its
+        lease for nothing; `waits`: it says that it waits for the origin."""
+        if not waits:
+            return self.first_piece_s + self._interval_s
+        return max(DEADLINE_MIN_S, DEADLINE_FIRST_PIECES * self.first_piece_s) if self.measured else DEADLINE_MAX_S
+
     # -- what time brings
 
     def look(self, *, interval_s: float, now: float) -> None:
@@ -149,7 +163,7 @@ class LeaseTurnover:
         regularly; hosts report every `interval_s`."""
         if now - self._looked_at < LOOK_S:
             return
-        self._looked_at = now
+        self._looked_at, self._interval_s = now, interval_s
         deadline_s = self.deadline_s(interval_s)
         patience_s = PATIENCE * deadline_s if self.measured else max(DEADLINE_MAX_S, PATIENCE * deadline_s)
         for swarm in self.reading():
@@ -157,6 +171,28 @@ class LeaseTurnover:
                 self._move(swarm, now - patience_s, now)
         if self.waiting:
             self._feed(now - deadline_s, now)
+
+    def make_room(self, swarm: Swarm, stripe: int, *, now: float) -> None:
+        """A starved host is to read a stripe: where as many do as may, here or in all swarms, the
+        lease of one that was starved and has read nothing is taken. Any process can say that it
+        starves."""
+        if is_full(swarm, stripe) and self._take_idle(swarm, stripe, now):
+            self.schedule.ask(swarm.key, "idle lease", now)
+        if self.leases().left + RESCUES_BEYOND <= 0:
+            for other in self.reading():  # which are planned again later, or they would take it back
+                other.edges.set_now(now)
+                if any(self._take_idle(other, number, now) for number in range(other.stripes)):
+                    return
+
+    def _take_idle(self, swarm: Swarm, stripe: int, now: float) -> bool:
+        idle_s = self.first_piece_s + 2 * self._interval_s if self.measured else DEADLINE_MAX_S
+        idle = first_idle(swarm, stripe, idle_s)
+        if idle is None:
+            return False
+        swarm.edges.avoid(idle.host, FROM_ORIGIN, now + AVOID_IDLE_S)
+        swarm.edges.detach(stripe, idle.host)
+        swarm.record(now, f"{idle.host} loses the lease of stripe {stripe}: it was starved, and has read nothing")
+        return True
 
     def _move(self, swarm: Swarm, before: float, now: float) -> None:
         """Move the idle leases of a swarm to other members."""
