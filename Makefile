@@ -37,7 +37,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS)
 QUICK = $(PYTEST) --dist worksteal
 SLOW = $(PYTEST) --dist loadgroup
 
-.PHONY: help setup setup-all more-programs setup-vllm demo test test-slow test-long compose check lint types mutants bench clean distclean
+.PHONY: help setup setup-all more-programs setup-vllm demo test test-slow test-long compose check lint types mutants bench wheels-compiled clean distclean
 
 help:
 	@echo 'make setup      create $(VENV) with the project installed ($(BIN)/p2pdist) and look for the programs it needs'
@@ -51,6 +51,7 @@ help:
 	@echo 'make compose    the image, the services and the systemd units for real; needs root, docker with compose, systemd'
 	@echo 'make mutants    break the code on purpose and see that the tests notice'
 	@echo 'make bench      the benchmarks; broadcasts need root and YARDSTICK=path/to/swarm.py (bench/README.md)'
+	@echo 'make wheels-compiled  a wheel with compiled cores, in dist; minutes, and needs a C compiler'
 	@echo 'make clean      remove what builds and tests leave; make distclean removes $(VENV) as well'
 
 setup: $(VENV)/.installed
@@ -173,6 +174,11 @@ mutants: setup
 # Like the demo, the program is the only command. YARDSTICK=PATH on the command line of make reaches it as a variable.
 bench: setup
 	@$(BIN)/python -m bench $(BENCH_ARGS)
+
+# What an earlier build has left would come into the wheel, too.
+wheels-compiled: setup
+	rm -rf build
+	P2PDIST_COMPILED=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf build dist test-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -400,7 +400,7 @@ class Sources:
             self.times.gave(first_s)
         if self._silent:
             self._silent.pop(source.address, None)
-        record = self._records.get(source)
+        record = self._records.get(source) if self._records else None  # with every piece: no hash of it
         if record is not None and (record.reason != "corrupt" or source.is_origin):
             del self._records[source]
 

@@ -90,13 +90,17 @@ class Processor:
         if not share:
             self._busy_until = max(self._busy_until, until)
 
+    @property
+    def idle(self) -> bool:
+        """Whether the process handles at once what comes now."""
+        return not self._lag_s and self._world.now >= self._busy_until
+
     def run(self, call: Call, *arguments: object) -> None:
         """Make the call when the process gets to it, after all that came before it."""
-        now = self._world.now
-        if not self._lag_s and now >= self._busy_until:
+        if self.idle:
             call(*arguments)
             return
-        self._busy_until = max(self._busy_until, now + self._lag_s)
+        self._busy_until = max(self._busy_until, self._world.now + self._lag_s)
         self._world.at(self._busy_until, call, *arguments)
 
     def then(self, call: Call, *arguments: object) -> None:

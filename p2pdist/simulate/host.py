@@ -304,7 +304,10 @@ class StreamClient:
 
     def arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
         """A piece has come in whole; `good` is what verifying it will show."""
-        self.processor.run(self._arrived, stream, piece, length, good)
+        if self.processor.idle:  # as nearly always, and for every piece: no list of arguments
+            self._arrived(stream, piece, length, good)
+        else:
+            self.processor.run(self._arrived, stream, piece, length, good)
 
     def _arrived(self, stream: Stream, piece: int, length: int, good: bool) -> None:
         if stream.feed is not None:
@@ -511,7 +514,10 @@ class StreamServer:
     def block_sent(self, stream: Stream, length: int) -> None:
         """The uplink has sent a stream's block."""
         self.sent_bytes += length
-        self._processor.run(self._block_was_sent, stream)
+        if self._processor.idle:  # for every block
+            self._block_was_sent(stream)
+        else:
+            self._processor.run(self._block_was_sent, stream)
 
     def _block_was_sent(self, stream: Stream) -> None:
         if stream.serving not in self._block_sent:

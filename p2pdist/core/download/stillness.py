@@ -74,7 +74,7 @@ class TurnTimes:
             self._first_at = now
         self._pieces, self._last_at = self._pieces + 1, now
 
-    def stall_s(self, receiving: Receiving, bytes_s: float = 0.0, *, begun: bool) -> float:
+    def stall_s(self, receiving: Receiving, bytes_s: float, *, begun: bool) -> float:
         """For how long a stripe may stand still at least, where it comes no faster than `bytes_s`
         (0: no limit). `begun`: a piece of it has come."""
         opening_s = 0.0 if receiving.delivered else first_piece_s(self.layout.piece_size, receiving.response_s)
