@@ -56,6 +56,10 @@ class Patience:
 ONCE = Patience()
 
 
+class Navigated(Exception):
+    """The page was left before the browser answered."""
+
+
 class Page:
     """One page. `complaints` are what its console, its policy and its script complained of."""
 
@@ -122,6 +126,8 @@ class Page:
             self._domains[domain] = parameters
         elif name == "disable":
             self._domains.pop(domain, None)
+        if "navigated" in message.get("error", {}).get("message", ""):
+            raise Navigated(message)
         assert "error" not in message, message
         result: dict[str, Any] = message["result"]
         return result
@@ -158,11 +164,18 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    async def _value(self, expression: str) -> Any:
+        """The value of an expression, None while the page gives way to the next one."""
+        try:
+            return await self.evaluate(expression)
+        except Navigated:
+            return None
+
     async def until(self, expression: str, timeout_s: float = 60.0) -> Any:
         """Wait until an expression holds in the page; its value then."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not (value := await self.evaluate(expression)):
+                while not (value := await self._value(expression)):
                     await asyncio.sleep(0.05)
         except TimeoutError:
             text = await self.evaluate("document.body ? document.body.innerText : ''")

@@ -73,7 +73,8 @@ def test_a_stripe_has_one_lease_an_epoch_and_every_host_completes(case: str, see
         chosen = scenario(case, seed)
         report = Simulation(chosen).run()
         assert report.complete + report.lost >= HOSTS and not report.failed, (case, seed)
-        assert report.origin_ratio <= origin_limit(chosen.faults), (case, seed, report.origin_ratio)
+        under_way = 2 * report.stripes / report.pieces  # as the owner changes, and as it comes back
+        assert report.origin_ratio <= origin_limit(chosen.faults) + under_way, (case, seed, report.origin_ratio)
 
 
 def test_a_tracker_that_plans_by_the_epoch_of_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
