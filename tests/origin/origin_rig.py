@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -86,10 +87,23 @@ def web(tmp_path: Path) -> Iterator[Callable[..., Web]]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer  # takes long to import, for every worker
+    from moto.moto_server import threaded_moto_server as moto  # takes long to import, for every worker
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    make_server, turn = moto.make_server, threading.Lock()
+
+    def one_by_one(host: str, port: int, app: Any, *rest: Any, **options: Any) -> Any:
+        """moto compares and writes in two steps, so two conditional writes at once might both be taken."""
+
+        def answer(environ: Any, start: Any) -> Any:
+            with turn:
+                return app(environ, start)
+
+        return make_server(host, port, answer, *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moto, "make_server", one_by_one)
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()
