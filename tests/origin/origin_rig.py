@@ -92,7 +92,7 @@ def s3_server() -> Iterator[str]:
     make_server, turn = moto.make_server, threading.Lock()
 
     def one_by_one(host: str, port: int, app: Any, *rest: Any, **options: Any) -> Any:
-        """moto compares and writes in two steps, so two conditional writes at once might both be taken."""
+        """moto compares and writes in two steps: of two writes at once both might be taken."""
 
         def answer(environ: Any, start: Any) -> Any:
             with turn:
