@@ -315,7 +315,7 @@ def test_a_host_that_gets_what_others_get_now_is_not_slow_though_more_was_usual(
     late.rates = [host, host]
     compared = [(each.host, [swarm]) for each in rest]
     assert len(compared) >= OTHERS_MIN
-    assert little_beside([swarm], late.host, compared, 0.0, downlink=True) == little
+    assert little_beside([swarm], late.host, compared, host / 40.0, downlink=True) == little
     few = compared[: OTHERS_MIN - 1]
     assert little_beside([swarm], late.host, few, 0.0, downlink=True), "there is nothing to compare it with"
 

@@ -154,7 +154,7 @@ def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]
     return parent.counts[stripe] - counts[stripe] > LAG_PIECES and child.rates[stripe] < SLOW_SHARE * expected
 
 
-def under_way(swarms: Iterable[Swarm], host: str) -> int:
+def receiving_in(swarms: Iterable[Swarm], host: str) -> int:
     """In how many of these swarms a host receives something."""
     return sum(any(swarm.members[host].parents) for swarm in swarms)
 
@@ -206,7 +206,8 @@ def little_beside(
     ]
     if len(levels) < OTHERS_MIN:
         return True
-    return max(share, _share(swarms, host, downlink=downlink)[0]) < SLOW_SHARE * min(1.0, median(levels))
+    now, under_way = _share(swarms, host, downlink=downlink)
+    return (max(share, now) if under_way > 1 else share) < SLOW_SHARE * min(1.0, median(levels))
 
 
 def _share(swarms: Iterable[Swarm], host: str, *, downlink: bool) -> tuple[float, int]:

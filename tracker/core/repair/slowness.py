@@ -28,11 +28,11 @@ from tracker.core.monitor.progress import (
     limited,
     little_beside,
     note_rates,
+    receiving_in,
     share_over_all,
     silent_parents,
     slow_edges,
     slow_host,
-    under_way,
 )
 from tracker.core.planning.schedule import Schedule
 from tracker.core.planning.slow_receivers import relocate
@@ -87,7 +87,7 @@ class Slowness:
         member.count_fair_report(member.slow_receiver and self._fair(swarm, member))
         if member.fair_reports >= FAIR_REPORTS:
             self.reputation.clear_slow_receiver(host, now=now)
-        turns = under_way(self._swarms_of(host.name), host.name) if len(host.swarms) > 1 else 1
+        turns = receiving_in(self._swarms_of(host.name), host.name) if len(host.swarms) > 1 else 1
         slow = limited(swarm, member, host.download_bytes_s) or slow_host(swarm, member, turns=turns, now=now)
         if slow is not None and (self.reputation.excused(swarm, now=now) or not self._alone_slow(swarm, *slow)):
             slow = None
