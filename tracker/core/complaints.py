@@ -323,7 +323,7 @@ class Complaints:
         member.complain(stripe)
         if reason == "stalled" and member.complaints[stripe] < STUCK_COMPLAINTS:
             return  # a reader waits for its children, too, when they are slow to take what it has read
-        moved, error = origin_failed(swarm, stripe, member.host, reason, now=now)
+        moved, error = origin_failed(swarm, stripe, member.host, reason, witness=self._witness(swarm, member), now=now)
         if moved:
             self.schedule.ask(swarm.key, reason, now)
         if error is None:
@@ -337,6 +337,14 @@ class Complaints:
             session = self.membership.hosts[receiver.host].session
             if session is not None and not receiver.seed:
                 out.append(Send(session, Reject(error.problem(), swarm.blob)))
+
+    def _witness(self, swarm: Swarm, member: Member) -> str:
+        """In whose name a host says that content is wrong or missing at the origin: all hosts at
+        one address are one witness, where hosts at several addresses want the blob. Else two
+        strangers on one machine could end it for all."""
+        hosts = self.membership.hosts
+        voters = {hosts[each.host].voter or each.host: None for each in swarm.members.values() if not each.seed}
+        return hosts[member.host].voter or member.host if len(voters) > 1 else member.host
 
 
 def _stripes_from_peers(member: Member) -> list[int]:

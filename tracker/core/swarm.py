@@ -57,7 +57,7 @@ class OriginReads:
     leases_lost: int = 0
     """Idle leases that went to other swarms. `lose_lease`."""
     failures: dict[str, None] = field(default_factory=dict)
-    """Hosts that met wrong or missing content at the origin. `count_failure`."""
+    """Who met wrong or missing content at the origin: hosts or addresses. `count_failure`."""
     barred: dict[str, None] = field(default_factory=dict)
     """Hosts that may not read it, since they lied of what they read (vouching/vouching.py). `bar`,
     `unbar`."""
@@ -91,9 +91,9 @@ class OriginReads:
         """An idle lease goes to another swarm."""
         self.leases_lost += 1
 
-    def count_failure(self, host: str) -> int:
-        """A host met wrong or missing content; returns how many hosts did."""
-        self.failures[host] = None
+    def count_failure(self, witness: str) -> int:
+        """A witness met wrong or missing content; returns how many did."""
+        self.failures[witness] = None
         return len(self.failures)
 
     def lease_rests(self, stripe: int, *, now: float) -> bool:

@@ -203,12 +203,14 @@ def _lacks(member: Member, swarm: Swarm, stripe: int) -> bool:
     return member.present and member.counts[stripe] < swarm.totals[stripe]
 
 
-def origin_failed(swarm: Swarm, stripe: int, host: str, reason: str, *, now: float) -> tuple[bool, P2PDistError | None]:
+def origin_failed(
+    swarm: Swarm, stripe: int, host: str, reason: str, *, witness: str, now: float
+) -> tuple[bool, P2PDistError | None]:
     """The holder of a lease cannot read the origin. Return whether the lease moves, and why the
-    swarm must end: wrong or missing content at the origin ends it once two hosts, or the only one,
-    met it."""
+    swarm must end: wrong or missing content at the origin ends it once two witnesses, or the only
+    host, met it. `witness`: in whose name the host says so."""
     damning = reason in {"corrupt", "missing"}
-    if not damning or swarm.origin.count_failure(host) < min(2, swarm.receivers):
+    if not damning or swarm.origin.count_failure(witness) < min(2, swarm.receivers):
         return move_lease(swarm, stripe, host, now=now, at_once=damning), None
     if reason == "missing":
         return False, NotFound(f"the origin does not have {swarm.blob}", remedy="Push it again")
