@@ -79,7 +79,9 @@ async def test_answers_are_typed_values(layout: Path, blobs: list[Digest]) -> No
         assert (await client.preseed(order)).id == made.id
         done = await client.wait(made.id, told=heard.append)
         assert (done.state, done.hosts_done, done.replicas) == ("done", 1, {"a": 1}) and heard[-1] == done
-        assert [(each.id, each.state) for each in await client.preseeds()] == [("p.1", "done")]
+        async with asyncio.timeout(60):  # lists of all preseeds are of what is stored, a moment later
+            while [(each.id, each.state) for each in await client.preseeds()] != [("p.1", "done")]:
+                await asyncio.sleep(0.05)
         assert (await client.brief(made.id)).package == done.package
         assert (await client.cancel(made.id)).state == "cancelled"
 
