@@ -317,6 +317,7 @@ def test_a_name_under_another_trust_domain_is_no_host(tmp_path: Path) -> None:
     assert named(("URI", "spiffe://test.other/agent/h1"), ("DNS", "h1")) == ""
 
 
+@pytest.mark.slow
 async def test_hosts_with_svids_and_hosts_that_joined_feed_each_other(
     tmp_path: Path, place: Path, domain: TrustDomain
 ) -> None:
@@ -339,7 +340,8 @@ async def test_hosts_with_svids_and_hosts_that_joined_feed_each_other(
             assert (await site.pull(joined, digest)).bytes_peers == len(DATA)
             tracker._whole[digest] = ["h1"]
             late = await site.agent("h2", spiffe=other, join_file=None)
-            assert (await site.pull(late, digest)).bytes_peers == len(DATA)
+            async with asyncio.timeout(120):
+                assert (await site.pull(late, digest)).bytes_peers == len(DATA)
         finally:
             for api in apis:
                 await asyncio.to_thread(api.stop)
