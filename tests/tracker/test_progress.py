@@ -286,14 +286,20 @@ def with_a_slow_downlink() -> tuple[Site, Member]:
     return site, child
 
 
-def test_a_host_whose_uplink_was_just_found_to_be_slow_has_time_to_show_its_downlink() -> None:
-    """Acknowledgements waited behind what it sent."""
+def with_a_laggard(*, since: float) -> tuple[Swarm, Member]:
+    """A swarm in which a leaf lags in both stripes since then."""
     swarm = full(12)
     swarm.typical_rate = 40.0
     late = next(each for each in swarm.members.values() if all(each.parents) and not each.load)
     for each in swarm.members.values():
         each.counts, each.rates, each.heard_at = [60, 60], [40.0, 40.0], 1.5
-    late.counts, late.rates, late.lags = [20, 20], [5.0, 5.0], [Lag(1.1, 18), Lag(1.1, 18)]
+    late.counts, late.rates, late.lags = [20, 20], [5.0, 5.0], [Lag(since, 18), Lag(since, 18)]
+    return swarm, late
+
+
+def test_a_host_whose_uplink_was_just_found_to_be_slow_has_time_to_show_its_downlink() -> None:
+    """Acknowledgements waited behind what it sent."""
+    swarm, late = with_a_laggard(since=1.1)
     late.slots = 0
     for relieved_at, found in ((1.0, None), (0.8, late.host)):
         late.relieved_at = relieved_at
@@ -322,12 +328,7 @@ def test_a_host_that_gets_what_others_get_now_is_not_slow_though_more_was_usual(
 
 def test_a_host_in_several_swarms_may_lag_in_one_for_as_many_times_as_long() -> None:
     """They have its downlink in turns."""
-    swarm = full(12)
-    swarm.typical_rate = 40.0
-    late = next(each for each in swarm.members.values() if all(each.parents) and not each.load)
-    for each in swarm.members.values():
-        each.counts, each.rates, each.heard_at = [60, 60], [40.0, 40.0], 1.5
-    late.counts, late.rates, late.lags = [20, 20], [5.0, 5.0], [Lag(1.2, 18), Lag(1.2, 18)]
+    swarm, late = with_a_laggard(since=1.2)
     late.relieved_at = -10.0
     for turns, now, found in ((1, 1.6, True), (4, 1.6, False), (4, 2.2, True)):
         assert (slow_host(swarm, late, turns=turns, now=now) is not None) == found

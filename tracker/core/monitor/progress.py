@@ -20,9 +20,9 @@ connections have it, and children in one swarm may get next to nothing while oth
 their share: its link is slow only where all its edges together show it (`share_over_all`). What is
 usual was learned when hosts had more than they may have now: where the others, in their middle, get
 little of it, as on a machine that is short of processors, only a host that gets little beside them
-is slow (`little_beside`), else one after the other would lose its upload slots, and those that are
-left would have to feed all. Where
-there is no host to compare with, another parent for LAG_S tells. Where one child
+is slow (`little_beside`). Else one after the other would lose its upload slots, and those that are
+left would have to feed all. Where there is no host to compare with, another parent for LAG_S tells.
+Where one child
 alone lags, in one stripe alone, for EDGE_S, the connection between the two is slow, and another
 parent may do better. A root has no parent to lag behind, and reads no faster than its children
 follow, so it is compared with the roots of other stripes. Acting on less costs more than it gains:
