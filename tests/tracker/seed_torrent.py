@@ -21,6 +21,7 @@ def main(torrent: str, directory: str) -> None:
         "enable_upnp": False,
         "enable_natpmp": False,
         "allow_multiple_connections_per_ip": True,
+        "min_reconnect_time": 1,  # a connection that a busy machine did not take at once
     }
     session = libtorrent.session(settings)
     wanted = libtorrent.load_torrent_buffer(Path(torrent).read_bytes())

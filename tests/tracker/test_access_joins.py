@@ -272,8 +272,8 @@ async def test_a_revoked_host_loses_its_session_and_gets_no_other(site: AccessSi
         pass
     assert "revoked" in (await session.hear(Reject)).problem["detail"]
     await session.ended()
-    await kept.hear(Access)
-    assert (await kept.hear(Access)).revoked == ("host:h1",)
+    while (await kept.hear(Access)).revoked != ("host:h1",):  # it may have been revoked before the first one went
+        pass
     for path in ("/v1/renew", "/v1/join"):
         with pytest.raises(Refused):
             body = RenewRequest(make_request(make_key()).decode())

@@ -141,6 +141,23 @@ def test_a_doubt_ends() -> None:
     assert all(members[f"s{number}"].slots for number in range(3))
 
 
+def test_a_host_that_is_believed_again_reads_beside_no_other_of_its_site() -> None:
+    """While it is doubted, its lease counts for nothing and another host reads the origin, too."""
+    control = Control()
+    control.join("a", 4)
+    control.run(SMALL_BATCH_S)
+    for name in ("b", "c"):
+        control.join(name)
+    control.run(0.2)
+    assert control.parent("a") == ""
+    control.run(2 * (FIRST_PIECE_S + 0.5))
+    roots = control.fleet.swarms[BLOB].edges.roots[0]
+    assert len(roots) == 2 and "a" in roots
+    control.run(DOUBT_S + 1.0)
+    assert not control.fleet.hosts["a"].doubted_until > control.now
+    assert len(roots) == 1
+
+
 def test_a_doubted_host_is_doubted_in_its_next_swarm_and_goes_on_receiving() -> None:
     control = silent_seeds(1)
     control.join("h1")

@@ -60,11 +60,13 @@ class LeaseChecks:
     def granted(self, fleet: Fleet, blob: Digest, stripe: int, host: str) -> None:
         """A fleet tells a host of its lease. At most one lease a stripe and site, and no more than
         the cap in all, of the leases that it granted and that are out; RESCUES_MAX a stripe besides
-        for hosts that were starved (planning/rescue.py)."""
+        for hosts that were starved (planning/rescue.py). The lease of a host that is doubted
+        (repair/claims.py) keeps no other from its site."""
         out = self._of(fleet).out
         out[blob, stripe, host] = self.ever[blob, stripe, host] = None
         granted: dict[tuple[Digest, int, str], int] = {}
         rescued: dict[tuple[Digest, int], int] = {}
+        doubted = 0
         for lease in list(out):
             digest, number, name = lease
             swarm = fleet.swarms.get(digest)
@@ -74,13 +76,15 @@ class LeaseChecks:
             if number in swarm.members[name].rescued:
                 rescued[digest, number] = rescued.get((digest, number), 0) + 1
                 continue
+            if swarm.members[name].doubted_until:
+                doubted += 1
+                continue
             key = digest, number, swarm.members[name].site
             granted[key] = granted.get(key, 0) + 1
         self._require(max(granted.values(), default=0) <= 1, "a stripe has two leases at one site")
         self._require(max(rescued.values(), default=0) <= RESCUES_MAX, "a stripe has too many leases beyond the rule")
-        self._require(
-            sum(granted.values()) + sum(rescued.values()) <= self._leases_max, "more leases than the cap are out"
-        )
+        in_all = sum(granted.values()) + sum(rescued.values()) + doubted
+        self._require(in_all <= self._leases_max, "more leases than the cap are out")
 
     def _of(self, fleet: Fleet) -> _Granted:
         # From the end: the latest processes are the ones that run.

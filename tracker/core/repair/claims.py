@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
 from tracker.core.host import Host
-from tracker.core.member import Member
+from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
@@ -177,9 +177,20 @@ class Claims:
                     self._trust(swarm, swarm.members[host.name], now)
 
     def _trust(self, swarm: Swarm, member: Member, now: float) -> None:
-        """A doubt is over."""
+        """A doubt is over. Another host of the site may have been granted a lease meanwhile, as
+        that of a doubted host counts for nothing: one of the two is enough."""
         member.doubt(0.0)
+        for stripe, parent in enumerate(member.parents):
+            if parent == FROM_ORIGIN and stripe not in member.rescued and _reads_beside(swarm, stripe, member):
+                swarm.edges.detach(stripe, member.host)
+                self.schedule.ask(swarm.key, "trusted", now)
         member.set_slots(max(member.slots, self.reputation.slots(self.hosts[member.host], swarm, now=now)))
+
+
+def _reads_beside(swarm: Swarm, stripe: int, member: Member) -> bool:
+    """Whether another host at a member's site, which nobody doubts, has a lease of the stripe."""
+    holders = (swarm.members[name] for name in swarm.edges.roots[stripe] if name != member.host)
+    return any(each.site == member.site and not each.doubted_until and stripe not in each.rescued for each in holders)
 
 
 def _untouched(member: Member, stripe: int) -> bool:
