@@ -11,9 +11,11 @@ are by the clock, so whatever else the machine did meanwhile is in them. Beside 
 processor time that the page's thread took for an update, with styles, layout and painting, as
 Chromium counts it. The goal is 30 ms for each single update, of the clock on a machine that does
 nothing else, and of the processor on any. The first update, which says everything, stands on its
-own. The goal of the first paint is 200 ms after the navigation began. The page's heap is taken
-after a garbage collection, once a tenth of the updates have come and at the end: 1.1 is the most
-that it may have grown by.
+own. The goal of the first paint is 200 ms after the navigation began, without anything of the page
+in the browser's cache: the median of 3 navigations of a browser that runs, as an operator's does.
+Beside it stands the first one of its life, in which it looks for its fonts and processes. The
+page's heap is taken after a garbage collection, once a tenth of the updates have come and at the
+end: 1.1 is the most that it may have grown by.
 
 An hour goes on whatever the machine does beside it: a browser that does not answer is asked again
 over a new connection, and an update may take half an hour. What was measured is printed when it
@@ -58,6 +60,7 @@ PATIENCE = Patience(answer_s=120.0, tries=10)
 UPDATE_S_MAX = 1800.0
 """A machine that does much else may be late; what never happens is to end."""
 
+PAINTS = 3
 RESOURCES_MAX = 100_000
 TELL_EVERY = 300
 """After so many updates a line on stderr says how far it is."""
@@ -97,7 +100,8 @@ def main() -> int:
     begun, ended = result["heap_mb"]
     notes = [
         goal,
-        f"first paint after {result['paint_ms']:.0f} ms (goal {PAINT_GOAL_MS:.0f}: {met['paint']}); "
+        f"first paint after {result['paint_ms']:.0f} ms (goal {PAINT_GOAL_MS:.0f}: {met['paint']}), "
+        f"{result['paint_started_ms']:.0f} ms in a browser that has just started",
         f"heap {begun:.1f} MB, in the end {ended:.1f} MB (goal {HEAP_GOAL} x: {met['heap']})",
     ]
     if result["again"]:
@@ -119,6 +123,8 @@ class Figures:
     longest_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
     heaps_mb: list[float] = field(default_factory=list)
+    paints_ms: list[float] = field(default_factory=list)
+    """First paints: in the browser that has just started, and in the same one when it has run."""
     again: int = 0
     lost: str = ""
     """Why it ended before its time."""
@@ -138,7 +144,7 @@ async def measure(count: int, packages: int, updates: int) -> dict[str, Any]:
         await page.until(f"{MEASURED}.updates >= 2 && swarmHealth.idle()", UPDATE_S_MAX)
         first = {name: max(await page.evaluate(f"{MEASURED}.{name}")) for name in ("all_ms", "longest_ms")}
         first["cpu_ms"] = await cpu_ms(page)
-        paint_ms = float(await page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        figures.paints_ms.append(await paint_ms(page))
         await page.call("Network.disable")  # Chromium would keep an hour of what the page receives
         await page.evaluate(f"performance.setResourceTimingBufferSize({RESOURCES_MAX})")
         play = Play(hosts, updates)
@@ -149,10 +155,22 @@ async def measure(count: int, packages: int, updates: int) -> dict[str, Any]:
                     figures.heaps_mb.append(await heap_mb(page))
                 if number % TELL_EVERY == 0:
                     print(f"{number} of {updates} updates, heap {await heap_mb(page):.2f} MB", file=sys.stderr)
+            for _ in range(PAINTS):
+                await page.evaluate("swarmHealth = null")
+                await page.call("Page.reload", ignoreCache=True)
+                await page.until(
+                    "window.swarmHealth && swarmHealth.measured.updates && swarmHealth.idle()", UPDATE_S_MAX
+                )
+                figures.paints_ms.append(await paint_ms(page))
         except (TimeoutError, ConnectionError, AssertionError) as error:
             figures.lost = f"after {play.done} updates: {error}"
         figures.lost = figures.lost or "; ".join(page.complaints)
-    return summary(count, updates, first, paint_ms, figures)
+    return summary(count, updates, first, figures)
+
+
+async def paint_ms(page: Page) -> float:
+    """When the page was first painted, since its navigation began."""
+    return float(await page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
 
 
 async def one_update(page: Page, play: Play, figures: Figures) -> None:
@@ -173,16 +191,18 @@ async def one_update(page: Page, play: Play, figures: Figures) -> None:
         figures.cpu_ms.append((after - before) / (now - shown))
 
 
-def summary(count: int, updates: int, first: dict[str, float], paint_ms: float, figures: Figures) -> dict[str, Any]:
+def summary(count: int, updates: int, first: dict[str, float], figures: Figures) -> dict[str, Any]:
     result: dict[str, Any] = {"hosts": count, "updates": len(figures.all_ms), "asked": updates, "goal_ms": GOAL_MS}
     result |= {"first": first, "again": figures.again, "lost": figures.lost}
     for name in ("all_ms", "longest_ms", "cpu_ms"):
         result[name] = spread(getattr(figures, name) or [math.nan])
     result["met"] = {"clock": result["all_ms"]["worst"] <= GOAL_MS, "processor": result["cpu_ms"]["worst"] <= GOAL_MS}
     begun, ended = (figures.heaps_mb or [math.nan])[0], (figures.heaps_mb or [math.nan])[-1]
-    result |= {"paint_ms": round(paint_ms, 1), "heap_mb": [round(begun, 2), round(ended, 2)]}
+    started, again = figures.paints_ms[0], statistics.median(figures.paints_ms[1:] or [math.nan])
+    result |= {"paint_ms": round(again, 1), "paint_started_ms": round(started, 1)}
+    result["heap_mb"] = [round(begun, 2), round(ended, 2)]
     result["met"] |= {
-        "paint": paint_ms <= PAINT_GOAL_MS,
+        "paint": again <= PAINT_GOAL_MS,
         "heap": len(figures.heaps_mb) > 1 and ended <= HEAP_GOAL * begun,
     }
     result["load"] = os.getloadavg()[0]

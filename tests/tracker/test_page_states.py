@@ -59,6 +59,7 @@ async def test_many_packages_keys_and_buttons() -> None:
     spread_packages(hosts, 200)
     async with tracker_of(hosts) as (service, url), browser(url + "/") as page:
         await page.until("document.querySelectorAll('#packages tbody').length >= 100")
+        await page.until("document.querySelector('#rate .plot canvas') !== null")
         await photograph(page, "many-packages", judged=False)
 
         await press(page, "j", 74)

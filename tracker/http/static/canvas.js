@@ -103,11 +103,19 @@ export class Sheet {
     const left = Math.max(0, Math.min(wide - side, Math.round(x * this.scale))), half = side >> 1;
     const top = Math.max(0, Math.min(high - side, Math.round(y * this.scale)));
     if (pixels[top * wide + left] === frame && pixels[(top + half) * wide + left + half] === colour) return false;
-    for (let row = top * wide + left, last = row + side * wide; row < last; row += wide) pixels.fill(frame, row, row + side);
+    this.fill(top * wide + left, side, frame);
     if (frame === colour) return true;
-    const edge = Math.max(1, Math.floor(thick * this.scale)), inner = side - 2 * edge;
-    for (let row = (top + edge) * wide + left + edge, last = row + inner * wide; row < last; row += wide) pixels.fill(colour, row, row + inner);
+    const edge = Math.max(1, Math.floor(thick * this.scale));
+    this.fill((top + edge) * wide + left + edge, side - 2 * edge, colour);
     return true;
+  }
+
+  // Squares are a few pixels wide: a call of the array's own fill for each row would take several times as long.
+  fill(first, side, colour) {
+    const { pixels, image: { width: wide } } = this;
+    for (let row = first, last = first + side * wide; row < last; row += wide) {
+      for (let at = row, end = row + side; at < end; at += 1) pixels[at] = colour;
+    }
   }
 
   // A line, `strength` of 1 opaque. Across its longer axis it covers two pixels in the shares in which it lies between them (Wu, SIGGRAPH 1991).

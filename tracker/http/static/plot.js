@@ -1,12 +1,13 @@
-// The rate at which all hosts together receive, over the last minutes, drawn by uPlot (vendor/).
+// The rate at which all hosts together receive, over the last minutes, drawn by uPlot (vendor/), which is loaded when there is something to
+// draw: the page is seen before.
 
-import { element, ink } from "./canvas.js";
+import { element, ink, make } from "./canvas.js";
 import { bytes, clock } from "./words.js";
 
 const SAMPLES_MAX = 600, HEIGHT_PX = 150; // ten minutes
 const STEPS = Array.from({ length: 40 }, (_, power) => 2 ** (power + 8)); // between lines, so that labels are round
 const times = [], rates = [];
-let plot = null;
+let plot = null, asked = false; // asked: for uPlot
 new ResizeObserver(() => { if (plot && plot.width !== wide()) plot.setSize({ width: wide(), height: HEIGHT_PX }); }).observe(element("#rate .plot"));
 
 const wide = () => Math.max(200, element("#rate .plot").clientWidth);
@@ -18,8 +19,17 @@ export function showRate(rate_bytes_s) {
     times.shift();
     rates.shift();
   }
-  if (!plot) draw();
+  if (!asked) load();
+  else if (!plot) draw();
   else plot.setData([times, rates]);
+}
+
+function load() {
+  asked = true;
+  const sheet = make("link"), script = make("script");
+  Object.assign(sheet, { rel: "stylesheet", href: "static/vendor/uPlot.min.css" });
+  Object.assign(script, { src: "static/vendor/uPlot.iife.min.js", onload: draw });
+  document.head.append(sheet, script);
 }
 
 // Draw anew, in the colours and the width of now.
