@@ -12,8 +12,10 @@ that moment. The hosts move no data.
 Figures: `noticed` from the kill until the first and until the last host heard of the next epoch;
 `planned` from then until every host that joined has a parent for every stripe, though a tracker
 that takes over waits for what hosts say before it lets one read the origin; `refused` how many had
-to speak twice; `cpu_s` of the next owner meanwhile; its resident bytes per session and per host of
-the blob. The database must be empty, or that of this benchmark alone.
+to speak twice; `cpu_s` of the next owner meanwhile; its resident bytes per session, per host of the
+blob, and per host of a second blob that all hosts join there afterwards: the first one's have the
+room in them that planning takes for a moment, and that stays for the next plan. The database must
+be empty, or that of this benchmark alone.
 """
 
 from __future__ import annotations
@@ -33,10 +35,13 @@ from bench.load_hosts import BLOB, CONNECTING_MAX, PIECE_BYTES, Host, Load, layo
 from bench.processes import cpu_s
 from bench.several_trackers import share_evenly, trackers
 from bench.tracker_load import resident
+from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import Assign, EpochSeen, Holding, NotOwner, OwnershipChanged, decode_from_tracker
 from p2pdist.model.ownership import Ownership, owner
 
 NOTICE_S, PLAN_S = 60.0, 60.0
+BLOBS = [digest_of(b"further %d" % number) for number in range(1000)]
+"""Of which one belongs to the next owner, too."""
 
 
 class Session(Host):
@@ -82,6 +87,8 @@ class Fleet(Load):
         self.missing: dict[int, set[int]] = {}
         self.planned_last = 0.0
         self.done = asyncio.Event()
+        self.blob = BLOB
+        """The blob whose plans count."""
 
     async def connect_all(self) -> dict[str, float]:
         """Open every session."""
@@ -125,7 +132,7 @@ class Fleet(Load):
 
     def planned_for(self, number: int, tracker: int, message: Assign) -> None:
         """A host has got a plan."""
-        if tracker != self.owner:
+        if tracker != self.owner or message.plan.blob != self.blob:
             return
         held = self.parents.setdefault(number, [None] * self.stripes)
         for each in message.plan.stripes:
@@ -157,6 +164,16 @@ class Fleet(Load):
         self.owner, self.epoch = following, ownership.epoch
         self.heard_at[number] = time.monotonic()
         self._speak(number)
+
+    async def join_further(self, blob: Digest) -> dict[str, float]:
+        """All hosts join one more blob at the next owner."""
+        started, self.blob = time.monotonic(), blob
+        self.missing = {number: set(range(self.stripes)) for number in range(self.count)}
+        self.done.clear()
+        for session in self.sessions[self.owner]:
+            session.send(Holding(blob, self.pieces * PIECE_BYTES, PIECE_BYTES, (0,) * self.stripes))
+        await self._all_planned(PLAN_S)
+        return {"planned_s": self.planned_last - started}
 
     def refused(self, number: int, tracker: int) -> None:
         """A tracker does not own the blob by what it has heard."""
@@ -210,6 +227,8 @@ def hosts(commands: Connection, ports: list[int], ids: list[str], chosen: argpar
                     fleet.mark(*words)
                 case "take over":
                     answer = await fleet.take_over(*words)
+                case "join further":
+                    answer = await fleet.join_further(*words)
                 case _:
                     os._exit(0)
             commands.send((fleet.failure, answer))
@@ -261,6 +280,10 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
             found["take_over"]["cpu_s"] = cpu_s(following) - before
             found["bytes_per_session"] = (connected - empty) / chosen.hosts
             found["bytes_per_host_and_blob"] = (resident(following) - connected) / chosen.hosts
+            joined = resident(following)
+            further = next(blob for blob in BLOBS if owner(rest, blob).id == owner(rest, BLOB).id)
+            found["join_further"] = crowd.run("join further", further)
+            found["bytes_per_host_and_further_blob"] = (resident(following) - joined) / chosen.hosts
             return found
         finally:
             crowd.stop()

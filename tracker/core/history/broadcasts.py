@@ -57,10 +57,10 @@ class _Receiver:
     """Time of its first join. `join`."""
     waiting: dict[Digest, None] = field(default_factory=dict)
     """Blobs of which it lacks pieces. `join`, `_complete`, `leave`."""
-    missed: dict[Digest, None] = field(default_factory=dict)
-    """Blobs whose swarms it left before it was complete. `leave`; `join` takes them back."""
-    origin_read: dict[Digest, int] = field(default_factory=dict)
-    """By blob that it lacks: what its pull has read of the origin, as it says. `advance`."""
+    missed: dict[Digest, None] | None = None
+    """Blobs whose swarms it left before it was complete. `miss`; `join` takes them back."""
+    origin_read: dict[Digest, int] | None = None
+    """By blob that it lacks: what its pull has read of the origin, as it says. `read`."""
     wanted_bytes: int = 0
     """What it lacked when it joined, but for what it missed. `join`, `leave`."""
     completed_at: float | None = None
@@ -68,6 +68,20 @@ class _Receiver:
     back."""
     reason: str = ""
     """What held it up, or why it missed a blob. `_complete`, `leave`."""
+
+    def miss(self, blob: Digest) -> None:
+        """It leaves the swarm of a blob of which it lacks pieces."""
+        self.missed = {} if self.missed is None else self.missed
+        self.missed[blob] = None
+
+    def read(self, blob: Digest, origin_bytes: int) -> int:
+        """Its pull says what it has read of the origin so far; returns how much that is more than
+        before."""
+        before = (self.origin_read or {}).get(blob, 0)
+        if origin_bytes or before:  # most hosts read nothing
+            self.origin_read = {} if self.origin_read is None else self.origin_read
+            self.origin_read[blob] = origin_bytes
+        return origin_bytes - (before if origin_bytes >= before else 0)  # less: another pull of the blob
 
 
 @dataclass(slots=True)
@@ -135,7 +149,8 @@ class Broadcasts:
             running.resumed += any(member.counts)
         running.outstanding += not receiver.waiting
         receiver.waiting[blob] = None
-        receiver.missed.pop(blob, None)
+        if receiver.missed:
+            receiver.missed.pop(blob, None)
         receiver.completed_at, receiver.reason = None, ""
         receiver.wanted_bytes += swarm.layout.size - swarm.bytes_held[member.host]
         running.changed_at = now
@@ -152,10 +167,8 @@ class Broadcasts:
             return
         receiver, count = running.receivers[member.host], 0
         if origin_bytes is not None:
-            before = receiver.origin_read.get(swarm.blob, 0)
-            count = origin_bytes - (before if origin_bytes >= before else 0)  # less: another pull of the blob
-            receiver.origin_read[swarm.blob] = origin_bytes
-        elif swarm.blob not in receiver.origin_read and FROM_ORIGIN in member.parents:
+            count = receiver.read(swarm.blob, origin_bytes)
+        elif swarm.blob not in (receiver.origin_read or ()) and FROM_ORIGIN in member.parents:
             for stripe, parent in enumerate(member.parents):
                 if parent == FROM_ORIGIN:
                     count += (counts[stripe] - member.counts[stripe]) * swarm.layout.piece_size
@@ -173,7 +186,7 @@ class Broadcasts:
             return
         receiver = running.receivers[host]
         del receiver.waiting[swarm.blob]
-        receiver.missed[swarm.blob] = None
+        receiver.miss(swarm.blob)
         receiver.wanted_bytes -= swarm.layout.size - swarm.bytes_held[host]
         receiver.reason, running.changed_at = why, now
         running.outstanding -= not receiver.waiting
@@ -242,7 +255,8 @@ class Broadcasts:
     def _complete(self, running: Running, swarm: Swarm, member: Member, now: float) -> None:
         receiver = running.receivers[member.host]
         del receiver.waiting[swarm.blob]
-        receiver.origin_read.pop(swarm.blob, None)
+        if receiver.origin_read:
+            receiver.origin_read.pop(swarm.blob, None)
         running.changed_at = now
         if 2 * running.outstanding <= len(running.receivers):  # one of the later half
             receiver.reason = self._reason(receiver, member, now) or receiver.reason
