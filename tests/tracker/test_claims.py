@@ -141,6 +141,27 @@ def test_a_doubt_ends() -> None:
     assert all(members[f"s{number}"].slots for number in range(3))
 
 
+@pytest.mark.parametrize("new", [False, True])
+def test_in_a_large_fleet_a_few_that_die_cost_the_others_nothing(new: bool) -> None:
+    """Most are leaves, which can prove nothing: nobody asks them. Nor could any host yet where the
+    tracker has just started."""
+    control = Control(started_at=0.0 if new else -100.0)
+    names = [f"h{number}" for number in range(300)]
+    for name in names:
+        control.join(name, ALL if name == "h0" else 2)
+    control.run(3.0 if new else 0.2)
+    members = control.fleet.swarms[BLOB].members
+    dead = [name for name in names if members[name].children[0] and members[name].parents[0]][:3]
+    for name in names if not new else ():
+        if members[name].parents[0] not in dead:
+            control.report(name, 3)
+    for name in dead:
+        child = members[name].children[0][0]
+        control.report(name, 5)
+        control.complain(child, name, "stalled")
+    assert [name for name in names if members[name].doubted_until] == dead and len(dead) == 3
+
+
 def test_a_host_that_is_believed_again_reads_beside_no_other_of_its_site() -> None:
     """While it is doubted, its lease counts for nothing and another host reads the origin, too."""
     control = Control()

@@ -238,6 +238,10 @@ class Swarm:
     claims: dict[str, bool] = field(default_factory=dict)
     """Members that say they have pieces which no host has seen, and whether their first children
     have a deadline (repair/claims.py). Claims, `remove`."""
+    claims_doubted: dict[str, None] = field(default_factory=dict)
+    """Those of them that are doubted. Claims, `remove`."""
+    claims_proved: int = 0
+    """Members whose claims were proved. Claims."""
     tree_seeds: dict[str, None] = field(default_factory=dict)
     """Seeds that did not become so by BitTorrent, as far as is known. `add`, `advance`."""
     story: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))
@@ -332,6 +336,7 @@ class Swarm:
         self.swarming.pop(host, None)
         self.tree_seeds.pop(host, None)
         self.claims.pop(host, None)
+        self.claims_doubted.pop(host, None)
         self.starved.pop(host, None)
         self._exit(member)
         if not member.seed:

@@ -4,9 +4,9 @@ Theory. What a host says that it holds is believed until it matters: a host that
 makes a claim, and the claim is proved when a child gets a piece from that host, in whatever swarm.
 The first child's first piece has a deadline. A host that lets it pass, or of which a child
 complains that nothing came, is doubted for DOUBT_S: it keeps its parents, gets no children, and
-spares the origin for no host. Where DOUBTS_MAX claims in one swarm turned out like that, the others
-there are doubted as well, for DISBELIEF_S: it is better to read the origin, or to ask hosts that
-have proved something, than to try one silent host after the other.
+spares the origin for no host. Where DOUBTS_MAX claims in one swarm turned out like that, and few
+were proved, the others there are doubted as well, for DISBELIEF_S: it is better to read the origin,
+or to ask hosts that have proved something, than to try one silent host after the other.
 
 While the tracker has just started, or taken the swarm over, all hosts come again at once, and are
 late: then no deadline is set, and a host is doubted only when a child complains of it.
@@ -34,6 +34,13 @@ is silent complains long before; a piece of 16 MiB takes its time on an honest u
 
 DOUBT_S, DISBELIEF_S = 120.0, 30.0
 DOUBTS_MAX = 2
+PROVED_PER_DOUBT = 16
+"""Where more claims were proved for each that was not, the others are believed: among very many
+hosts some die at any time."""
+
+CLAIMED_PER_DOUBT = 64
+"""So they are while a tracker has just started and more hosts claim pieces for each that gave
+none."""
 
 Edge = tuple[float, Digest, str, int, str]
 """When a child must have got a piece, the key of its swarm, the child, the stripe, the parent."""
@@ -142,14 +149,18 @@ class Claims:
     def _fail(self, swarm: Swarm, parent: str, now: float) -> None:
         """A claiming host gives nothing: doubt it everywhere, and free its children."""
         host = self.hosts[parent]
+        if swarm.members[parent].doubted_until > now + DOUBT_S / 2:
+            return
         host.doubt(now + DOUBT_S)
         for key in host.swarms:
             if parent in self.swarms[key].claims:
                 self._doubt(self.swarms[key], self.swarms[key].members[parent], now + DOUBT_S)
                 self.schedule.ask(key, "doubted", now)
         swarm.record(now, f"{parent} claims pieces and gives none")
-        doubted = [name for name in swarm.claims if self.hosts[name].doubted_until > now]
-        if len(doubted) >= DOUBTS_MAX:
+        believed = swarm.claims_proved / PROVED_PER_DOUBT
+        if not swarm.claims.get(parent):  # all have just come again, and none could prove anything yet
+            believed = max(believed, len(swarm.claims) / CLAIMED_PER_DOUBT)
+        if len(swarm.claims_doubted) >= max(DOUBTS_MAX, believed):
             self._disbelieve(swarm, swarm.claims, now)
 
     def _disbelieve(self, swarm: Swarm, names: Iterable[str], now: float) -> None:
@@ -160,6 +171,8 @@ class Claims:
 
     def _doubt(self, swarm: Swarm, member: Member, until: float) -> None:
         member.doubt(until)
+        if member.host in swarm.claims:
+            swarm.claims_doubted[member.host] = None
         heapq.heappush(self._ends, (until, swarm.key, member.host))
         for stripe in range(swarm.stripes):
             for child in list(member.children[stripe]):
@@ -173,6 +186,8 @@ class Claims:
             swarm = self.swarms[key]
             if host.name in swarm.claims:
                 del swarm.claims[host.name]
+                swarm.claims_doubted.pop(host.name, None)
+                swarm.claims_proved += 1
                 if swarm.members[host.name].doubted_until:
                     self._trust(swarm, swarm.members[host.name], now)
 
@@ -180,6 +195,7 @@ class Claims:
         """A doubt is over. Another host of the site may have been granted a lease meanwhile, as
         that of a doubted host counts for nothing: one of the two is enough."""
         member.doubt(0.0)
+        swarm.claims_doubted.pop(member.host, None)
         for stripe, parent in enumerate(member.parents):
             if parent == FROM_ORIGIN and stripe not in member.rescued and _reads_beside(swarm, stripe, member):
                 swarm.edges.detach(stripe, member.host)
