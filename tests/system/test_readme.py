@@ -235,17 +235,19 @@ def test_the_first_steps_lead_to_a_program_on_a_second_agent(machine: Machine) -
         ":7081": f":{second}",
         "p2pdist up ": f"p2pdist up --port {port} ",
     }
-    (machine.directory / "app" / "main.py").write_text("print('it runs')")
+    (machine.directory / "app" / "main.py").write_text('print("hello")')
     ended = None
     for step in steps:
         if step.startswith("p2pdist up "):
             machine.start(step, "Ctrl-C ends it")
         elif step.startswith("p2pdist agent "):
-            machine.start(f"{step} --name second")
+            machine.start(step)
         else:
             ended = machine.run(step)
             assert ended.returncode == 0, ended.stderr
-    assert ended is not None and ended.stdout == "it runs\n"
+    assert ended is not None and ended.stdout == "hello\n"
+    assert 'echo \'print("hello")\' > app/main.py' in (ROOT / "README.md").read_text()
+    assert text.splitlines()[-1].endswith("  # hello")
 
 
 def test_the_other_blocks_hold() -> None:

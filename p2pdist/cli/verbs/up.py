@@ -161,6 +161,7 @@ class _Trial:
         tracker += ["--state", str(self.directory / "state")]
         agent = ["--listen", f"{self.listens}:{self.port + 1}", "--advertise", self.agent, "--tracker", self.tracker]
         agent += ["--store", str(self.directory / "store"), "--socket", str(self.socket), "--drain-seconds", "1"]
+        agent += ["--name", f"{sockets.gethostname()}-trial"]  # another agent here has the name of the host
         words = ["agent", *agent] if name == AGENT else ["tracker", *tracker]
         service = await processes.start(name, [sys.executable, "-m", "p2pdist", *words])
         url = f"{f'http://{self.agent}' if name == AGENT else self.tracker}/readyz"
