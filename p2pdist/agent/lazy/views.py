@@ -120,10 +120,18 @@ def images_of(manifest: Manifest) -> list[Descriptor]:
     return [layer for layer in manifest.layers if layer.media_type != TREE_TYPE]
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 @dataclass(slots=True)
 class _Sight:
     """How soon a view was seen. On the event loop."""
 
+    begun: float = field(default_factory=_now)
+    """When the view was asked for, or taken over."""
+    steps: dict[str, float] = field(default_factory=dict)
+    """After how many seconds each step of the start had ended first."""
     pull: Callable[[], PullStatus] | None = None
     """Says how far the pull of the package is."""
     bytes_metadata: int = 0
@@ -134,16 +142,22 @@ class _Sight:
     """Set once it is mounted, or will not be."""
     _known_at: float = 0.0
 
+    def end(self, step: str) -> None:
+        """A step of the start has ended."""
+        self.steps.setdefault(step, round(_now() - self.begun, 4))
+
     def know(self) -> None:
         """The metadata is here."""
-        self._known_at = asyncio.get_running_loop().time()
+        self.end("listed")
+        self._known_at = _now()
         if self.pull is not None:
             status = self.pull()
             self.bytes_metadata = status.bytes_peers + status.bytes_origin
 
     def show(self) -> None:
         """The view is mounted."""
-        self.shown_s = asyncio.get_running_loop().time() - self._known_at
+        self.end("mounted")
+        self.shown_s = _now() - self._known_at
         self.over.set()
 
 
@@ -261,6 +275,7 @@ class LazyView:
         self._pinned = f"{package.reference.name}@{package.digest}"
         self._filler.chunks.whereabouts = Whereabouts.of(incomplete, sources)
         self._located.set()
+        self.sight.end("located")
         self._tell(package)
         if self._served:
             self._spawn(self._know(package))
@@ -296,6 +311,7 @@ class LazyView:
             with suppress(NotFound):  # another agent computes the layout from them
                 self._holds.enter_context(blob.held())
         self._arranged.set()
+        self.sight.end("arranged")
 
     # -- readers
 
@@ -473,6 +489,8 @@ def _status_of(view: LazyView) -> LazyStatus:
         view._prefetch.unread_bytes,
         round(view.sight.shown_s, 4),
         view.sight.bytes_metadata,
+        round(_now() - view.sight.begun, 4),
+        dict(view.sight.steps),
     )
 
 
@@ -488,6 +506,7 @@ async def _fill_ahead(view: LazyView, start: Start) -> None:
     if view.layout is not None:
         cells = cells_of_trace(mine, view.layout, view._filler.device.cells)
         await view._prefetch.run(cells, view._opened)
+        view.sight.end("prefetched")
 
 
 async def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:
@@ -538,12 +557,12 @@ class LazyViews:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         self._opening += 1
         try:
-            return await self._open(reference, command, alone)
+            return await self._open(reference, command, alone, _now())
         finally:
             self._opening -= 1
 
     async def _open(
-        self, reference: str, command: Sequence[str] | None, alone: bool
+        self, reference: str, command: Sequence[str] | None, alone: bool, asked_at: float
     ) -> tuple[LazyView, Package] | None:
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if self._policy(str(found.reference)) is False:
@@ -556,6 +575,8 @@ class LazyViews:
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
         records = not images_of(found.manifest)
         view = self._view(reference, FUSE.cells, Start(self.traces, reference, entry, records=records))
+        view.sight.begun = asked_at
+        view.sight.end("found")
         try:
             view.begin()
             if root:  # the metadata comes while the ways are tried
