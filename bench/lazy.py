@@ -65,10 +65,10 @@ LOCAL, EAGER, LAZY, TRACED = "local disk", "eager", "lazy", "lazy, second host w
 WAYS = (LOCAL, EAGER, LAZY, TRACED)
 
 
-STEPS = ("found", "listed", "arranged", "mounted", "located", "prefetched")
+STEPS = ("found", "listed", "arranged", "foreseen", "mounted", "located", "prefetched")
 """The package is known; its lists of files are here; where its contents lie in the device is
-computed; the view is mounted; where they come from is computed, and readers are served; what the
-trace names is in the device."""
+computed, and of most where they come from: readers are served; the view is mounted; what is missing
+is computed; what the trace names is in the device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,13 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from p2pdist.agent.lazy.chunks import Fetcher, Whereabouts
 from p2pdist.agent.lazy.filler import Filler, keep_filling, keep_trying
+from p2pdist.agent.lazy.forecast import forecast
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.readahead import ReadAhead
@@ -40,13 +41,14 @@ from p2pdist.agent.lazy.traces import Shown, Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
+from p2pdist.model.catalog import Pack
 from p2pdist.model.device import ARRANGEMENT, Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest, PullStatus
 from p2pdist.model.modelpack import is_model
 from p2pdist.model.trace import entry_name, inherit
-from p2pdist.model.tree import Entry, File
+from p2pdist.model.tree import Entry
 from p2pdist.mount.lazy.trial import Choice, choose
 from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
 from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, supervise
@@ -93,26 +95,27 @@ class LazySettings:
 
 def layout_of(
     store: BlobStore, manifest: Manifest, arrangement: int = ARRANGEMENT
-) -> tuple[list[Sequence[Entry] | None], DeviceLayout]:
-    """The trees of a package, bottom to top, None for an image among them, and where their contents
-    lie by the rule with the number `arrangement`. Roots and catalogs are in the store. Raises
-    NotFound, Corrupt, TooLarge. In a thread."""
+) -> tuple[list[Sequence[Entry] | None], DeviceLayout, list[Pack]]:
+    """The trees of a package, bottom to top, None for an image among them, where their contents lie
+    by the rule with the number `arrangement`, and the packs that their catalogs list. Roots and
+    catalogs are in the store. Raises NotFound, Corrupt, TooLarge. In a thread."""
     catalogs = [part.digest for part in manifest.parts if part.media_type == CATALOG_TYPE]
     layers: list[Sequence[Entry] | None] = []
     sizes: dict[bytes, int] = {}
     chunk_lists: dict[bytes, bytes] = {}
+    packs: dict[str, Pack] = {}
     for layer in manifest.layers:
         if layer.media_type != TREE_TYPE:
             layers.append(None)
             continue
         read = store.trees.reader.read(layer.digest, catalogs)
         layers.append(read.tree.entries)
-        for entry in read.tree.entries:
-            if type(entry) is File and entry.size:
-                sizes.setdefault(entry.content, entry.size)
+        contents = read.tree.contents
+        sizes.update((content, size) for content, size in contents.items() if content not in sizes)
         lists = read.chunk_lists()
         chunk_lists.update((content, lists[name]) for content, name in read.tree.chunk_lists.items())
-    return layers, DeviceLayout(sizes, chunk_lists, arrangement)
+        packs.update((pack.digest, pack) for catalog in read.catalogs for pack in catalog.packs)
+    return layers, DeviceLayout(sizes, chunk_lists, arrangement), list(packs.values())
 
 
 def images_of(manifest: Manifest) -> list[Descriptor]:
@@ -273,9 +276,7 @@ class LazyView:
         if not incomplete and all(blob is not None and blob.complete for blob in blobs):
             return  # nothing is missing
         self._pinned = f"{package.reference.name}@{package.digest}"
-        self._filler.chunks.whereabouts = Whereabouts.of(incomplete, sources)
-        self._located.set()
-        self.sight.end("located")
+        _place(self, Whereabouts.of(incomplete, sources), "located")
         self._tell(package)
         if self._served:
             self._spawn(self._know(package))
@@ -289,7 +290,7 @@ class LazyView:
                 if layer.media_type == TREE_TYPE:
                     holds.enter_context(self._store.trees.held(layer.digest))
             self._holds.push(holds.pop_all())
-        self._located.set()
+        _place(self, replace(self._filler.chunks.whereabouts, replaced=None), "located")
         if not self.known.done():
             self.known.set_result(None)
         elif self.known.result() is None or self._served:
@@ -302,7 +303,7 @@ class LazyView:
 
     async def read_layout(self, manifest: Manifest) -> None:
         """Compute where contents lie. Raises what `layout_of` raises."""
-        self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest, self.arrangement)
+        self.layers, layout, packs = await asyncio.to_thread(layout_of, self._store, manifest, self.arrangement)
         await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
         self.layout = self._filler.layout = layout
         self._bytes_content = layout.bytes_content
@@ -312,6 +313,8 @@ class LazyView:
                 self._holds.enter_context(blob.held())
         self._arranged.set()
         self.sight.end("arranged")
+        if self._start is not None:
+            self._spawn(_foresee(self, manifest, packs, layout))
 
     # -- readers
 
@@ -463,6 +466,23 @@ class LazyView:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _place(view: LazyView, whereabouts: Whereabouts, step: str) -> None:
+    """From now on contents can be filled in, from there."""
+    before, view._filler.chunks.whereabouts = view._filler.chunks.whereabouts, whereabouts
+    if before.replaced is not None:
+        before.replaced.set()
+    view._located.set()
+    view.sight.end(step)
+
+
+async def _foresee(view: LazyView, manifest: Manifest, packs: Sequence[Pack], layout: DeviceLayout) -> None:
+    """Have contents filled in that are certain to come from a pack, before the pull has computed
+    all."""
+    whereabouts = await asyncio.to_thread(forecast, view._store, manifest, packs, layout)
+    if not view._located.is_set() and whereabouts.sources:
+        _place(view, whereabouts, "foreseen")
 
 
 async def _planned(view: LazyView) -> None:
