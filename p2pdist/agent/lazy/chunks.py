@@ -84,6 +84,8 @@ class Chunks:
         """Written by the owner whenever a pull of the package begins."""
         self.lost: Callable[[], None] = lambda: None
         """Called for a chunk that neither object nor pack has any more; the owner sets it."""
+        self.awaited: Callable[[], None] = lambda: None
+        """Called when a reader waits for whereabouts to be replaced; the owner sets it."""
         self._store, self._fetcher, self._priority = store, fetcher, priority
 
     async def read(self, chunk: DeviceChunk, reading: Reading | None = None) -> bytes:
@@ -168,6 +170,7 @@ class Chunks:
         P2PDistError."""
         located = self.whereabouts.packs.get(chunk.chunk)
         if located is None and self.whereabouts.replaced is not None:
+            self.awaited()
             await self.whereabouts.replaced.wait()
             located = self.whereabouts.packs.get(chunk.chunk)
             if located is None and (data := await asyncio.to_thread(self.from_objects, chunk)) is not None:

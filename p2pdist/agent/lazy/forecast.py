@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
 
 from p2pdist.agent.lazy.chunks import Whereabouts
 from p2pdist.agent.pull.trees import SELECTED_SHARE_MAX
@@ -22,62 +22,64 @@ from p2pdist.model.tree import ChunkList
 from p2pdist.store.store import BlobStore
 
 _RECORD = struct.Struct("<32sII")
-_STORED = struct.Struct("<36xI")
-"""A pack's record of a chunk (model/catalog.py): BLAKE3, length, stored length; and the last of
-these alone."""
+"""A pack's record of a chunk (model/catalog.py): BLAKE3, length, stored length."""
+
+
+class _Pack:
+    """The records of a pack of which there is one at least, as columns: what goes through all of
+    them stays in the interpreter's own loops."""
+
+    def __init__(self, pack: Pack) -> None:
+        self.digest, self.size = pack.digest, pack.size
+        names, self.lengths, self.stored = zip(*_RECORD.iter_unpack(pack.records), strict=True)
+        self.numbers: dict[bytes, int] = dict(zip(names, range(len(names)), strict=True))
+        """The number of the record of each chunk."""
+        self.offsets = list(accumulate(self.stored, initial=0))
+
+    def bytes_of(self, chunks: Collection[bytes]) -> int:
+        """As how many bytes chunks of it are stored."""
+        return self.size if len(chunks) == len(self.stored) else sum(self.stored[self.numbers[name]] for name in chunks)
 
 
 class PackedChunks(Mapping[bytes, tuple[Digest, Stored]]):
-    """Where in packs their chunks are. Values are made when they are asked for, since a start asks
-    for few."""
+    """Where in packs their chunks are; of several packs the first. Values are made when they are
+    asked for, since a start asks for few."""
 
-    def __init__(self) -> None:
-        self._records: dict[bytes, tuple[int, int]] = {}
-        """By chunk: number of its pack, and of its record there."""
-        self._packs: list[tuple[Pack, list[int]]] = []
-        """With where each chunk of the pack begins."""
-
-    def add(self, pack: Pack) -> None:
-        """Have the chunks of a pack, but for those of packs before it."""
-        place = len(self._packs)
-        self._packs.append((pack, list(accumulate((size for (size,) in _STORED.iter_unpack(pack.records)), initial=0))))
-        chunks = enumerate(_RECORD.iter_unpack(pack.records))
-        self._records = {chunk: (place, number) for number, (chunk, _, _) in chunks} | self._records
+    def __init__(self, packs: Sequence[_Pack]) -> None:
+        self._packs = packs
 
     def __getitem__(self, chunk: bytes) -> tuple[Digest, Stored]:
-        place, number = self._records[chunk]
-        pack, offsets = self._packs[place]
-        _, length, stored = _RECORD.unpack_from(pack.records, number * _RECORD.size)
-        return pack.digest, Stored(chunk, length, offsets[number], stored)
-
-    def __contains__(self, chunk: object) -> bool:
-        return chunk in self._records
+        for pack in self._packs:
+            number = pack.numbers.get(chunk)
+            if number is not None:
+                return pack.digest, Stored(chunk, pack.lengths[number], pack.offsets[number], pack.stored[number])
+        raise KeyError(chunk)
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._records)
+        return iter(dict.fromkeys(chain.from_iterable(pack.numbers for pack in self._packs)))
 
     def __len__(self) -> int:
-        return len(self._records)
+        return sum(1 for _ in self)
 
 
 def forecast(store: BlobStore, manifest: Manifest, packs: Iterable[Pack], layout: DeviceLayout) -> Whereabouts:
     """Where chunks of a package come from whose catalogs list these `packs`. In a thread."""
-    contents, lists = layout.contents, layout.chunk_lists
-    wanted = {content for content in contents if content not in store.objects and content not in lists}
-    if not store.objects.chunk_lists():  # else older objects may have some of these chunks
+    lists, objects = layout.chunk_lists, store.objects
+    wanted = set(layout.contents).difference(lists, objects.sizes)
+    if not objects.chunk_lists():  # else older objects may have some of these chunks
         for content, encoded in lists.items():
-            if content not in store.objects:
+            if content not in objects:
                 wanted.update(chunk for chunk, _ in ChunkList.decode(encoded).chunks)
     descriptors = {part.digest: part for part in manifest.parts if part.media_type == PACK_TYPE}
-    chunks, sources = PackedChunks(), {}
-    listed = (pack for pack in packs if pack.digest in descriptors)
-    for pack in sorted(listed, key=lambda pack: _remoteness(store, pack)):
-        needed = {chunk: stored for chunk, _, stored in _RECORD.iter_unpack(pack.records) if chunk in wanted}
-        wanted -= needed.keys()  # of several packs that have a chunk the first one counts
-        if sum(needed.values()) > SELECTED_SHARE_MAX * pack.size:
-            sources[pack.digest] = descriptors[pack.digest], None
-            chunks.add(pack)
-    return Whereabouts(chunks, {}, sources, asyncio.Event())
+    listed = (pack for pack in packs if pack.digest in descriptors and len(pack))
+    certain: list[_Pack] = []
+    for pack in map(_Pack, sorted(listed, key=lambda pack: _remoteness(store, pack))):
+        needed = pack.numbers.keys() & wanted
+        wanted -= needed  # of several packs that have a chunk the first one counts
+        if pack.bytes_of(needed) > SELECTED_SHARE_MAX * pack.size:
+            certain.append(pack)
+    sources = {pack.digest: (descriptors[pack.digest], None) for pack in certain}
+    return Whereabouts(PackedChunks(certain), {}, sources, asyncio.Event())
 
 
 def _remoteness(store: BlobStore, pack: Pack) -> int:

@@ -143,6 +143,8 @@ class _Sight:
     """How much later it was mounted; 0 until then, and where an earlier agent did so."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is mounted, or will not be."""
+    prepared: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once what the trace names has come, or a reader waits for what the pull is to compute."""
     _known_at: float = 0.0
 
     def end(self, step: str) -> None:
@@ -193,7 +195,7 @@ class LazyView:
         self.sight = _Sight()
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._filler = Filler(store, fetcher)
-        self._filler.chunks.lost = self._pull_again
+        self._filler.chunks.lost, self._filler.chunks.awaited = self._pull_again, self.sight.prepared.set
         self._start = start
         """None for a view that an earlier agent mounted."""
         total = start.traces.prefetched if start is not None else Counter[str]()
@@ -259,11 +261,15 @@ class LazyView:
             self._spawn(self._pull())
 
     async def _list(self, package: Package) -> None:
-        """The lists of files are here: the view is shown before what is missing is computed."""
+        """The lists of files are here: the view is shown before what is missing is computed, and
+        what the trace names comes before as far as it is known from where."""
         self._tell(package)
         if not self._served:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.sight.over.wait(), SHOWN_S_MAX)
+                async with asyncio.timeout(SHOWN_S_MAX):
+                    await self.sight.over.wait()
+                    if self._located.is_set():
+                        await self.sight.prepared.wait()
 
     def _tell(self, package: Package) -> None:
         if not self.known.done():
@@ -314,7 +320,7 @@ class LazyView:
         self._arranged.set()
         self.sight.end("arranged")
         if self._start is not None:
-            self._spawn(_foresee(self, manifest, packs, layout))
+            await _foresee(self, manifest, packs, layout)
 
     # -- readers
 
@@ -444,6 +450,7 @@ class LazyView:
         """End, with the view or with the agent: what is supervised stays so."""
         self._ended = True
         self.sight.over.set()
+        self.sight.prepared.set()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -516,17 +523,20 @@ def _status_of(view: LazyView) -> LazyStatus:
 
 async def _fill_ahead(view: LazyView, start: Start) -> None:
     """Fill what the trace of the start names, in its order."""
-    trace = await start.trace
-    await view._arranged.wait()
-    if trace is None:
-        return
-    trees = [entries for entries in view.layers if entries is not None]
-    mine = await asyncio.to_thread(inherit, trace, trees)
-    await _planned(view)
-    if view.layout is not None:
-        cells = cells_of_trace(mine, view.layout, view._filler.device.cells)
-        await view._prefetch.run(cells, view._opened)
-        view.sight.end("prefetched")
+    try:
+        trace = await start.trace
+        await view._arranged.wait()
+        if trace is None:
+            return
+        trees = [entries for entries in view.layers if entries is not None]
+        mine = await asyncio.to_thread(inherit, trace, trees)
+        await _planned(view)
+        if view.layout is not None:
+            cells = cells_of_trace(mine, view.layout, view._filler.device.cells)
+            await view._prefetch.run(cells, view._opened)
+            view.sight.end("prefetched")
+    finally:
+        view.sight.prepared.set()
 
 
 async def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:
