@@ -330,12 +330,12 @@ class _Lists:
         return pull
 
 
-@pytest.mark.parametrize("ends", ["shown", "closed", "late"])
+@pytest.mark.parametrize("ends", ["shown", "closed", "late", "prepared"])
 async def test_a_view_is_shown_before_what_is_missing_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """Which takes as long again, but waits neither for a view that will not be shown nor for
-    ever."""
+    ever. Where contents can be filled in before, it waits for what the trace names, too."""
     monkeypatch.setattr(views.Whereabouts, "of", lambda *_: views.Whereabouts())
     monkeypatch.setattr(views, "SHOWN_S_MAX", 0.01 if ends == "late" else 600.0)
     layer = Descriptor("image", digest_of(CONTENTS[0]), len(CONTENTS[0]))
@@ -344,8 +344,15 @@ async def test_a_view_is_shown_before_what_is_missing_is_computed(
     view.begin()
     assert await view.known == pulls.package
     assert ends == "late" or not pulls.planned_at_last.is_set()
-    if ends == "shown":
+    if ends in ("shown", "prepared"):
+        if ends == "prepared":
+            view._located.set()
         view.sight.show()
+        if ends == "prepared":
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not pulls.planned_at_last.is_set()
+            view.sight.prepared.set()
     elif ends == "closed":
         await view.close()
     async with asyncio.timeout(60):
