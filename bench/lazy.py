@@ -20,8 +20,7 @@ package that had come by that moment; reads that waited,
 and the 99th percentile of their waits; the largest memory of the agent. A second table says when
 each step of a lazy start had ended, and what came over the link all along.
 
-Below stand the goals. The bytes of a trace, as stored, are taken to be as much smaller than its
-contents as the package is smaller than its files.
+Below stand the goals.
 """
 
 from __future__ import annotations
@@ -93,6 +92,8 @@ class Row:
     steps: dict[str, float] = field(default_factory=dict)
     """Seconds after that until each step of the start had ended."""
     stall_p50_s: float = 0.0
+    trace_bytes: int = 0
+    """What its trace names, as packs have it."""
     link_bytes: tuple[int, ...] = ()
     """Bytes that came over the link in each STEP_S until the first line."""
 
@@ -300,6 +301,7 @@ def _seen(row: Row, client: LocalClient, began: float) -> Row:
         stall_p50_s=lazy.stall_p50_s,
         stall_p99_s=lazy.stall_p99_s,
         prefetched_bytes=lazy.prefetched_bytes,
+        trace_bytes=lazy.trace_bytes,
         asked_s=now - lazy.age_s - began,
         steps=dict(lazy.steps),
     )
@@ -366,9 +368,9 @@ def goals(rows: Sequence[Row], made: Made, rate_mbit: float) -> list[Goal]:
             found.append(Goal(name, value, limit, unit))
 
     local_s, eager_s, eager_here_s = of(LOCAL, _first_s), of(EAGER, _first_s), of(EAGER, lambda row: row.here_s)
-    trace_bytes = of(TRACED, lambda row: row.prefetched_bytes)
+    trace_bytes = of(TRACED, lambda row: row.trace_bytes)
     assert local_s is not None and trace_bytes is not None
-    trace_s = trace_bytes * made.bytes_stored / made.bytes_source * 8 / (rate_mbit * 1e6)
+    trace_s = trace_bytes * 8 / (rate_mbit * 1e6)
     metadata_s = (of(LAZY, lambda row: row.metadata_bytes) or 0) * 8 / (rate_mbit * 1e6)
     bound_s = max(local_s, metadata_s + trace_s)
     goal("first host: 1.6 x local disk", of(LAZY, _first_s), 1.6 * local_s)

@@ -98,6 +98,24 @@ def test_packs_that_the_package_does_not_name_are_not_foreseen(tmp_path: Path) -
     assert not foreseen.sources and not foreseen.packs
 
 
+def test_chunks_that_older_objects_may_have_are_not_counted_as_needed(tmp_path: Path) -> None:
+    """The pull takes them from there, and may take little of the pack then."""
+    store = BlobStore(tmp_path)
+    parts = [random.Random(number).randbytes(5000) for number in range(3)]
+    cut = tuple((content_hash(part), len(part)) for part in parts)
+    content, encoded = content_hash(b"another version"), ChunkList(cut).encode()
+    pack = packed("pack", [(name, length, length) for name, length in cut])
+    manifest = Manifest(Absent, (), (), (Descriptor(PACK_TYPE, pack.digest, pack.size),))
+    layout = DeviceLayout({content: sum(length for _, length in cut)}, {content: encoded})
+    assert forecast(store, manifest, [pack], layout).sources
+    draft, older = store.objects.draft(), b"".join(parts)
+    os.write(draft.fd, older)
+    store.objects.name(draft, content_hash(older), len(older), encoded)
+    assert not forecast(store, manifest, [pack], layout).sources
+    missing = planned(store, {content: len(older)}, {content: encoded}, [pack])
+    assert not missing.needs
+
+
 class _Packs:
     """Fetches a pack of a store; the pull brings the pieces that it is asked for."""
 
@@ -150,6 +168,7 @@ async def test_bytes_of_a_blob_that_is_no_source_any_more_are_not_taken_for_thos
     chunks, name = Chunks(store, packs), content_hash(CONTENTS[1])
     chunks.whereabouts = packs.whereabouts
     chunk = DeviceChunk(0, name, 0, name, CELL_BYTES)
+    await other.demand(range(other.blob.layout.count))
     blobs = await chunks.bring([chunk])
     assert chunks.here(chunk, blobs) == CONTENTS[1]
     assert chunks.here(chunk, {packs.blob.digest: other.blob}) is None

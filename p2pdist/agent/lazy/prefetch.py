@@ -58,6 +58,8 @@ class Prefetch:
     def __init__(self, filler: Filler, waiting: Callable[[], bool], total: Counter[str]) -> None:
         self.bytes = 0
         """What was filled before it was read."""
+        self.bytes_packed = 0
+        """Bytes in packs of what is filled so, here or not. Written by the owner."""
         self.hits = 0
         """Cells of it that were read since."""
         self._filler, self._waiting, self._total = filler, waiting, total

@@ -518,6 +518,7 @@ def _status_of(view: LazyView) -> LazyStatus:
         view.sight.bytes_metadata,
         round(_now() - view.sight.begun, 4),
         dict(view.sight.steps),
+        view._prefetch.bytes_packed,
     )
 
 
@@ -532,7 +533,8 @@ async def _fill_ahead(view: LazyView, start: Start) -> None:
         mine = await asyncio.to_thread(inherit, trace, trees)
         await _planned(view)
         if view.layout is not None:
-            cells = cells_of_trace(mine, view.layout, view._filler.device.cells)
+            cells = list(cells_of_trace(mine, view.layout, view._filler.device.cells))
+            view._prefetch.bytes_packed = view._filler.bytes_packed(cells)
             await view._prefetch.run(cells, view._opened)
             view.sight.end("prefetched")
     finally:
