@@ -265,11 +265,7 @@ class LazyView:
         what the trace names comes before as far as it is known from where."""
         self._tell(package)
         if not self._served:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SHOWN_S_MAX):
-                    await self.sight.over.wait()
-                    if self._located.is_set():
-                        await self.sight.prepared.wait()
+            await _shown(self)
 
     def _tell(self, package: Package) -> None:
         if not self.known.done():
@@ -422,11 +418,7 @@ class LazyView:
     def follow(self) -> None:
         """Note when everything is here, of images that are mounted elsewhere."""
         self.sight.over.set()
-        self._spawn(self._follow())
-
-    async def _follow(self) -> None:
-        await self._pulled.wait()
-        self.whole = True
+        self._spawn(_follow(self))
 
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""
@@ -490,6 +482,21 @@ async def _foresee(view: LazyView, manifest: Manifest, packs: Sequence[Pack], la
     whereabouts = await asyncio.to_thread(forecast, view._store, manifest, packs, layout)
     if not view._located.is_set() and whereabouts.sources:
         _place(view, whereabouts, "foreseen")
+
+
+async def _shown(view: LazyView) -> None:
+    """Return once the view is mounted, and what its trace names has come as far as it is known from
+    where, or neither will be soon."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SHOWN_S_MAX):
+            await view.sight.over.wait()
+            if view._located.is_set():
+                await view.sight.prepared.wait()
+
+
+async def _follow(view: LazyView) -> None:
+    await view._pulled.wait()
+    view.whole = True
 
 
 async def _planned(view: LazyView) -> None:
