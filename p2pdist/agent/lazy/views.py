@@ -23,6 +23,7 @@ import logging
 import os
 import shutil
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
@@ -123,15 +124,11 @@ def images_of(manifest: Manifest) -> list[Descriptor]:
     return [layer for layer in manifest.layers if layer.media_type != TREE_TYPE]
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 @dataclass(slots=True)
 class _Sight:
-    """How soon a view was seen. On the event loop."""
+    """How soon a view was seen, by the monotonic clock. On the event loop."""
 
-    begun: float = field(default_factory=_now)
+    begun: float = field(default_factory=time.monotonic)
     """When the view was asked for, or taken over."""
     steps: dict[str, float] = field(default_factory=dict)
     """After how many seconds each step of the start had ended first."""
@@ -149,12 +146,12 @@ class _Sight:
 
     def end(self, step: str) -> None:
         """A step of the start has ended."""
-        self.steps.setdefault(step, round(_now() - self.begun, 4))
+        self.steps.setdefault(step, round(time.monotonic() - self.begun, 4))
 
     def know(self) -> None:
         """The metadata is here."""
         self.end("listed")
-        self._known_at = _now()
+        self._known_at = time.monotonic()
         if self.pull is not None:
             status = self.pull()
             self.bytes_metadata = status.bytes_peers + status.bytes_origin
@@ -162,7 +159,7 @@ class _Sight:
     def show(self) -> None:
         """The view is mounted."""
         self.end("mounted")
-        self.shown_s = _now() - self._known_at
+        self.shown_s = time.monotonic() - self._known_at
         self.over.set()
 
 
@@ -523,7 +520,7 @@ def _status_of(view: LazyView) -> LazyStatus:
         view._prefetch.unread_bytes,
         round(view.sight.shown_s, 4),
         view.sight.bytes_metadata,
-        round(_now() - view.sight.begun, 4),
+        round(time.monotonic() - view.sight.begun, 4),
         dict(view.sight.steps),
         view._prefetch.bytes_packed,
     )
@@ -596,7 +593,7 @@ class LazyViews:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         self._opening += 1
         try:
-            return await self._open(reference, command, alone, _now())
+            return await self._open(reference, command, alone, time.monotonic())
         finally:
             self._opening -= 1
 
