@@ -348,6 +348,7 @@ async def test_a_view_is_shown_before_what_is_missing_is_computed(
     if ends in ("shown", "prepared"):
         if ends == "prepared":
             view._located.set()
+            view.sight.traced = True
         view.sight.show()
         if ends == "prepared":
             for _ in range(5):

@@ -140,6 +140,8 @@ class _Sight:
     """How much later it was mounted; 0 until then, and where an earlier agent did so."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is mounted, or will not be."""
+    traced: bool = False
+    """Whether there is a trace of its start."""
     prepared: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once what the trace names has come, or a reader waits for what the pull is to compute."""
     _known_at: float = 0.0
@@ -300,8 +302,9 @@ class LazyView:
         if self.layout is None:
             await self.read_layout(package.manifest)
 
-    async def read_layout(self, manifest: Manifest) -> None:
-        """Compute where contents lie. Raises what `layout_of` raises."""
+    async def read_layout(self, manifest: Manifest) -> Sequence[Pack]:
+        """Compute where contents lie; returns the packs of the catalogs. Raises what `layout_of`
+        raises."""
         self.layers, layout, packs = await asyncio.to_thread(layout_of, self._store, manifest, self.arrangement)
         await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
         self.layout = self._filler.layout = layout
@@ -312,8 +315,7 @@ class LazyView:
                 self._holds.enter_context(blob.held())
         self._arranged.set()
         self.sight.end("arranged")
-        if self._start is not None:
-            await _foresee(self, manifest, packs, layout)
+        return packs
 
     # -- readers
 
@@ -487,7 +489,7 @@ async def _shown(view: LazyView) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(SHOWN_S_MAX):
             await view.sight.over.wait()
-            if view._located.is_set():
+            if view._located.is_set() and view.sight.traced:
                 await view.sight.prepared.wait()
 
 
@@ -530,6 +532,7 @@ async def _fill_ahead(view: LazyView, start: Start) -> None:
     """Fill what the trace of the start names, in its order."""
     try:
         trace = await start.trace
+        view.sight.traced = trace is not None
         await view._arranged.wait()
         if trace is None:
             return
@@ -623,13 +626,14 @@ class LazyViews:
                 return None
             if package.digest != found.digest:  # the other one may want other cells
                 raise eager(f"{reference} has become another package meanwhile")
-            await view.read_layout(package.manifest)
+            packs = await view.read_layout(package.manifest)
             assert view.layout is not None
             if view.layout.bytes_content > self._store.capacity:
                 raise eager(f"the store has room for {self._store.capacity} bytes, of {view.layout.bytes_content}")
             free = shutil.disk_usage(self._store.root).free
             if free < ROOM_TIMES * view.layout.size:
                 raise eager(f"the disk of the store has {free} bytes free, of {ROOM_TIMES * view.layout.size}")
+            await _foresee(view, package.manifest, packs, view.layout)
         except BaseException:
             await view.close()
             raise
