@@ -66,8 +66,8 @@ WAYS = (LOCAL, EAGER, LAZY, TRACED)
 
 STEPS = ("found", "listed", "arranged", "foreseen", "mounted", "located", "prefetched")
 """The package is known; its lists of files are here; where its contents lie in the device is
-computed, and of most where they come from: readers are served; the view is mounted; what is missing
-is computed; what the trace names is in the device."""
+computed, and with a trace of most where they come from; the view is mounted; what is missing is
+computed; what the trace names is in the device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ the next one connects to its supervisor and computes the same layout from the pa
 What follows what a reader waited for is filled as well (readahead.py).
 
 Where the tracker has a trace of the start, the device is filled in its order from the beginning
-(prefetch.py, traces.py).
+(prefetch.py, traces.py): what it names comes while the view is mounted, from where it is foreseen
+to be (forecast.py), and the pull computes what is missing after it.
 
 A reader waits for `limit_s` at most, then it gets EIO, and the log says why.
 """
@@ -633,7 +634,8 @@ class LazyViews:
             free = shutil.disk_usage(self._store.root).free
             if free < ROOM_TIMES * view.layout.size:
                 raise eager(f"the disk of the store has {free} bytes free, of {ROOM_TIMES * view.layout.size}")
-            await _foresee(view, package.manifest, packs, view.layout)
+            if view.sight.traced:  # else nothing is read before the view is mounted
+                await _foresee(view, package.manifest, packs, view.layout)
         except BaseException:
             await view.close()
             raise
