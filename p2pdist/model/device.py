@@ -70,7 +70,7 @@ def _first_blocks(sizes: Iterable[int], arrangement: int) -> Iterator[int]:
     """At which block each content begins, and the end of all."""
     block, shared = 0, True
     for size in sizes:
-        own = arrangement >= 2 and has_own_cells(size)
+        own = size >= OWN_CELLS_BYTES and arrangement >= 2 and has_own_cells(size)
         if own or not shared:
             block += -block % CELL_BLOCKS
         yield block
@@ -143,6 +143,16 @@ class DeviceLayout:
     def bytes_content(self) -> int:
         """Bytes of all contents."""
         return sum(self._sizes.values())
+
+    @property
+    def contents(self) -> tuple[bytes, ...]:
+        """The contents, in order."""
+        return self._contents
+
+    @property
+    def chunk_lists(self) -> Mapping[bytes, bytes]:
+        """The encoded chunk lists of those that are several chunks."""
+        return self._lists
 
     def first_blocks(self) -> dict[bytes, int]:
         """The block at which each content begins."""

@@ -703,7 +703,8 @@ class LazyStatus(msgspec.Struct, frozen=True):
     how many reads found something missing (`misses`). `prefetched_bytes` were filled by a trace
     before they were read: `prefetch_hits` cells of them were read since, `unread_bytes` were
     not. It was mounted `shown_s` after its metadata had come, `metadata_bytes` of it; 0 where an
-    earlier agent did so."""
+    earlier agent did so. It was asked for, or taken over, `age_s` ago; `steps` says after how many
+    seconds each step of its start had ended. What its trace names has `trace_bytes` in packs."""
 
     whole: bool = False
     bytes_total: int = 0
@@ -720,6 +721,9 @@ class LazyStatus(msgspec.Struct, frozen=True):
     unread_bytes: int = 0
     shown_s: float = 0.0
     metadata_bytes: int = 0
+    age_s: float = 0.0
+    steps: dict[str, float] = {}
+    trace_bytes: int = 0
 
 
 class MountStatus(msgspec.Struct, frozen=True):

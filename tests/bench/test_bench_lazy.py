@@ -61,6 +61,13 @@ def test_every_way_is_taken_and_what_came_is_told(tmp_path: Path, wheels: Path) 
         assert 0.0 < row["first_line_s"] <= row["whole_s"] and 0.0 < row["here_s"] <= row["whole_s"]
         assert row["shown_ms"] > 0.0 and 0 < row["metadata_bytes"] < made.bytes_stored
         assert row["agent_mib"] > 0.0 and row["first_line_bytes"] > row["metadata_bytes"]
+        ends = [row["asked_s"] + row["steps"][step] for step in ("found", "listed", "arranged", "mounted")]
+        assert 0.0 < row["asked_s"] <= ends[0] and ends == sorted(ends) and ends[-1] <= row["first_line_s"]
+        assert sum(row["link_bytes"]) <= row["first_line_bytes"] and row["steps"]["located"] > 0.0
+    assert 0 < rows[TRACED]["trace_bytes"] <= made.bytes_stored and rows[LAZY]["trace_bytes"] == 0
+    brief = run(directory, "--repeat", "1", "--rate-mbit", "100", "--brief")["rows"]
+    assert [row["way"] for row in brief] == [LOCAL, LAZY, TRACED]
+    assert all(row["whole_s"] is None and row["first_line_s"] > 0.0 for row in brief)
 
 
 def spaces() -> set[str]:

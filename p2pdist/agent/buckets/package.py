@@ -196,7 +196,7 @@ class PackageBucket:
             )
 
         def read() -> PackageVersion:
-            layers, layout = layout_of(store, manifest)
+            layers, layout, _ = layout_of(store, manifest)
             files = files_of([layer for layer in layers if layer is not None], str(package.reference))
             return PackageVersion(self._context, package, files, layout)
 

@@ -51,18 +51,21 @@ class Fetcher(Protocol):
 class Whereabouts:
     """Where chunks are that were no objects when the pull of the package began."""
 
-    packs: dict[bytes, tuple[Digest, Stored]] = field(default_factory=dict)
+    packs: Mapping[bytes, tuple[Digest, Stored]] = field(default_factory=dict)
     """By chunk: pack, and where in it."""
     objects: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
     """By chunk: older object, and offset in it."""
     sources: Sources = field(default_factory=dict)
+    replaced: asyncio.Event | None = None
+    """Set once others, which know all chunks, have taken the place of these; None: these do."""
 
     @classmethod
     def of(cls, incomplete: Sequence[Missing], sources: Sources) -> Whereabouts:
         """Taken before the pull begins: it uses up what it has."""
-        here = cls(sources=sources)
+        packs: dict[bytes, tuple[Digest, Stored]] = {}
+        here = cls(packs, sources=sources)
         for missing in incomplete:
-            here.packs.update(missing.located)
+            packs.update(missing.located)
             for assembly in missing.assemblies.values():
                 old = (part for part in assembly.pending if part.pack is None)
                 here.objects.update((part.chunk, (part.source, part.at)) for part in old)
@@ -81,6 +84,8 @@ class Chunks:
         """Written by the owner whenever a pull of the package begins."""
         self.lost: Callable[[], None] = lambda: None
         """Called for a chunk that neither object nor pack has any more; the owner sets it."""
+        self.awaited: Callable[[], None] = lambda: None
+        """Called when a reader waits for whereabouts to be replaced; the owner sets it."""
         self._store, self._fetcher, self._priority = store, fetcher, priority
 
     async def read(self, chunk: DeviceChunk, reading: Reading | None = None) -> bytes:
@@ -98,15 +103,22 @@ class Chunks:
         "none": then pieces that are not here stay away. For a `reading`, while it has a turn.
         Raises P2PDistError."""
         parts: dict[Digest, list[Stored]] = {}
+        sources = self.whereabouts.sources  # others may take their place
         for chunk in chunks:
             located = self.whereabouts.packs.get(chunk.chunk)
-            if located is not None and located[0] in self.whereabouts.sources:
+            if located is not None and located[0] in sources:
                 parts.setdefault(located[0], []).append(located[1])
-        blobs = await asyncio.gather(*(self._bring(*needed, asked, reading) for needed in parts.items()))
-        return dict(zip(parts, blobs, strict=True))
+        coming = (self._bring(sources[pack], stored, asked, reading) for pack, stored in parts.items())
+        return dict(zip(parts, await asyncio.gather(*coming), strict=True))
 
-    async def _bring(self, pack: Digest, parts: Sequence[Stored], asked: Asked, reading: Reading | None) -> Blob:
-        descriptor, selection = self.whereabouts.sources[pack]
+    async def _bring(
+        self,
+        source: tuple[Descriptor, Selection | None],
+        parts: Sequence[Stored],
+        asked: Asked,
+        reading: Reading | None,
+    ) -> Blob:
+        descriptor, selection = source
         blob, pull = await self._fetcher.fetch(descriptor, self._priority, selection)
         pieces: dict[int, None] = {}
         for stored in parts:
@@ -123,8 +135,9 @@ class Chunks:
         it."""
         data, located, sources = self.from_objects(chunk), self.whereabouts.packs.get(chunk.chunk), self.whereabouts
         if data is None and located is not None and located[0] in blobs and located[0] in sources.sources:
-            pack, stored = located
-            data = self._read(blobs[pack], _start(stored, sources.sources[pack][1]), pack, stored)
+            (pack, stored), (descriptor, selection) = located, sources.sources[located[0]]
+            if blobs[pack].digest == descriptor.digest:  # else it came from what other whereabouts named
+                data = self._read(blobs[pack], _start(stored, selection), pack, stored)
         return data
 
     def in_pack(self, chunk: DeviceChunk) -> bool:
@@ -156,6 +169,12 @@ class Chunks:
         """The chunk from its pack, whose pieces are fetched where they are not here. Raises
         P2PDistError."""
         located = self.whereabouts.packs.get(chunk.chunk)
+        if located is None and self.whereabouts.replaced is not None:
+            self.awaited()
+            await self.whereabouts.replaced.wait()
+            located = self.whereabouts.packs.get(chunk.chunk)
+            if located is None and (data := await asyncio.to_thread(self.from_objects, chunk)) is not None:
+                return data
         source = self.whereabouts.sources.get(located[0]) if located is not None else None
         if located is None or source is None:
             self.lost()

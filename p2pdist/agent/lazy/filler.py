@@ -156,6 +156,11 @@ class Filler:
         assert self.layout is not None
         return list({chunk.at: chunk for cell in cells for chunk in self.layout.cell_chunks(cell)}.values())
 
+    def bytes_packed(self, cells: Iterable[int]) -> int:
+        """As how many bytes the chunks of cells lie in packs."""
+        located = map(self.chunks.whereabouts.packs.get, {chunk.chunk for chunk in self._chunks(cells)})
+        return sum(place[1].stored for place in located if place is not None)
+
     async def fill(self, chunk: DeviceChunk) -> None:
         """Have a chunk written. It is tried for as long as the caller waits. Raises Corrupt for a
         package that is packed wrongly."""

@@ -2,8 +2,8 @@
 
 Pieces come in batches, AHEAD of them at a time, as `Wanted` with `prefetch`: before what the pull
 brings in the background, and behind what readers wait for. While a reader waits, the next batch is
-put off for PAUSE_S at most. Cells are filled in the order of the trace. What does not come is left
-to the pull.
+put off for PAUSE_S at most. Cells are filled in the order of the trace, once there is a device: the
+first pieces come while the view is mounted. What does not come is left to the pull.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Prefetch:
     def __init__(self, filler: Filler, waiting: Callable[[], bool], total: Counter[str]) -> None:
         self.bytes = 0
         """What was filled before it was read."""
+        self.bytes_packed = 0
+        """Bytes in packs of what is filled so, here or not. Written by the owner."""
         self.hits = 0
         """Cells of it that were read since."""
         self._filler, self._waiting, self._total = filler, waiting, total
@@ -77,31 +79,53 @@ class Prefetch:
         self._total["read"] += len(found) * CELL_BYTES
 
     async def run(self, cells: Iterable[int], opened: asyncio.Event) -> None:
-        """Fill these cells, in order; `opened` is set once the device can be written to."""
+        """Fill these cells, in order; `opened` is set once the device can be written to. What has
+        come by then waits in the store."""
+        come: asyncio.Queue[tuple[list[int], Mapping[Digest, Blob]] | None] = asyncio.Queue()
+        filling = asyncio.create_task(self._fill_all(come, opened))
         ahead: deque[tuple[list[int], asyncio.Task[Mapping[Digest, Blob]]]] = deque()
         try:
             for batch in batches(cell for cell in cells if not self._filler.has_cell(cell)):
                 await self._pause()
                 ahead.append((batch, asyncio.create_task(self._filler.bring(batch))))
                 if len(ahead) == AHEAD:
-                    await self._fill(*ahead.popleft(), opened)
+                    await self._take(ahead, come)
             while ahead:
-                await self._fill(*ahead.popleft(), opened)
+                await self._take(ahead, come)
+            come.put_nowait(None)
+            await filling
         finally:
-            for _, task in ahead:
+            for task in (filling, *(task for _, task in ahead)):
                 task.cancel()
+
+    @staticmethod
+    async def _take(
+        ahead: deque[tuple[list[int], asyncio.Task[Mapping[Digest, Blob]]]],
+        come: asyncio.Queue[tuple[list[int], Mapping[Digest, Blob]] | None],
+    ) -> None:
+        """Wait for the first of the batches that come."""
+        batch, task = ahead.popleft()
+        try:
+            come.put_nowait((batch, await task))
+        except P2PDistError as error:
+            logger.info("some of a trace is left to the pull: %s", error)
+        finally:
+            task.cancel()
+
+    async def _fill_all(
+        self, come: asyncio.Queue[tuple[list[int], Mapping[Digest, Blob]] | None], opened: asyncio.Event
+    ) -> None:
+        await opened.wait()
+        while (batch := await come.get()) is not None:
+            await self._fill(*batch)
 
     async def _pause(self) -> None:
         deadline = asyncio.get_running_loop().time() + PAUSE_S
         while self._waiting() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 # seldom, and not for long
             await asyncio.sleep(PAUSE_STEP_S)
 
-    async def _fill(
-        self, batch: Sequence[int], coming: asyncio.Task[Mapping[Digest, Blob]], opened: asyncio.Event
-    ) -> None:
+    async def _fill(self, batch: Sequence[int], blobs: Mapping[Digest, Blob]) -> None:
         try:
-            blobs = await coming
-            await opened.wait()
             filled = await self._filler.fill_in_order(batch, blobs)
         except (P2PDistError, OSError) as error:
             logger.info("some of a trace is left to the pull: %s", error)

@@ -10,7 +10,8 @@ the next one connects to its supervisor and computes the same layout from the pa
 What follows what a reader waited for is filled as well (readahead.py).
 
 Where the tracker has a trace of the start, the device is filled in its order from the beginning
-(prefetch.py, traces.py).
+(prefetch.py, traces.py): what it names comes while the view is mounted, from where it is foreseen
+to be (forecast.py), and the pull computes what is missing after it.
 
 A reader waits for `limit_s` at most, then it gets EIO, and the log says why.
 """
@@ -23,15 +24,17 @@ import logging
 import os
 import shutil
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from p2pdist.agent.lazy.chunks import Fetcher, Whereabouts
 from p2pdist.agent.lazy.filler import Filler, keep_filling, keep_trying
+from p2pdist.agent.lazy.forecast import forecast
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.prefetch import Prefetch, cells_of_trace
 from p2pdist.agent.lazy.readahead import ReadAhead
@@ -40,13 +43,14 @@ from p2pdist.agent.lazy.traces import Shown, Start, Traces
 from p2pdist.agent.pull.packages import Package, Packages
 from p2pdist.agent.pull.pulls import Pulls
 from p2pdist.agent.pull.trees import Sources
+from p2pdist.model.catalog import Pack
 from p2pdist.model.device import ARRANGEMENT, Cells, DeviceLayout
 from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import CATALOG_TYPE, TREE_TYPE, Descriptor, Manifest, parse_reference
 from p2pdist.model.messages import LazyStatus, PullRequest, PullStatus
 from p2pdist.model.modelpack import is_model
 from p2pdist.model.trace import entry_name, inherit
-from p2pdist.model.tree import Entry, File
+from p2pdist.model.tree import Entry
 from p2pdist.mount.lazy.trial import Choice, choose
 from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
 from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, supervise
@@ -93,26 +97,27 @@ class LazySettings:
 
 def layout_of(
     store: BlobStore, manifest: Manifest, arrangement: int = ARRANGEMENT
-) -> tuple[list[Sequence[Entry] | None], DeviceLayout]:
-    """The trees of a package, bottom to top, None for an image among them, and where their contents
-    lie by the rule with the number `arrangement`. Roots and catalogs are in the store. Raises
-    NotFound, Corrupt, TooLarge. In a thread."""
+) -> tuple[list[Sequence[Entry] | None], DeviceLayout, list[Pack]]:
+    """The trees of a package, bottom to top, None for an image among them, where their contents lie
+    by the rule with the number `arrangement`, and the packs that their catalogs list. Roots and
+    catalogs are in the store. Raises NotFound, Corrupt, TooLarge. In a thread."""
     catalogs = [part.digest for part in manifest.parts if part.media_type == CATALOG_TYPE]
     layers: list[Sequence[Entry] | None] = []
     sizes: dict[bytes, int] = {}
     chunk_lists: dict[bytes, bytes] = {}
+    packs: dict[str, Pack] = {}
     for layer in manifest.layers:
         if layer.media_type != TREE_TYPE:
             layers.append(None)
             continue
         read = store.trees.reader.read(layer.digest, catalogs)
         layers.append(read.tree.entries)
-        for entry in read.tree.entries:
-            if type(entry) is File and entry.size:
-                sizes.setdefault(entry.content, entry.size)
+        contents = read.tree.contents
+        sizes.update((content, size) for content, size in contents.items() if content not in sizes)
         lists = read.chunk_lists()
         chunk_lists.update((content, lists[name]) for content, name in read.tree.chunk_lists.items())
-    return layers, DeviceLayout(sizes, chunk_lists, arrangement)
+        packs.update((pack.digest, pack) for catalog in read.catalogs for pack in catalog.packs)
+    return layers, DeviceLayout(sizes, chunk_lists, arrangement), list(packs.values())
 
 
 def images_of(manifest: Manifest) -> list[Descriptor]:
@@ -122,8 +127,12 @@ def images_of(manifest: Manifest) -> list[Descriptor]:
 
 @dataclass(slots=True)
 class _Sight:
-    """How soon a view was seen. On the event loop."""
+    """How soon a view was seen, by the monotonic clock. On the event loop."""
 
+    begun: float = field(default_factory=time.monotonic)
+    """When the view was asked for, or taken over."""
+    steps: dict[str, float] = field(default_factory=dict)
+    """After how many seconds each step of the start had ended first."""
     pull: Callable[[], PullStatus] | None = None
     """Says how far the pull of the package is."""
     bytes_metadata: int = 0
@@ -132,18 +141,28 @@ class _Sight:
     """How much later it was mounted; 0 until then, and where an earlier agent did so."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is mounted, or will not be."""
+    traced: bool = False
+    """Whether there is a trace of its start."""
+    prepared: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once what the trace names has come, or a reader waits for what the pull is to compute."""
     _known_at: float = 0.0
+
+    def end(self, step: str) -> None:
+        """A step of the start has ended."""
+        self.steps.setdefault(step, round(time.monotonic() - self.begun, 4))
 
     def know(self) -> None:
         """The metadata is here."""
-        self._known_at = asyncio.get_running_loop().time()
+        self.end("listed")
+        self._known_at = time.monotonic()
         if self.pull is not None:
             status = self.pull()
             self.bytes_metadata = status.bytes_peers + status.bytes_origin
 
     def show(self) -> None:
         """The view is mounted."""
-        self.shown_s = asyncio.get_running_loop().time() - self._known_at
+        self.end("mounted")
+        self.shown_s = time.monotonic() - self._known_at
         self.over.set()
 
 
@@ -176,7 +195,7 @@ class LazyView:
         self.sight = _Sight()
         self._store, self._pulls, self._reference, self._limit_s = store, pulls, reference, limit_s
         self._filler = Filler(store, fetcher)
-        self._filler.chunks.lost = self._pull_again
+        self._filler.chunks.lost, self._filler.chunks.awaited = self._pull_again, self.sight.prepared.set
         self._start = start
         """None for a view that an earlier agent mounted."""
         total = start.traces.prefetched if start is not None else Counter[str]()
@@ -242,11 +261,11 @@ class LazyView:
             self._spawn(self._pull())
 
     async def _list(self, package: Package) -> None:
-        """The lists of files are here: the view is shown before what is missing is computed."""
+        """The lists of files are here: the view is shown before what is missing is computed, and
+        what the trace names comes before as far as it is known from where."""
         self._tell(package)
         if not self._served:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.sight.over.wait(), SHOWN_S_MAX)
+            await _shown(self)
 
     def _tell(self, package: Package) -> None:
         if not self.known.done():
@@ -259,8 +278,7 @@ class LazyView:
         if not incomplete and all(blob is not None and blob.complete for blob in blobs):
             return  # nothing is missing
         self._pinned = f"{package.reference.name}@{package.digest}"
-        self._filler.chunks.whereabouts = Whereabouts.of(incomplete, sources)
-        self._located.set()
+        _place(self, Whereabouts.of(incomplete, sources), "located")
         self._tell(package)
         if self._served:
             self._spawn(self._know(package))
@@ -274,7 +292,7 @@ class LazyView:
                 if layer.media_type == TREE_TYPE:
                     holds.enter_context(self._store.trees.held(layer.digest))
             self._holds.push(holds.pop_all())
-        self._located.set()
+        _place(self, replace(self._filler.chunks.whereabouts, replaced=None), "located")
         if not self.known.done():
             self.known.set_result(None)
         elif self.known.result() is None or self._served:
@@ -285,9 +303,10 @@ class LazyView:
         if self.layout is None:
             await self.read_layout(package.manifest)
 
-    async def read_layout(self, manifest: Manifest) -> None:
-        """Compute where contents lie. Raises what `layout_of` raises."""
-        self.layers, layout = await asyncio.to_thread(layout_of, self._store, manifest, self.arrangement)
+    async def read_layout(self, manifest: Manifest) -> Sequence[Pack]:
+        """Compute where contents lie; returns the packs of the catalogs. Raises what `layout_of`
+        raises."""
+        self.layers, layout, packs = await asyncio.to_thread(layout_of, self._store, manifest, self.arrangement)
         await self.images.begin(images_of(manifest), device_bytes(layout, self._filler.device.cells))
         self.layout = self._filler.layout = layout
         self._bytes_content = layout.bytes_content
@@ -296,6 +315,8 @@ class LazyView:
             with suppress(NotFound):  # another agent computes the layout from them
                 self._holds.enter_context(blob.held())
         self._arranged.set()
+        self.sight.end("arranged")
+        return packs
 
     # -- readers
 
@@ -397,11 +418,7 @@ class LazyView:
     def follow(self) -> None:
         """Note when everything is here, of images that are mounted elsewhere."""
         self.sight.over.set()
-        self._spawn(self._follow())
-
-    async def _follow(self) -> None:
-        await self._pulled.wait()
-        self.whole = True
+        self._spawn(_follow(self))
 
     async def _fill(self, directory: Path, connection: socket.socket) -> None:
         """Fill what is missing once the package is here, and end the supervision."""
@@ -425,6 +442,7 @@ class LazyView:
         """End, with the view or with the agent: what is supervised stays so."""
         self._ended = True
         self.sight.over.set()
+        self.sight.prepared.set()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -447,6 +465,38 @@ class LazyView:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _place(view: LazyView, whereabouts: Whereabouts, step: str) -> None:
+    """From now on contents can be filled in, from there."""
+    before, view._filler.chunks.whereabouts = view._filler.chunks.whereabouts, whereabouts
+    if before.replaced is not None:
+        before.replaced.set()
+    view._located.set()
+    view.sight.end(step)
+
+
+async def _foresee(view: LazyView, manifest: Manifest, packs: Sequence[Pack], layout: DeviceLayout) -> None:
+    """Have contents filled in that are certain to come from a pack, before the pull has computed
+    all."""
+    whereabouts = await asyncio.to_thread(forecast, view._store, manifest, packs, layout)
+    if not view._located.is_set() and whereabouts.sources:
+        _place(view, whereabouts, "foreseen")
+
+
+async def _shown(view: LazyView) -> None:
+    """Return once the view is mounted, and what its trace names has come as far as it is known from
+    where, or neither will be soon."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SHOWN_S_MAX):
+            await view.sight.over.wait()
+            if view._located.is_set() and view.sight.traced:
+                await view.sight.prepared.wait()
+
+
+async def _follow(view: LazyView) -> None:
+    await view._pulled.wait()
+    view.whole = True
 
 
 async def _planned(view: LazyView) -> None:
@@ -473,21 +523,30 @@ def _status_of(view: LazyView) -> LazyStatus:
         view._prefetch.unread_bytes,
         round(view.sight.shown_s, 4),
         view.sight.bytes_metadata,
+        round(time.monotonic() - view.sight.begun, 4),
+        dict(view.sight.steps),
+        view._prefetch.bytes_packed,
     )
 
 
 async def _fill_ahead(view: LazyView, start: Start) -> None:
     """Fill what the trace of the start names, in its order."""
-    trace = await start.trace
-    await view._arranged.wait()
-    if trace is None:
-        return
-    trees = [entries for entries in view.layers if entries is not None]
-    mine = await asyncio.to_thread(inherit, trace, trees)
-    await _planned(view)
-    if view.layout is not None:
-        cells = cells_of_trace(mine, view.layout, view._filler.device.cells)
-        await view._prefetch.run(cells, view._opened)
+    try:
+        trace = await start.trace
+        view.sight.traced = trace is not None
+        await view._arranged.wait()
+        if trace is None:
+            return
+        trees = [entries for entries in view.layers if entries is not None]
+        mine = await asyncio.to_thread(inherit, trace, trees)
+        await _planned(view)
+        if view.layout is not None:
+            cells = list(cells_of_trace(mine, view.layout, view._filler.device.cells))
+            view._prefetch.bytes_packed = view._filler.bytes_packed(cells)
+            await view._prefetch.run(cells, view._opened)
+            view.sight.end("prefetched")
+    finally:
+        view.sight.prepared.set()
 
 
 async def _revive(directory: Path, error: OSError, limit_s: float, held: tuple[int, ...]) -> None:
@@ -538,12 +597,12 @@ class LazyViews:
             raise eager(f"{VIEWS_MAX} lazy views are being filled")
         self._opening += 1
         try:
-            return await self._open(reference, command, alone)
+            return await self._open(reference, command, alone, time.monotonic())
         finally:
             self._opening -= 1
 
     async def _open(
-        self, reference: str, command: Sequence[str] | None, alone: bool
+        self, reference: str, command: Sequence[str] | None, alone: bool, asked_at: float
     ) -> tuple[LazyView, Package] | None:
         found = await self._packages.find(parse_reference(reference), lambda _: None)
         if self._policy(str(found.reference)) is False:
@@ -556,6 +615,8 @@ class LazyViews:
         entry = "" if command is None else entry_name((*found.config.entrypoint, *command))
         records = not images_of(found.manifest)
         view = self._view(reference, FUSE.cells, Start(self.traces, reference, entry, records=records))
+        view.sight.begun = asked_at
+        view.sight.end("found")
         try:
             view.begin()
             if root:  # the metadata comes while the ways are tried
@@ -566,13 +627,15 @@ class LazyViews:
                 return None
             if package.digest != found.digest:  # the other one may want other cells
                 raise eager(f"{reference} has become another package meanwhile")
-            await view.read_layout(package.manifest)
+            packs = await view.read_layout(package.manifest)
             assert view.layout is not None
             if view.layout.bytes_content > self._store.capacity:
                 raise eager(f"the store has room for {self._store.capacity} bytes, of {view.layout.bytes_content}")
             free = shutil.disk_usage(self._store.root).free
             if free < ROOM_TIMES * view.layout.size:
                 raise eager(f"the disk of the store has {free} bytes free, of {ROOM_TIMES * view.layout.size}")
+            if view.sight.traced:  # else nothing is read before the view is mounted
+                await _foresee(view, package.manifest, packs, view.layout)
         except BaseException:
             await view.close()
             raise

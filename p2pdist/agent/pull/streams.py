@@ -250,9 +250,9 @@ class PullStreams:
         return [number for number, wait in self._hash_waits.items() if wait.piece is not None]
 
     def _all_but(self, pieces: tuple[int, ...]) -> PieceSet:
-        have = PieceSet(self._blob.layout.count)
-        for piece in set(range(have.count)).difference(pieces):
-            have.add(piece)
+        have = PieceSet.full(self._blob.layout.count)
+        for piece in pieces:
+            have.discard(piece)
         return have
 
     def _stored_or_coming(self) -> PieceSet:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import stat
 import struct
+import sys
+from array import array
 from binascii import hexlify
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -222,10 +224,15 @@ def own_cells_inode(entry: File, number: int, links: int, block: int) -> bytes:
 
 def _cell_indexes(cells: range) -> Iterator[bytes]:
     """What says where cells of the device are, for so many blocks of a file each; in parts."""
-    blocks = Cells(headed=True).file_bytes // BLOCK_SIZE
+    blocks, plain = Cells(headed=True).file_bytes // BLOCK_SIZE, _HEAD_INDEX.pack(_HEAD, 0, 0) + _CELL_REST
     for first in range(cells.start, cells.stop, 4096):
         part = range(first, min(cells.stop, first + 4096))
-        yield b"".join(_HEAD_INDEX.pack(_HEAD, 0, DEVICE_BLOCK + cell * blocks) + _CELL_REST for cell in part)
+        heads = array("I", (DEVICE_BLOCK + cell * blocks for cell in part))
+        if sys.byteorder == "big":
+            heads.byteswap()
+        data = bytearray(plain * len(part))
+        memoryview(data).cast("I")[1 :: len(plain) // heads.itemsize] = memoryview(heads)
+        yield bytes(data)
 
 
 def packed_inode(cells: int, number: int) -> Iterator[bytes]:

@@ -1,0 +1,199 @@
+"""Where chunks come from before a pull has computed what is missing: beside what it computes, and
+what a start does with it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pdist.agent.lazy.chunks import Chunks, Whereabouts
+from p2pdist.agent.lazy.filler import Filler
+from p2pdist.agent.lazy.forecast import forecast
+from p2pdist.agent.lazy.prefetch import Prefetch
+from p2pdist.agent.pull.trees import SELECTED_SHARE_MAX
+from p2pdist.core.demand.turns import Reading
+from p2pdist.model.catalog import Pack, Stored, record
+from p2pdist.model.device import CELL_BYTES, Cells, DeviceChunk, DeviceLayout
+from p2pdist.model.digest import digest_of
+from p2pdist.model.manifest import PACK_TYPE, Descriptor, Manifest
+from p2pdist.model.messages import Priority
+from p2pdist.model.pieces import PieceLayout, PieceList
+from p2pdist.model.selection import Selection
+from p2pdist.model.tree import ChunkList, content_hash
+from p2pdist.store.blobs.blob import Blob
+from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.missing import Contents, Entries, Missing, Tree, back, plan
+
+Absent: Any = None
+CELLS = Cells(headed=True)
+
+
+def packed(name: str, chunks: Sequence[tuple[bytes, int, int]]) -> Pack:
+    """A pack of these chunks: BLAKE3, length and stored length."""
+    return Pack(
+        digest_of(name.encode()), sum(stored for _, _, stored in chunks), b"".join(record(*chunk) for chunk in chunks)
+    )
+
+
+def planned(
+    store: BlobStore, sizes: Mapping[bytes, int], lists: Mapping[bytes, bytes], packs: Sequence[Pack]
+) -> Missing:
+    """What a pull computes."""
+    names = {content: content_hash(encoded) for content, encoded in lists.items()}
+    missing = Missing(Absent, (), Tree(Entries(()), {b"": Contents(dict(sizes), names)}, names, None, {}), ())
+    missing.contents = {content: size for content, size in sizes.items() if content not in store.objects}
+    by_name = {content_hash(encoded): encoded for encoded in lists.values()}
+    plan(missing, back(missing, by_name, packs), packs, store.objects.chunk_lists())
+    return missing
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_forecast_is_what_the_pull_computes(tmp_path: Path, seed: int) -> None:
+    """Every pack that is foreseen is needed for more than its half, and its chunks are taken from
+    where the pull takes them; of an empty store all of a package's own packs are foreseen."""
+    drawn, store = random.Random(seed), BlobStore(tmp_path)
+    here = [drawn.randbytes(drawn.randrange(1, 50)) for _ in range(drawn.choice((0, 0, 10)))]
+    assert all(store.objects.add(content_hash(data), data) for data in here)
+    sizes = {content_hash(data): len(data) for data in here}
+    sizes |= {drawn.randbytes(32): drawn.randrange(1, 1000) for _ in range(60)}
+    cut = [(drawn.randbytes(32), drawn.randrange(5000, 9000)) for _ in range(9)]
+    lists = {}
+    for first in range(0, len(cut), 3):
+        content, part = drawn.randbytes(32), cut[first : first + 3]
+        sizes[content], lists[content] = sum(length for _, length in part), ChunkList(tuple(part)).encode()
+    chunks = [(name, size, drawn.randrange(1, size + 1)) for name, size in (*sizes.items(), *cut) if name not in lists]
+    other = [(drawn.randbytes(32), 500, drawn.randrange(1, 500)) for _ in range(60)]  # of other versions
+    drawn.shuffle(chunks)
+    own = seed < 5 and not here
+    packs = [packed("first", chunks[:40]), packed("second", chunks[40:] if own else chunks[30:] + other[:20])]
+    packs += [] if own else [packed("third", chunks[:5] + other[20:]), packed("none", [])]
+    parts = tuple(Descriptor(PACK_TYPE, pack.digest, pack.size) for pack in packs)
+    foreseen = forecast(store, Manifest(Absent, (), (), parts), packs, DeviceLayout(sizes, lists))
+    missing = planned(store, sizes, lists, packs)
+    assert foreseen.replaced is not None and not foreseen.objects
+    needed = {need.pack: need for need in missing.needs}
+    for pack, (descriptor, selection) in foreseen.sources.items():
+        assert selection is None and descriptor.digest == pack
+        assert needed[pack].stored > SELECTED_SHARE_MAX * needed[pack].size
+    for chunk, place in missing.located.items():
+        assert foreseen.packs.get(chunk) == place or place[0] not in foreseen.sources
+    assert set(foreseen.packs) <= {name for name, _, _ in (*chunks, *other)} and len(set(foreseen.packs)) == len(
+        foreseen.packs
+    )
+    if own:
+        assert dict(foreseen.packs) == missing.located and len(foreseen.sources) == 2
+
+
+def test_packs_that_the_package_does_not_name_are_not_foreseen(tmp_path: Path) -> None:
+    sizes = {bytes([number]) * 32: 100 for number in range(10)}
+    pack = packed("pack", [(content, 100, 100) for content in sizes])
+    foreseen = forecast(BlobStore(tmp_path), Manifest(Absent, (), (), ()), [pack], DeviceLayout(sizes, {}))
+    assert not foreseen.sources and not foreseen.packs
+
+
+def test_chunks_that_older_objects_may_have_are_not_counted_as_needed(tmp_path: Path) -> None:
+    """The pull takes them from there, and may take little of the pack then."""
+    store = BlobStore(tmp_path)
+    parts = [random.Random(number).randbytes(5000) for number in range(3)]
+    cut = tuple((content_hash(part), len(part)) for part in parts)
+    content, encoded = content_hash(b"another version"), ChunkList(cut).encode()
+    pack = packed("pack", [(name, length, length) for name, length in cut])
+    manifest = Manifest(Absent, (), (), (Descriptor(PACK_TYPE, pack.digest, pack.size),))
+    layout = DeviceLayout({content: sum(length for _, length in cut)}, {content: encoded})
+    assert forecast(store, manifest, [pack], layout).sources
+    draft, older = store.objects.draft(), b"".join(parts)
+    os.write(draft.fd, older)
+    store.objects.name(draft, content_hash(older), len(older), encoded)
+    assert not forecast(store, manifest, [pack], layout).sources
+    missing = planned(store, {content: len(older)}, {content: encoded}, [pack])
+    assert not missing.needs
+
+
+class _Packs:
+    """Fetches a pack of a store; the pull brings the pieces that it is asked for."""
+
+    def __init__(self, store: BlobStore, contents: Sequence[bytes]) -> None:
+        pack, layout = b"".join(contents), PieceLayout(sum(map(len, contents)), 1 << 16)
+        self.cuts = [pack[layout.offset(piece) :][: layout.length(piece)] for piece in range(layout.count)]
+        self.blob = store.begin(digest_of(pack), PieceList(layout, b"".join(map(content_hash, self.cuts))))
+        self.descriptor = Descriptor(PACK_TYPE, self.blob.digest, self.blob.size)
+        self.asked: list[tuple[bool, tuple[int, ...]]] = []
+        places: dict[bytes, tuple[Any, Stored]] = {}
+        at = 0
+        for data in contents:
+            places[content_hash(data)] = self.blob.digest, Stored(content_hash(data), len(data), at, len(data))
+            at += len(data)
+        self.whereabouts = Whereabouts(places, {}, {self.blob.digest: (self.descriptor, None)})
+
+    async def fetch(self, layer: Descriptor, priority: Priority, selection: Selection | None) -> tuple[Blob, Any]:
+        return self.blob, self
+
+    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False, reading: Reading | None = None) -> None:
+        self.asked.append((prefetch, tuple(pieces)))
+        for piece in pieces:
+            self.blob.write(piece, self.cuts[piece])
+
+
+CONTENTS = [random.Random(number).randbytes(CELL_BYTES) for number in range(200)]
+
+
+async def test_a_reader_of_what_was_not_foreseen_waits_for_the_pull(tmp_path: Path) -> None:
+    """And says so, since the pull waits for the start otherwise."""
+    store = BlobStore(tmp_path)
+    packs = _Packs(store, CONTENTS[:2])
+    chunks, awaited = Chunks(store, packs), asyncio.Event()
+    chunks.awaited = awaited.set
+    chunks.whereabouts = foreseen = Whereabouts({}, {}, {}, asyncio.Event())
+    name = content_hash(CONTENTS[1])
+    reading = asyncio.create_task(chunks.read(DeviceChunk(0, name, 0, name, CELL_BYTES)))
+    async with asyncio.timeout(60):
+        await awaited.wait()
+        chunks.whereabouts = packs.whereabouts
+        assert foreseen.replaced is not None
+        foreseen.replaced.set()
+        assert await reading == CONTENTS[1]
+
+
+async def test_bytes_of_a_blob_that_is_no_source_any_more_are_not_taken_for_those_of_its_place(tmp_path: Path) -> None:
+    """A pack was foreseen and has begun, and the pull takes a selection of it."""
+    store = BlobStore(tmp_path)
+    packs, other = _Packs(store, CONTENTS[:2]), _Packs(store, CONTENTS[2:4])
+    chunks, name = Chunks(store, packs), content_hash(CONTENTS[1])
+    chunks.whereabouts = packs.whereabouts
+    chunk = DeviceChunk(0, name, 0, name, CELL_BYTES)
+    await other.demand(range(other.blob.layout.count))
+    blobs = await chunks.bring([chunk])
+    assert chunks.here(chunk, blobs) == CONTENTS[1]
+    assert chunks.here(chunk, {packs.blob.digest: other.blob}) is None
+
+
+async def test_pieces_of_a_trace_come_before_there_is_a_device(tmp_path: Path) -> None:
+    """All of them; the device is filled once it is open."""
+    store = BlobStore(tmp_path / "store")
+    packs = _Packs(store, CONTENTS)
+    filler = Filler(store, packs)
+    filler.layout = DeviceLayout({content_hash(data): len(data) for data in CONTENTS}, {})
+    filler.chunks.whereabouts = packs.whereabouts
+    prefetch, opened = Prefetch(filler, lambda: False, Counter()), asyncio.Event()
+    with packs.blob.held():
+        running = asyncio.create_task(prefetch.run(range(len(CONTENTS)), opened))
+        async with asyncio.timeout(60):
+            while len(packs.blob.have) < packs.blob.layout.count:
+                await asyncio.sleep(0.001)
+            assert not filler.has_cell(0) and prefetch.bytes == 0
+            device = tmp_path / "device"
+            device.write_bytes(b"")
+            os.truncate(device, CELLS.file_size(filler.layout.size))
+            filler.device.take(os.open(device, os.O_RDWR), os.open(os.devnull, os.O_RDONLY))
+            opened.set()
+            await running
+    assert all(map(filler.has_cell, range(len(CONTENTS)))) and prefetch.bytes == CELL_BYTES * len(CONTENTS)
+    assert {ahead for ahead, _ in packs.asked} == {True}
+    filler.close()
