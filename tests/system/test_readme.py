@@ -246,7 +246,7 @@ def test_the_first_steps_lead_to_a_program_on_a_second_agent(machine: Machine) -
             ended = machine.run(step)
             assert ended.returncode == 0, ended.stderr
     assert ended is not None and ended.stdout == "hello\n"
-    assert 'echo \'print("hello")\' > app/main.py' in (ROOT / "README.md").read_text()
+    assert "echo 'print(\"hello\")' > app/main.py" in (ROOT / "README.md").read_text()
     assert text.splitlines()[-1].endswith("  # hello")
 
 
