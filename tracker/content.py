@@ -57,10 +57,15 @@ WATCH_S, WATCH_ANSWER_S = 15.0, 10.0
 """How often the origin is asked whether it can be read, and how long it may take."""
 
 LOOKS_AT_ONCE = 4
-"""Looks for one blob each, which run beside each other: so many pieces are in memory."""
+"""Looks for one blob each, which run beside each other: so many pieces are in memory. Others wait:
+a look that came too late would let hosts that lie win."""
 
-LOOK_S = 10.0
-"""So long a look may take."""
+LOOK_S = 30.0
+"""So long a look may take once its turn has come: while hosts pull, an origin is busy."""
+
+LOOK_REST_S, LOOK_BYTES_S = 0.25, 8 << 20
+"""After a look its place rests: so long, and the time of what it read at this rate. Together they
+cause no more than 16 requests for sizes a second and 32 MiB/s."""
 
 _ASKED_FOR = Reference("p2pdist/is-it-readable", "latest")
 """A reference that need not exist: the index is read, or the registry asked."""
@@ -125,8 +130,9 @@ class OriginLooks:
     async def look(self, wanted: LookAtOrigin) -> OriginSeen:
         """How a blob is at the origin; `unknown` where that cannot be found out, which the log
         explains."""
+        await self._slots.acquire()
         try:
-            async with self._slots, asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(LOOK_S):
                 state, what = await self._state(wanted)
         except TimeoutError:
             state, what = "unknown", f"the origin does not answer within {LOOK_S:.0f} s"
@@ -135,6 +141,9 @@ class OriginLooks:
         except Exception:
             logger.exception("looking for %s at the origin failed", wanted.blob)
             state, what = "unknown", "an internal failure"
+        finally:
+            rest_s = LOOK_REST_S + len(wanted.pieces) * wanted.layout.piece_size / LOOK_BYTES_S
+            asyncio.get_running_loop().call_later(rest_s, self._slots.release)
         if state == "unknown":
             logger.warning(
                 "hosts say that %s is missing or wrong at the origin, and are believed, for the tracker cannot see: %s",
