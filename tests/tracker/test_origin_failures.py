@@ -35,7 +35,7 @@ from tracker.content import Content
 from tracker.core.events import Command, Event, LookAtOrigin, OriginSeen, Received, Send, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.planning.schedule import JOIN_BATCH_S
-from tracker.core.repair.origin_failures import LOOK_AGAIN_S, LOOK_PIECES_MAX
+from tracker.core.repair.origin_failures import LOOK_AGAIN_S, LOOK_LOST_S, LOOK_PIECES_MAX
 from tracker.core.swarm import Swarm
 from tracker.http.app import make_app
 from tracker.service import Service
@@ -144,6 +144,10 @@ def test_liars_have_the_tracker_look_now_and_then_and_not_beside_itself() -> Non
     assert not looks(control.complain("s4")), "it has just looked"
     control.now += LOOK_AGAIN_S
     assert looks(control.complain("s5"))
+    control.now += LOOK_AGAIN_S
+    assert not looks(control.complain("s5")), "what it saw may still come"
+    control.now += LOOK_LOST_S
+    assert looks(control.complain("s5")), "it was lost"
 
 
 def test_all_hosts_together_are_believed_whatever_the_tracker_sees() -> None:

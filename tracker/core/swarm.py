@@ -120,9 +120,10 @@ class OriginReads:
         """In how many names hosts said so."""
         return len({failure.witness for failure in self.failures.values()})
 
-    def may_look(self, before: float) -> bool:
-        """Whether the tracker may look at the origin: it does not now, and last did `before`."""
-        return not self.looks and self.looked_at <= before
+    def may_look(self, again: float, lost: float) -> bool:
+        """Whether the tracker may look at the origin: it last began to before `again`, and does not
+        now, unless it began before `lost`."""
+        return self.looked_at <= (lost if self.looks else again)
 
     def look(self, now: float) -> None:
         """The tracker begins to look at the origin."""

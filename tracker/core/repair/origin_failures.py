@@ -30,6 +30,9 @@ LOOK_AGAIN_S = 5.0
 """So long the last look at the origin counts: hosts that lie make the tracker read a few pieces in
 this time."""
 
+LOOK_LOST_S = 120.0
+"""What a look shows does not come any more: the swarm had another key when it began."""
+
 LOOK_PIECES_MAX = 4
 """Pieces of which one look reads."""
 
@@ -52,7 +55,7 @@ def origin_failed(
     if reads.witnesses() >= min(WITNESSES, swarm.receivers):
         if not seeing or _all_say_so(swarm):
             return False, _error(swarm, reason), []
-        if reads.may_look(now - LOOK_AGAIN_S):
+        if reads.may_look(now - LOOK_AGAIN_S, now - LOOK_LOST_S):
             reads.look(now)
             looks.append(LookAtOrigin(swarm.key, swarm.blob, swarm.layout, _pieces(swarm)))
     return move_lease(swarm, stripe, host, now=now, at_once=True), None, looks
