@@ -251,6 +251,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/tracker/test_origin_superpeers.py",),
     ),
     Mutant(
+        "believe two hosts about the origin",
+        "tracker/core/repair/origin_failures.py",
+        "if not seeing or _all_say_so(swarm):",
+        "if reads.failures:",
+        ("tests/tracker/test_origin_failures.py",),
+    ),
+    Mutant(
         "narrow trees for small blobs",
         "tracker/core/repair/reputation.py",
         "        slots = fanout(len(swarm.members), swarm.layout, self.capacities.typical())",

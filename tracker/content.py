@@ -33,9 +33,10 @@ from p2pdist.model.manifest import (
     decode_manifest,
     encode_bundle,
 )
-from p2pdist.model.pieces import PieceLayout
+from p2pdist.model.pieces import PieceLayout, PieceList
 from p2pdist.model.torrent import Torrent, decode_torrent, torrent_reference
 from p2pdist.origin.contract import Origin
+from tracker.core.events import LookAtOrigin, OriginSeen, OriginState
 from tracker.reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
 
@@ -54,6 +55,17 @@ READS_AT_ONCE = 8
 
 WATCH_S, WATCH_ANSWER_S = 15.0, 10.0
 """How often the origin is asked whether it can be read, and how long it may take."""
+
+LOOKS_AT_ONCE = 4
+"""Looks for one blob each, which run beside each other: so many pieces are in memory. Others wait:
+a look that came too late would let hosts that lie win."""
+
+LOOK_S = 30.0
+"""So long a look may take once its turn has come: while hosts pull, an origin is busy."""
+
+LOOK_REST_S, LOOK_BYTES_S = 0.25, 8 << 20
+"""After a look its place rests: so long, and the time of what it read at this rate. Together they
+cause no more than 16 requests for sizes a second and 32 MiB/s."""
 
 _ASKED_FOR = Reference("p2pdist/is-it-readable", "latest")
 """A reference that need not exist: the index is read, or the registry asked."""
@@ -105,12 +117,81 @@ class OriginWatch:
         self.problem, self.reachable = problem, not problem
 
 
+class OriginLooks:
+    """Looks at the origin where hosts say that a blob is missing or wrong there. Any host may say
+    so, and a fleet must neither believe two of them blindly nor let all hosts try in vain. A look
+    asks for the size of the blob, and reads the pieces that hosts found wrong, few of them
+    (tracker/core/repair/origin_failures.py says how many, and how often)."""
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+        self._slots = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+    async def look(self, wanted: LookAtOrigin) -> OriginSeen:
+        """How a blob is at the origin; `unknown` where that cannot be found out, which the log
+        explains."""
+        await self._slots.acquire()
+        try:
+            async with asyncio.timeout(LOOK_S):
+                state, what = await self._state(wanted)
+        except TimeoutError:
+            state, what = "unknown", f"the origin does not answer within {LOOK_S:.0f} s"
+        except P2PDistError as error:
+            state, what = "unknown", str(error)
+        except Exception:
+            logger.exception("looking for %s at the origin failed", wanted.blob)
+            state, what = "unknown", "an internal failure"
+        finally:
+            rest_s = LOOK_REST_S + len(wanted.pieces) * wanted.layout.piece_size / LOOK_BYTES_S
+            asyncio.get_running_loop().call_later(rest_s, self._slots.release)
+        if state == "unknown":
+            logger.warning(
+                "hosts say that %s is missing or wrong at the origin, and are believed, for the tracker cannot see: %s",
+                wanted.blob,
+                what,
+            )
+        elif state == "right":
+            logger.warning(
+                "hosts say that %s is missing or wrong at the origin, where the tracker finds it: they lie,"
+                " or reach the origin by another way",
+                wanted.blob,
+            )
+        return OriginSeen(wanted.swarm, state, what)
+
+    async def _state(self, wanted: LookAtOrigin) -> tuple[OriginState, str]:
+        """Raises P2PDistError where a look can say nothing."""
+        origin, blob = self._content.need_origin(wanted.blob), wanted.blob
+        layer = await self._content.layer(blob)
+        size = await origin.size(blob)
+        if size is None:
+            return "missing", ""
+        if size != layer.size:
+            return "corrupt", f"it has {size} bytes, not {layer.size}"
+        if wanted.pieces:
+            pieces = PieceList.decode(await self._content.read(layer.pieces_digest))
+            for piece in wanted.pieces if pieces.layout == wanted.layout else ():
+                if not await _verified(origin, layer, pieces, piece):
+                    return "corrupt", f"piece {piece} does not match its hash"
+        return "right", ""
+
+
+async def _verified(origin: Origin, layer: Descriptor, pieces: PieceList, piece: int) -> bool:
+    """Whether a piece at the origin is what the blob's piece list says."""
+    start, length = pieces.layout.offset(piece), pieces.layout.length(piece)
+    try:
+        data = await origin.read_range(layer.digest, start, length)
+    except (NotFound, Corrupt):  # it went while this looked, or is shorter than it says
+        return False
+    return await asyncio.to_thread(pieces.verify, piece, data)
+
+
 class Content:
     """Small content by reference and digest, read from the origin once."""
 
     def __init__(self, origin: Origin | None, documents: Documents | None = None) -> None:
         self._origin = origin
         self.watch = OriginWatch(origin)
+        self.looks = OriginLooks(self)
         self._documents = documents
         self._cache: DocumentCache[bytes] = DocumentCache(CACHE_BYTES_MAX)
         self._bundles: DocumentCache[bytes] = DocumentCache(BUNDLES_BYTES_MAX)
@@ -151,7 +232,7 @@ class Content:
             known = await self._recall(f"tag {name}")
         if known is not None and time.monotonic() < self._away_until:
             return known
-        origin = self._need_origin(name)
+        origin = self.need_origin(name)
         asked = self._reads.read(f"tag {name}", lambda: origin.resolve(reference))
         layer = known is None and await self._is_layer(reference)
         try:
@@ -214,7 +295,7 @@ class Content:
         documents = self._documents
         data = await self._held(digest)
         if data is None:
-            data = await self._need_origin(digest).read(digest)
+            data = await self.need_origin(digest).read(digest)
             if documents is not None:
                 await asyncio.to_thread(documents.write, digest, data)
         return data
@@ -273,7 +354,7 @@ class Content:
         """The torrent that was made of a blob. Raises NotFound, Corrupt, Unavailable."""
         torrent = await self._torrent(digest, "the blob")
         if digest not in self._sizes:
-            origin = self._need_origin(digest)
+            origin = self.need_origin(digest)
             size = await self._reads.read(f"size {digest}", lambda: origin.size(digest))
             remember(self._sizes, digest, size, LAYERS_MAX)
         size = self._sizes[digest]  # None: gone from the origin, and perhaps still with a host
@@ -304,7 +385,8 @@ class Content:
     async def _decoded(self, digest: Digest) -> Torrent:
         return await asyncio.to_thread(decode_torrent, await self.read(digest))
 
-    def _need_origin(self, wanted: str) -> Origin:
+    def need_origin(self, wanted: str) -> Origin:
+        """Central storage, to look `wanted` up in. Raises Unavailable without any."""
         if self._origin is None:
             raise Unavailable(
                 f"this tracker has no origin to look up {wanted} in",

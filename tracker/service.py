@@ -56,6 +56,7 @@ from tracker.core.events import (
     ListKept,
     ListMatched,
     ListWanted,
+    LookAtOrigin,
     Received,
     Send,
     SessionClosed,
@@ -86,6 +87,11 @@ LOAD_S = 2.0
 OUTBOX_MAX = 4096
 
 logger = logging.getLogger(__name__)
+
+_BLAMED = (
+    "%s stated wrong hashes for %d pieces of %s: it lies, or upstream sends it other bytes than others;"
+    " it reads nothing more from upstream for an hour"
+)
 
 
 class Outbox:
@@ -291,7 +297,7 @@ class Service:
         self._names[number] = hello.host
         self._founding.opened(number, source)
         if self.access is not None:
-            outbox.put(self.access.control.message)
+            outbox.put(self.access.control.encoded)
         if self.listener is not None and self._at_home(number) is not None:
             self.listener.opened(hello.host)
         return number, outbox
@@ -338,7 +344,7 @@ class Service:
         self.fleet.history.changed("the access rules have changed")
         refused = self.access.refused()
         for number, outbox in self._outboxes.items():
-            outbox.put(self.access.control.message)  # a host that is revoked stops to serve when it hears of it
+            outbox.put(self.access.control.encoded)  # a host that is revoked stops to serve when it hears of it
             if (error := refused.get(number)) is not None:
                 outbox.put(Reject(error.problem()))
                 outbox.put(None)
@@ -393,6 +399,8 @@ class Service:
                     outbox.put(None)
                 case Send() | Drop():
                     pass  # the session has ended meanwhile
+                case LookAtOrigin():
+                    self._begin(self._look(command))
                 case Broadcast() | ListMatched() | ListWanted() | Blamed():
                     self._about_lists(command)
         if isinstance(event, Received) and isinstance(event.message, Leaving):
@@ -428,13 +436,10 @@ class Service:
                 self._begin(self._find_list(blob))
             case Blamed(host, blob, count):
                 self.blamed_hosts += 1
-                logger.warning(
-                    "%s stated wrong hashes for %d pieces of %s: it lies, or upstream sends it other bytes than others;"
-                    " it reads nothing more from upstream for an hour",
-                    host,
-                    count,
-                    blob,
-                )
+                logger.warning(_BLAMED, host, count, blob)
+
+    async def _look(self, wanted: LookAtOrigin) -> None:
+        self.submit(await self.content.looks.look(wanted))
 
     async def _find_list(self, blob: Digest) -> None:
         if (found := await self._lists.find(blob)) is not None:

@@ -18,6 +18,7 @@ from p2pdist.model.messages import Priority
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.simulate.clock import World
 from p2pdist.simulate.network import GIVES_UP_S, Network, Stream
+from tracker.core.events import LookAtOrigin, OriginSeen
 
 REQUESTS_MAX = 4
 LEAD_MAX = 4
@@ -73,6 +74,13 @@ class Origin:
         """Hold other bytes from now on for these pieces, and the right ones for the others."""
         self.wrong_version += 1
         self.spoil(pieces, blobs)
+
+    def seen(self, wanted: LookAtOrigin) -> OriginSeen:
+        """What a tracker sees that looks for a blob here."""
+        if not self.available:
+            return OriginSeen(wanted.swarm, "unknown", "the origin is away")
+        wrong = not self._wrong.get(wanted.blob, frozenset()).isdisjoint(wanted.pieces)
+        return OriginSeen(wanted.swarm, "corrupt" if wrong else "right")
 
     def stall(self, stalled: bool) -> None:
         """Send nothing more, though requests are taken; or go on."""

@@ -198,7 +198,9 @@ class Simulation:
         return self.tracker if self.cluster is None else self.cluster.owner_of(blob).tracker
 
     def _make_tracker(self, name: str) -> Tracker:
-        return Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet, name)
+        tracker = Tracker(self.world, self.network, self.invariants.fleet_handled, self._make_fleet, name)
+        tracker.look = self.origin.seen
+        return tracker
 
     def _make_cluster(self, count: int) -> Cluster:
         others = [self._make_tracker(f"{TRACKER_NAME}{number}") for number in range(2, count + 1)]

@@ -41,6 +41,8 @@ from tracker.core.events import (
     Drop,
     Due,
     Event,
+    LookAtOrigin,
+    OriginSeen,
     Received,
     Send,
     SessionClosed,
@@ -54,6 +56,9 @@ RETRY_MAX_S = 5.0
 TICK_S = 0.05
 USUAL_S = 0.0001
 """What a tracker's process takes for a message, about."""
+
+LOOK_S = 0.05
+"""What a look at the origin takes, about."""
 
 SILENCE_S = 5.0
 """Both sides end a session when its path has been silent for so long (heartbeats)."""
@@ -377,6 +382,8 @@ class Tracker:
         self.open = True
         #: Hears which host has told of which epoch.
         self.on_epoch_seen: Callable[[str, int], None] = lambda host, epoch: None
+        #: Looks at the origin.
+        self.look: Callable[[LookAtOrigin], OriginSeen] = lambda wanted: OriginSeen(wanted.swarm, "unknown")
         self._frozen_until = 0.0
         self._watcher, self._make_fleet = watcher, make_fleet
         self._sessions: dict[int, Session] = {}
@@ -466,6 +473,10 @@ class Tracker:
             self.handle(SessionClosed(session.number))
         self._sessions.pop(session.number, None)
 
+    def _looked(self, life: int, wanted: LookAtOrigin) -> None:
+        if life == self._life and self.fleet is not None:
+            self.handle(self.look(wanted))
+
     def _tick(self, life: int) -> None:
         self.processor.run(self._tick_now, life)
 
@@ -497,6 +508,8 @@ class Tracker:
                 case Broadcast(numbers, message):
                     for session in filter(None, map(self._sessions.get, numbers)):
                         session.to_host(message)
+                case LookAtOrigin():
+                    self.world.after(LOOK_S, self._looked, self._life, command)
                 case Drop(number) if (session := self._sessions.get(number)) is not None:
                     session.close_from_tracker()
                     del self._sessions[number]

@@ -11,6 +11,7 @@ import pytest
 
 from p2pdist.core.download.events import Command, OpenStream
 from p2pdist.core.sources import Candidates
+from p2pdist.model.messages import Complaint, Reason
 from p2pdist.model.plan import ORIGIN, Source
 from p2pdist.model.rendezvous import ranked
 from p2pdist.simulate.faults import Crash, OriginOutage, Partition, TrackerLoss
@@ -20,6 +21,7 @@ from p2pdist.simulate.network import Cut
 from p2pdist.simulate.report import Report
 from p2pdist.simulate.scenario import Scenario
 from p2pdist.simulate.simulation import Simulation
+from tracker.core.events import LookAtOrigin, OriginSeen
 from tracker.core.origin.superpeers import superpeers
 
 HOSTS = 60
@@ -233,3 +235,34 @@ def test_a_host_that_may_not_read_is_noticed(
             run = Run(seed, hosts=20, back_after_s=4.0)
             run.crash(others=6)
             run.simulation.run()
+
+
+@pytest.mark.parametrize("reason", ["missing", "corrupt"])
+def test_hosts_that_lie_of_the_origin_end_no_pull(reason: Reason) -> None:
+    """The first three that get a lease say that they cannot read whenever they have one: the
+    tracker looks, and others read."""
+    simulation = Simulation(Scenario(HOSTS, PIECES * 65536, NIC_BYTES_S, seed=3, latency_s=0.001))
+    liars: dict[str, None] = {}
+    looks: list[OriginSeen] = []
+    look = simulation.tracker.look
+
+    def lie() -> None:
+        fleet = simulation.tracker.fleet
+        assert fleet is not None
+        for swarm in fleet.swarms.values():
+            for stripe, roots in enumerate(swarm.edges.roots):
+                for host in roots if len(liars) < 3 else filter(liars.__contains__, roots):
+                    liars[host] = None
+                    simulation.hosts[host].session.send(Complaint(swarm.blob, stripe, "", reason))
+        if simulation.world.now < SHORTEST_S / 2:
+            simulation.world.after(0.02, lie)
+
+    def seen(wanted: LookAtOrigin) -> OriginSeen:
+        looks.append(look(wanted))
+        return looks[-1]
+
+    simulation.tracker.look = seen
+    simulation.world.at(0.02, lie)
+    report = simulation.run()
+    assert report.failed == 0 and report.complete == HOSTS
+    assert looks and {saw.state for saw in looks} == {"right"}

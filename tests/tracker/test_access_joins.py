@@ -34,6 +34,7 @@ from p2pdist.credentials.join import JoinToken
 from p2pdist.model.errors import NotFound, Refused, Unauthenticated, Unavailable, UsageError
 from p2pdist.model.messages import Access, Joined, JoinRequest, Reject, RenewRequest, Welcome
 from tracker.access.control import AccessControl
+from tracker.access.directory import AccessState
 from tracker.networks import parse_networks
 from tracker.state.joins import JoinEntry, JoinRecords
 
@@ -282,6 +283,26 @@ async def test_a_revoked_host_loses_its_session_and_gets_no_other(site: AccessSi
     site.control.directory.set_revoked([])
     await kept.hear(Access)
     await (await agent.session()).hear(Welcome)
+
+
+async def test_what_changes_while_the_access_file_is_read_is_read_as_well(
+    site: AccessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await (await site.join("h1")).session()
+    await session.hear(Access)
+    directory, revoked = site.control.directory, [["host:h2"]]
+    load = directory.load
+
+    def changed_meanwhile(**time: float) -> AccessState:
+        state = load(**time)
+        while revoked:
+            directory.set_revoked(revoked.pop())
+        return state
+
+    monkeypatch.setattr(directory, "load", changed_meanwhile)
+    site.control.reload()
+    while (await session.hear(Access)).revoked != ("host:h2",):
+        pass
 
 
 async def test_a_join_token_that_is_gone_from_the_file_takes_its_hosts_along(site: AccessSite) -> None:

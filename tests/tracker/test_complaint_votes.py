@@ -6,8 +6,8 @@ import pytest
 
 from p2pdist.model.address import network_of
 from p2pdist.model.digest import digest_of
-from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Reject, Report
-from tracker.core.events import Received, Send, SessionOpened, Tick
+from p2pdist.model.messages import PROTOCOL_VERSION, Advance, Complaint, Hello, Holding, Report
+from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.planning.schedule import JOIN_BATCH_S
 
@@ -144,26 +144,3 @@ def test_certified_hosts_of_one_network_have_a_vote_each() -> None:
 )
 def test_networks_of_addresses(host: str, network: str) -> None:
     assert network_of(host) == network
-
-
-@pytest.mark.parametrize(("second", "ends"), [("10.0.0.9", False), ("10.0.0.8", True)])
-@pytest.mark.parametrize("reason", ["corrupt", "missing"])
-def test_hosts_at_one_address_are_one_witness_of_what_is_wrong_at_the_origin(
-    reason: str, second: str, ends: bool
-) -> None:
-    """Two strangers on one machine do not end a blob for all."""
-    control = Control()
-    for host, address in (("s1", "10.0.0.9"), ("s2", second), ("good", "10.0.1.1")):
-        control.open(host, address)
-    for host in ("s1", "s2", "good"):
-        control.join(host)
-    rejected = []
-    for host in ("s1", "s2"):
-        edges = control.fleet.swarms[BLOB].edges
-        for other in ("s1", "s2", "good"):
-            edges.detach(0, other)
-        edges.attach(0, host, "")
-        complaint = Received(control.numbers[host], Complaint(BLOB, 0, "", reason))  # type: ignore[arg-type]
-        commands = control.fleet.handle(complaint, now=control.now)
-        rejected += [each for each in commands if isinstance(each, Send) and isinstance(each.message, Reject)]
-    assert bool(rejected) == ends

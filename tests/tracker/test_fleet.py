@@ -22,7 +22,18 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import ORIGIN, StripePlan
-from tracker.core.events import Command, Described, Drop, Received, Send, SessionClosed, SessionOpened, Tick
+from tracker.core.events import (
+    Command,
+    Described,
+    Drop,
+    LookAtOrigin,
+    OriginSeen,
+    Received,
+    Send,
+    SessionClosed,
+    SessionOpened,
+    Tick,
+)
 from tracker.core.fleet import RETRY_S, Fleet
 from tracker.core.host import PENALTY_S, VOUCHERS_MAX
 from tracker.core.monitor.presence import ABSENCE_S, GRACE_S
@@ -420,12 +431,13 @@ def test_the_only_reader_keeps_its_lease() -> None:
 
 
 def test_two_hosts_that_met_wrong_content_at_the_origin_end_the_swarm() -> None:
-    """The first loses the lease to a child, which sees the same: all that still want the blob are
-    told, seeds are not."""
+    """The first loses the lease to a child, which sees the same, as the tracker does: all that
+    still want the blob are told, seeds are not."""
     control = chain("h1", "h2", "h3")
     control.complain("h1", "", "corrupt")
     assert control.parents["h2"] == ""
-    commands = control.complain("h2", "", "corrupt")
+    assert any(isinstance(each, LookAtOrigin) for each in control.complain("h2", "", "corrupt"))
+    commands = control.fleet.handle(OriginSeen(BLOB, "corrupt"), now=control.now)
     rejects = [each for each in commands if isinstance(each, Send) and isinstance(each.message, Reject)]
     assert sorted(each.session for each in rejects) == sorted(control.sessions.values())
     assert all(each.message.blob == BLOB and "corrupt" in each.message.problem["type"] for each in rejects)  # type: ignore[union-attr]

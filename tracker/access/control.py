@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2pdist.model.address import ip_of
 from p2pdist.model.errors import P2PDistError
-from p2pdist.model.messages import Access
+from p2pdist.model.messages import Access, encode
 from p2pdist.transfer.audit import Audit
 from tracker.access.directory import AccessDirectory, AccessState
 from tracker.access.identities import Identities
@@ -63,6 +63,8 @@ class AccessControl:
         self.tls.use(self.state, now=time.time())
         self.message = _message(self.state)
         """What agents are told."""
+        self.encoded = encode(self.message)
+        """The same as it is sent: each session gets it first."""
         self._asked = asyncio.Event()
 
     def reload(self) -> None:
@@ -94,8 +96,9 @@ class AccessControl:
             made = []
         for path in made:
             logger.info("hosts join with the token in %s", path)
+        stamp = await asyncio.to_thread(self.directory.stamp)  # of what is read, not of what comes meanwhile
         self._use(await asyncio.to_thread(self.directory.load, now=time.time()))
-        self._stamp = await asyncio.to_thread(self.directory.stamp)
+        self._stamp = stamp
 
     def _use(self, state: AccessState) -> None:
         message = _message(state)
@@ -108,7 +111,7 @@ class AccessControl:
             self.tickets.use(state)
         if message.authorities != self.message.authorities:
             self.tls.use(state, now=time.time())
-        self.message = message
+        self.message, self.encoded = message, encode(message)
         logger.info("the access file %s holds as it is now", self.directory.path)
         self.audit.note("change", subject=str(self.directory.path))
         for hear in self.changed:

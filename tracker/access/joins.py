@@ -15,6 +15,7 @@ import ssl
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from p2pdist.credentials.authority import CERTIFICATE_S
@@ -36,6 +37,9 @@ WRITTEN_MAX = 256
 """Joins that one transaction writes down."""
 GATHER_S = 0.01
 """For so long joins gather: a transaction for each would be a fifth of a join's cost."""
+
+_seconds = lru_cache(64)(ssl.cert_time_to_seconds)
+"""Many hosts come at once whose certificates end in the same seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +147,7 @@ class Joins:
     def seen(self, identity: Identity, peer: Mapping[str, Any] | None) -> None:
         """A host has shown its certificate."""
         try:
-            until = ssl.cert_time_to_seconds(str((peer or {}).get("notAfter", "")))
+            until = _seconds(str((peer or {}).get("notAfter", "")))
         except ValueError:
             return
         self._note(identity.name, identity.credential.removeprefix("join:"), float(until))

@@ -35,10 +35,7 @@ class TrackerTls:
         seconds since the epoch."""
         key = make_key()
         certificate = state.authorities[0].issue(make_request(key), "tracker", "tracker", self._addresses, now=now)
-        # A chain that is given is sent as it is. Where there is none, OpenSSL verifies the server's
-        # certificate in each handshake to find one, which is a fifth of its work there.
-        chain = certificate + (state.introduction or state.authorities[0].pem)
-        made = chain, encode_key(key), state.trusted
+        made = state.chain(certificate), encode_key(key), state.trusted
         self._current, self.client = _context(*made), _context(*made, client=True)
         self._renew_at = now + CERTIFICATE_S / 2
         if self.context is None:

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pdist.model.address import by_name
-from p2pdist.model.errors import NotFound
+from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.messages import Complaint, Reason, Reject
-from tracker.core.events import Command, Send
+from tracker.core.events import Command, OriginSeen, Send
 from tracker.core.history.history import History
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, STARVED_BY, Member
@@ -31,6 +31,7 @@ from tracker.core.planning.rescue import below_rescue, lacks, may_be_rescued, re
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
+from tracker.core.repair.origin_failures import origin_failed, origin_seen
 from tracker.core.repair.remedies import (
     AVOID_S,
     DRY_SOON_S,
@@ -42,7 +43,6 @@ from tracker.core.repair.remedies import (
     avoid_s,
     free_blocked,
     move_lease,
-    origin_failed,
     pass_on_lease,
     source_above,
     under_way,
@@ -323,11 +323,25 @@ class Complaints:
         member.complain(stripe)
         if reason == "stalled" and member.complaints[stripe] < STUCK_COMPLAINTS:
             return  # a reader waits for its children, too, when they are slow to take what it has read
-        moved, error = origin_failed(swarm, stripe, member.host, reason, witness=self._witness(swarm, member), now=now)
+        witness, seeing = self._witness(swarm, member), not self.vouching.keeps(swarm)
+        moved, error, looks = origin_failed(swarm, member.host, complaint, witness=witness, seeing=seeing, now=now)
+        out += looks
         if moved:
             self.schedule.ask(swarm.key, reason, now)
-        if error is None:
-            return
+        if error is not None:
+            self._end(swarm, error, out)
+
+    def seen(self, event: OriginSeen, *, now: float) -> list[Command]:
+        """The tracker has looked at the origin, for the hosts that could not read it."""
+        out: list[Command] = []
+        if (swarm := self.membership.swarms.get(event.swarm)) is not None:
+            if (error := origin_seen(swarm, event, now=now)) is not None:
+                self._end(swarm, error, out)
+            self.schedule.ask(swarm.key, "looked", now)
+        return out
+
+    def _end(self, swarm: Swarm, error: P2PDistError, out: list[Command]) -> None:
+        """Tell all receivers of a swarm why it cannot go on."""
         if isinstance(error, NotFound) and self.vouching.keeps(swarm):
             error = NotFound(
                 f"upstream does not have {swarm.blob}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import FromAgent, FromTracker, Hello
@@ -72,6 +73,21 @@ class ListKept:
     voters: tuple[str, ...] = ()
 
 
+OriginState = Literal["right", "missing", "corrupt", "unknown"]
+"""How the tracker found a blob at the origin: as it is to be, as far as was looked; not there; of
+another size, or with a wrong piece; or it cannot tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginSeen:
+    """How the blob of a swarm is at the origin (answers LookAtOrigin). `swarm`: its key; `what`:
+    more of what is wrong, for people."""
+
+    swarm: Digest
+    state: OriginState
+    what: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Followed:
     """This ownership counts from now on (tracker/core/ownership/ownerships.py); `me` is the id of
@@ -104,6 +120,7 @@ Event = (
     | Due
     | Described
     | ListKept
+    | OriginSeen
     | Followed
     | LeasesAllowed
     | HostDrained
@@ -153,6 +170,17 @@ class ListMatched:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtOrigin:
+    """Hosts say that the blob of a swarm, with this key, is missing or wrong at the origin, some of
+    them that these pieces are: OriginSeen says how it is."""
+
+    swarm: Digest
+    blob: Digest
+    layout: PieceLayout
+    pieces: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Blamed:
     """A host stated hashes for so many pieces that were wrong: it lied, or upstream sent it other
     bytes than other hosts."""
@@ -162,4 +190,4 @@ class Blamed:
     pieces: int
 
 
-Command = Send | Drop | Broadcast | ListWanted | ListMatched | Blamed
+Command = Send | Drop | Broadcast | ListWanted | ListMatched | LookAtOrigin | Blamed

@@ -62,6 +62,7 @@ from tracker.core.events import (
     HostDrained,
     LeasesAllowed,
     ListKept,
+    OriginSeen,
     Received,
     Send,
     SessionClosed,
@@ -182,6 +183,8 @@ class Fleet:
                     self.membership.describe(blob, layout, now=now)
             case ListKept():
                 out += self.vouching.kept(event)
+            case OriginSeen():
+                out += self._complaints.seen(event, now=now)
             case HostDrained(name, drained):
                 self.reputation.drain(name, drained=drained, now=now)
             case Followed() | LeasesAllowed():
@@ -233,8 +236,7 @@ class Fleet:
         name = self._sessions.get(session)
         if name is None:
             return
-        message = self.handover.admit(session, received, out)
-        if message is not None:
+        if (message := self.handover.admit(session, received, out)) is not None:
             self._take(session, self.hosts[name], message, now, out)
 
     def _take(self, session: int, host: Host, message: FromAgent, now: float, out: list[Command]) -> None:

@@ -37,8 +37,21 @@ LEASE_MOVE_MAX_S = 64.0
 """The pause between moves of a lease doubles with each, up to this, and is short again after a
 quiet time of this length."""
 
+FAILURES_MAX = 1000
+"""Hosts of a swarm of which it is kept what they met at the origin."""
+
 ZONES_MAX = 1000
 """Zones of a swarm whose superpeers are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginFailure:
+    """What a host met at the origin: `reason` as in its complaint, in the name of which `witness`
+    (a host or an address), and at which piece."""
+
+    witness: str
+    reason: str
+    piece: int
 
 
 @dataclass(slots=True)
@@ -56,8 +69,13 @@ class OriginReads:
     """A superpeer could not read its share. `fail_sharing`."""
     leases_lost: int = 0
     """Idle leases that went to other swarms. `lose_lease`."""
-    failures: dict[str, None] = field(default_factory=dict)
-    """Who met wrong or missing content at the origin: hosts or addresses. `count_failure`."""
+    failures: dict[str, OriginFailure] = field(default_factory=dict)
+    """By host what it last met at the origin that was wrong or missing; the latest comes last.
+    `fail`."""
+    looks: bool = False
+    """Whether the tracker looks at the origin now. `look`, `looked`."""
+    looked_at: float = -inf
+    """When the tracker last began to. `look`."""
     barred: dict[str, None] = field(default_factory=dict)
     """Hosts that may not read it, since they lied of what they read (vouching/vouching.py). `bar`,
     `unbar`."""
@@ -91,10 +109,29 @@ class OriginReads:
         """An idle lease goes to another swarm."""
         self.leases_lost += 1
 
-    def count_failure(self, witness: str) -> int:
-        """A witness met wrong or missing content; returns how many did."""
-        self.failures[witness] = None
-        return len(self.failures)
+    def fail(self, host: str, failure: OriginFailure) -> None:
+        """A host met wrong or missing content."""
+        self.failures.pop(host, None)
+        self.failures[host] = failure
+        if len(self.failures) > FAILURES_MAX:
+            del self.failures[next(iter(self.failures))]
+
+    def witnesses(self) -> int:
+        """In how many names hosts said so."""
+        return len({failure.witness for failure in self.failures.values()})
+
+    def may_look(self, again: float, lost: float) -> bool:
+        """Whether the tracker may look at the origin: it last began to before `again`, and does not
+        now, unless it began before `lost`."""
+        return self.looked_at <= (lost if self.looks else again)
+
+    def look(self, now: float) -> None:
+        """The tracker begins to look at the origin."""
+        self.looks, self.looked_at = True, now
+
+    def looked(self) -> None:
+        """The tracker has looked."""
+        self.looks = False
 
     def lease_rests(self, stripe: int, *, now: float) -> bool:
         """Whether the stripe's lease moved too recently to move again."""

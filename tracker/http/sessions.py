@@ -81,7 +81,8 @@ async def session(request: web.Request) -> web.WebSocketResponse:
         if service.access is not None:
             identity = service.access.check_hello(hello, peer_of(request), remote)
         replaces = await service.settle_name(hello, remote)
-        if service.access is not None:  # it may have been revoked while others were asked
+        if service.access is not None and replaces is not None:
+            # It may have been revoked while the agents that say its name were asked.
             identity = service.access.check_hello(hello, peer_of(request), remote)
         number, outbox = service.open_session(hello, identity, replaces=replaces, source=remote)
     except P2PDistError as error:

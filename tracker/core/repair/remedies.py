@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.swarm import Swarm
 
@@ -201,20 +200,6 @@ def pass_on_lease(swarm: Swarm, stripe: int, child: str, *, now: float, dry_s: f
 def _lacks(member: Member, swarm: Swarm, stripe: int) -> bool:
     """Whether a member is present and lacks pieces of the stripe."""
     return member.present and member.counts[stripe] < swarm.totals[stripe]
-
-
-def origin_failed(
-    swarm: Swarm, stripe: int, host: str, reason: str, *, witness: str, now: float
-) -> tuple[bool, P2PDistError | None]:
-    """The holder of a lease cannot read the origin. Return whether the lease moves, and why the
-    swarm must end: wrong or missing content at the origin ends it once two witnesses, or the only
-    host, met it. `witness`: in whose name the host says so."""
-    damning = reason in {"corrupt", "missing"}
-    if not damning or swarm.origin.count_failure(witness) < min(2, swarm.receivers):
-        return move_lease(swarm, stripe, host, now=now, at_once=damning), None
-    if reason == "missing":
-        return False, NotFound(f"the origin does not have {swarm.blob}", remedy="Push it again")
-    return False, Corrupt(f"the origin's copy of {swarm.blob} is corrupt", remedy="Push it again")
 
 
 def yield_lease(swarm: Swarm, stripe: int, host: str) -> bool:
