@@ -2,10 +2,9 @@
 it when it needs room.
 
 Theory of eviction (`choose`). What a policy says is not to be kept goes first. What was used long
-ago is the least likely to be asked for again, so it goes next. What no other host of the zone holds
-costs a read from the origin to get back, so it goes only when all else has gone. Packs whose
-contents are in this store as objects are kept only to serve other hosts, and go before what is
-needed to show something. Pinned things and things in use never go, and what a tree needs (its
+ago is the least likely to be asked for again, so it goes next. Packs whose contents are in this
+store as objects are kept only to serve other hosts, and go before what is needed to show something.
+Pinned things and things in use never go, and what a tree needs (its
 catalogs) goes after the tree. Trees share contents: what they share becomes free when the last of
 them goes. It is all or nothing: when even everything that may go would not be enough, nothing goes,
 since that would cost content and help no pull.
@@ -121,10 +120,9 @@ def _may_go(candidate: Candidate, with_share: set[Digest]) -> bool:
     return not candidate.pinned and not candidate.in_use and frees
 
 
-def _rank(candidate: Candidate) -> tuple[bool, bool, bool, float, Digest]:
+def _rank(candidate: Candidate) -> tuple[bool, bool, float, Digest]:
     return (
         not candidate.first,
-        candidate.last_copy_in_zone,
         not candidate.redundant,
         candidate.last_used,
         candidate.digest,

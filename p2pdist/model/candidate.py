@@ -12,8 +12,7 @@ from p2pdist.model.digest import Digest
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A stored blob or tree that might make room. `size` is the bytes that its removal alone frees,
-    `last_used` seconds since the epoch. `last_copy_in_zone` is set by the agent, as the store does
-    not know it.
+    `last_used` seconds since the epoch.
 
     `redundant`: no mounted view of this host needs it; it is kept only to serve other hosts.
     `needed_by`: the trees that must be removed with it. `first`: a policy says that it is not to be
@@ -25,7 +24,6 @@ class Candidate:
     last_used: float
     pinned: bool = False
     in_use: bool = False
-    last_copy_in_zone: bool = False
     redundant: bool = False
     needed_by: frozenset[Digest] = frozenset()
     first: bool = False

@@ -30,13 +30,6 @@ def test_pinned_and_used_blobs_never_go() -> None:
     assert choose(candidates, 11) is None
 
 
-def test_the_last_copy_of_a_zone_goes_last() -> None:
-    """Even though it was used longest ago: getting it back would cost a read from the origin."""
-    candidates = [Candidate(A, 10, 1.0, last_copy_in_zone=True), Candidate(B, 10, 8.0), Candidate(C, 10, 9.0)]
-    assert choose(candidates, 20) == [B, C]
-    assert choose(candidates, 21) == [B, C, A]
-
-
 def test_it_is_all_or_nothing() -> None:
     assert choose([Candidate(A, 10, 1.0)], 11) is None
     assert choose([], 1) is None
@@ -47,10 +40,9 @@ def test_empty_blobs_stay() -> None:
 
 
 def test_what_only_serves_others_goes_first() -> None:
-    """Though used last; but not before other things when it is the zone's last copy."""
+    """Though used last."""
     candidates = [Candidate(A, 10, 1.0), Candidate(B, 10, 9.0, redundant=True), Candidate(C, 10, 9.5, redundant=True)]
     assert choose(candidates, 20) == [B, C]
-    assert choose([Candidate(A, 10, 1.0), Candidate(B, 10, 0.0, redundant=True, last_copy_in_zone=True)], 10) == [A]
 
 
 def test_what_trees_share_is_free_when_the_last_goes() -> None:
@@ -85,7 +77,6 @@ CANDIDATES = st.lists(
         st.sampled_from([0.0, 1.0, 2.0, 3.0]),
         st.booleans(),
         st.booleans(),
-        st.booleans(),
     ),
     max_size=8,
     unique_by=lambda candidate: candidate.digest,
@@ -115,7 +106,7 @@ def test_choices_are_allowed_enough_and_in_order(candidates: list[Candidate], ne
     stays = [candidate for candidate in free if candidate.digest not in chosen and candidate.size]
     for going in gone:
         for staying in stays:
-            assert (going.last_copy_in_zone, going.last_used) <= (staying.last_copy_in_zone, staying.last_used)
+            assert going.last_used <= staying.last_used
 
 
 @given(CANDIDATES, st.integers(0, 200), st.randoms())

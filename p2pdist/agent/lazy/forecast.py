@@ -20,6 +20,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import PACK_TYPE, Manifest
 from p2pdist.model.tree import ChunkList
 from p2pdist.store.store import BlobStore
+from p2pdist.store.trees.missing import remoteness
 
 _RECORD = struct.Struct("<32sII")
 """A pack's record of a chunk (model/catalog.py): BLAKE3, length, stored length."""
@@ -73,17 +74,10 @@ def forecast(store: BlobStore, manifest: Manifest, packs: Iterable[Pack], layout
     descriptors = {part.digest: part for part in manifest.parts if part.media_type == PACK_TYPE}
     listed = (pack for pack in packs if pack.digest in descriptors and len(pack))
     certain: list[_Pack] = []
-    for pack in map(_Pack, sorted(listed, key=lambda pack: _remoteness(store, pack))):
+    for pack in map(_Pack, sorted(listed, key=lambda pack: remoteness(store.get(pack.digest)))):
         needed = pack.numbers.keys() & wanted
         wanted -= needed  # of several packs that have a chunk the first one counts
         if pack.bytes_of(needed) > SELECTED_SHARE_MAX * pack.size:
             certain.append(pack)
     sources = {pack.digest: (descriptors[pack.digest], None) for pack in certain}
     return Whereabouts(PackedChunks(certain), {}, sources, asyncio.Event())
-
-
-def _remoteness(store: BlobStore, pack: Pack) -> int:
-    """The order in which the pull takes chunks from packs: complete ones, partial ones, those that
-    are not here."""
-    blob = store.get(pack.digest)
-    return 2 if blob is None else 0 if blob.complete else 1

@@ -34,7 +34,7 @@ from p2pdist.store.objects.files import Objects
 from p2pdist.store.trees.assembly import DamagedObject
 from p2pdist.store.trees.extraction import Extracted, Extraction
 from p2pdist.store.trees.images import Images
-from p2pdist.store.trees.missing import Backed, Missing, OpenPulls, back, plan
+from p2pdist.store.trees.missing import Backed, Missing, OpenPulls, back, plan, remoteness
 from p2pdist.store.trees.reader import TreeReader
 from p2pdist.store.trees.records import TreeRecords, shared_bytes
 from p2pdist.store.trees.variants import Variants
@@ -159,7 +159,7 @@ class Trees:
             if packs is not None:
                 allowed = set(packs)
                 listed = [pack for pack in listed if pack.digest in allowed]
-            listed.sort(key=lambda pack: _remoteness(self._context.get(pack.digest)))
+            listed.sort(key=lambda pack: remoteness(self._context.get(pack.digest)))
             with self._lock:
                 self.pulls.add(missing)
                 self._shares = None
@@ -357,8 +357,3 @@ class Trees:
         for missing in self.pulls:
             named |= contents & (missing.tree.contents.keys() | missing.sources)
         return named
-
-
-def _remoteness(pack: Blob | None) -> int:
-    """The order in which packs are read: complete ones, partial ones, those that are not here."""
-    return 2 if pack is None else 0 if pack.complete else 1

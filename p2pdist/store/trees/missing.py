@@ -2,8 +2,9 @@
 packs make them.
 
 A content of up to WHOLE_MAX bytes is one chunk. That of a larger file is a list of chunks, and
-those that older objects here hold are taken from them. Each chunk is taken from one pack: one that
-is here, else the first in the order of the catalogs.
+those that older objects here hold are taken from them. Each chunk is taken from one pack, the first
+that has it: complete packs first, then partial ones, then those that are not here (`remoteness`),
+and among these in the order of the catalogs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from p2pdist.model.catalog import Pack, Stored
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.model.tree import CHUNK_MAX, ChunkList, Entries, Entry, File, content_hash
+from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.objects.files import bytes_taken
 from p2pdist.store.trees.assembly import Assembly, Part, SelectedPack
 
@@ -247,6 +249,12 @@ def plan(missing: Missing, backed: Backed, packs: Sequence[Pack], old: Iterable[
         missing.assemblies[content] = _assembly(content, missing.contents[content], chunks, held, located)
     missing.sources = frozenset(content for content, _ in held.values())
     missing.needs = tuple(_needs({pack.digest: pack.size for pack in packs}, located))
+
+
+def remoteness(pack: Blob | None) -> int:
+    """The order in which packs are asked for chunks: complete ones, partial ones, those that are
+    not here."""
+    return 2 if pack is None else 0 if pack.complete else 1
 
 
 def _chunk_list(content: bytes, sizes: Mapping[bytes, int], name: bytes, lists: Mapping[bytes, bytes]) -> bytes:
