@@ -129,7 +129,6 @@ TREES = st.tuples(
             st.booleans(),
             st.booleans(),
             st.booleans(),
-            st.booleans(),
             st.frozensets(st.sampled_from([A, B, C]), max_size=1).map(lambda trees, name=name: trees - {name}),
         )
         for name in (A, B, C)
