@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from ports import free_port
+from waits import wait_until
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.manifest import (
@@ -42,10 +43,9 @@ class Web:
     url: str
     log: Path
 
-    def requests(self) -> list[list[str]]:
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline and not self.log.read_text():
-            time.sleep(0.01)
+    def requests(self, count: int) -> list[list[str]]:
+        """So many requests at least: nginx writes a line after the answer has gone."""
+        wait_until(lambda: len(self.log.read_text().splitlines()) >= count, f"request {count}")
         return [line.split(" ") for line in self.log.read_text().splitlines()]
 
 

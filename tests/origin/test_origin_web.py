@@ -66,7 +66,7 @@ async def test_a_range_is_one_request_on_a_kept_connection(web: StartWeb, stored
         for start in range(0, 10_000, 1000):
             await origin.read_range(digest, start, 1000)
         await asyncio.gather(*[origin.read_range(digest, start, 1000) for start in range(0, 32_000, 1000)])
-    requests = server.requests()
+    requests = server.requests(42)
     assert [request[1:] for request in requests[:2]] == [
         ["GET", "206", "bytes=0-999"],
         ["GET", "206", "bytes=1000-1999"],
