@@ -251,6 +251,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/tracker/test_origin_superpeers.py",),
     ),
     Mutant(
+        "doubt a large fleet after two silent hosts",
+        "tracker/core/repair/claims.py",
+        "max(DOUBTS_MAX, believed)",
+        "DOUBTS_MAX",
+        ("tests/tracker/test_claims.py",),
+    ),
+    Mutant(
+        "let a trusted host read beside another",
+        "tracker/core/repair/claims.py",
+        "and _reads_beside(swarm, stripe, member):",
+        "and False:",
+        ("tests/tracker/test_claims.py",),
+    ),
+    Mutant(
         "believe two hosts about the origin",
         "tracker/core/repair/origin_failures.py",
         "if not seeing or _all_say_so(swarm):",
