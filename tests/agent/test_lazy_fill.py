@@ -11,23 +11,21 @@ import random
 import resource
 import socket
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lazy_rig import FetchedPack
 
 from p2pdist.agent.lazy import filler, readahead, views
-from p2pdist.agent.lazy.chunks import Chunks, Whereabouts
+from p2pdist.agent.lazy.chunks import Chunks
 from p2pdist.agent.lazy.images import LazyImages
 from p2pdist.agent.lazy.stalls import Stalls
 from p2pdist.agent.lazy.traces import Start, Traces
 from p2pdist.agent.lazy.views import LazySettings, LazyView, LazyViews
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.packages import Package
-from p2pdist.core.demand.turns import Reading
-from p2pdist.model.catalog import Stored
 from p2pdist.model.device import CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Conflict, DiskFull, Unavailable
@@ -397,25 +395,6 @@ async def test_a_reader_of_what_does_not_fit_is_told_why(tmp_path: Path, caplog:
     await view.close()
 
 
-class _Packs:
-    """Fetches packs of a store; `pull` brings the pieces that it is asked for."""
-
-    def __init__(self, store: BlobStore, pack: bytes) -> None:
-        layout = PieceLayout(len(pack), 1 << 16)
-        self.cuts = [pack[layout.offset(piece) :][: layout.length(piece)] for piece in range(layout.count)]
-        self.pieces = PieceList(layout, b"".join(map(content_hash, self.cuts)))
-        self.blob = store.begin(digest_of(pack), self.pieces)
-        self.asked: list[tuple[bool, tuple[int, ...]]] = []
-
-    async def fetch(self, layer: Descriptor, priority: Priority, selection: Selection | None) -> tuple[Blob, Any]:
-        return self.blob, self
-
-    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False, reading: Reading | None = None) -> None:
-        self.asked.append((prefetch, tuple(pieces)))
-        for piece in pieces:
-            self.blob.write(piece, self.cuts[piece])
-
-
 async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(tmp_path: Path) -> None:
     """Around a miss what came with it, without a request; then a window that a reader has come to
     the middle of is followed by one of twice its length."""
@@ -425,12 +404,9 @@ async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(
     layout = DeviceLayout({content_hash(data): len(data) for data in contents}, {})
     os.truncate(tmp_path / DEVICE, CELLS.file_size(layout.size))
     view.layout = view._filler.layout = layout
-    packs = _Packs(view._store, b"".join(contents))
-    descriptor = Descriptor("pack", packs.blob.digest, packs.blob.size)
+    packs = FetchedPack(view._store, contents)
     view._filler.chunks = Chunks(view._store, packs)
-    stored = [Stored(content_hash(data), CELL_BYTES, CELL_BYTES * at, CELL_BYTES) for at, data in enumerate(contents)]
-    places = {part.chunk: (packs.blob.digest, part) for part in stored}
-    view._filler.chunks.whereabouts = Whereabouts(places, {}, {packs.blob.digest: (descriptor, None)})
+    view._filler.chunks.whereabouts = packs.whereabouts
 
     async def ahead() -> set[int]:
         await asyncio.gather(*view._ahead._tasks)

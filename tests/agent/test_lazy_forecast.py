@@ -12,22 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lazy_rig import FetchedPack
 
 from p2pdist.agent.lazy.chunks import Chunks, Whereabouts
 from p2pdist.agent.lazy.filler import Filler
 from p2pdist.agent.lazy.forecast import forecast
 from p2pdist.agent.lazy.prefetch import Prefetch
 from p2pdist.agent.pull.trees import SELECTED_SHARE_MAX
-from p2pdist.core.demand.turns import Reading
-from p2pdist.model.catalog import Pack, Stored, record
+from p2pdist.model.catalog import Pack, record
 from p2pdist.model.device import CELL_BYTES, Cells, DeviceChunk, DeviceLayout
 from p2pdist.model.digest import digest_of
 from p2pdist.model.manifest import PACK_TYPE, Descriptor, Manifest
-from p2pdist.model.messages import Priority
-from p2pdist.model.pieces import PieceLayout, PieceList
-from p2pdist.model.selection import Selection
 from p2pdist.model.tree import ChunkList, content_hash
-from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
 from p2pdist.store.trees.missing import Contents, Entries, Missing, Tree, back, plan
 
@@ -116,38 +112,13 @@ def test_chunks_that_older_objects_may_have_are_not_counted_as_needed(tmp_path: 
     assert not missing.needs
 
 
-class _Packs:
-    """Fetches a pack of a store; the pull brings the pieces that it is asked for."""
-
-    def __init__(self, store: BlobStore, contents: Sequence[bytes]) -> None:
-        pack, layout = b"".join(contents), PieceLayout(sum(map(len, contents)), 1 << 16)
-        self.cuts = [pack[layout.offset(piece) :][: layout.length(piece)] for piece in range(layout.count)]
-        self.blob = store.begin(digest_of(pack), PieceList(layout, b"".join(map(content_hash, self.cuts))))
-        self.descriptor = Descriptor(PACK_TYPE, self.blob.digest, self.blob.size)
-        self.asked: list[tuple[bool, tuple[int, ...]]] = []
-        places: dict[bytes, tuple[Any, Stored]] = {}
-        at = 0
-        for data in contents:
-            places[content_hash(data)] = self.blob.digest, Stored(content_hash(data), len(data), at, len(data))
-            at += len(data)
-        self.whereabouts = Whereabouts(places, {}, {self.blob.digest: (self.descriptor, None)})
-
-    async def fetch(self, layer: Descriptor, priority: Priority, selection: Selection | None) -> tuple[Blob, Any]:
-        return self.blob, self
-
-    async def demand(self, pieces: Sequence[int], *, prefetch: bool = False, reading: Reading | None = None) -> None:
-        self.asked.append((prefetch, tuple(pieces)))
-        for piece in pieces:
-            self.blob.write(piece, self.cuts[piece])
-
-
 CONTENTS = [random.Random(number).randbytes(CELL_BYTES) for number in range(200)]
 
 
 async def test_a_reader_of_what_was_not_foreseen_waits_for_the_pull(tmp_path: Path) -> None:
     """And says so, since the pull waits for the start otherwise."""
     store = BlobStore(tmp_path)
-    packs = _Packs(store, CONTENTS[:2])
+    packs = FetchedPack(store, CONTENTS[:2])
     chunks, awaited = Chunks(store, packs), asyncio.Event()
     chunks.awaited = awaited.set
     chunks.whereabouts = foreseen = Whereabouts({}, {}, {}, asyncio.Event())
@@ -164,7 +135,7 @@ async def test_a_reader_of_what_was_not_foreseen_waits_for_the_pull(tmp_path: Pa
 async def test_bytes_of_a_blob_that_is_no_source_any_more_are_not_taken_for_those_of_its_place(tmp_path: Path) -> None:
     """A pack was foreseen and has begun, and the pull takes a selection of it."""
     store = BlobStore(tmp_path)
-    packs, other = _Packs(store, CONTENTS[:2]), _Packs(store, CONTENTS[2:4])
+    packs, other = FetchedPack(store, CONTENTS[:2]), FetchedPack(store, CONTENTS[2:4])
     chunks, name = Chunks(store, packs), content_hash(CONTENTS[1])
     chunks.whereabouts = packs.whereabouts
     chunk = DeviceChunk(0, name, 0, name, CELL_BYTES)
@@ -177,7 +148,7 @@ async def test_bytes_of_a_blob_that_is_no_source_any_more_are_not_taken_for_thos
 async def test_pieces_of_a_trace_come_before_there_is_a_device(tmp_path: Path) -> None:
     """All of them; the device is filled once it is open."""
     store = BlobStore(tmp_path / "store")
-    packs = _Packs(store, CONTENTS)
+    packs = FetchedPack(store, CONTENTS)
     filler = Filler(store, packs)
     filler.layout = DeviceLayout({content_hash(data): len(data) for data in CONTENTS}, {})
     filler.chunks.whereabouts = packs.whereabouts

@@ -82,7 +82,7 @@ def test_without_the_next_port_an_agent_takes_a_free_one(place: Path, taken: int
             pass
     finally:
         agent.terminate()
-        assert agent.wait(60) == 0
+        assert agent.wait(60) == 0, log.read_text()
 
 
 def test_an_agent_whose_socket_is_taken_makes_no_store(place: Path) -> None:

@@ -45,6 +45,38 @@ def test_the_port_is_the_one_that_was_given_or_none() -> None:
     assert session.close()
 
 
+def test_a_session_that_is_closed_while_it_starts_ends() -> None:
+    """As when an agent is told to stop at the moment in which its first peer connects."""
+    session = TorrentSession(TorrentSettings("127.0.0.1", 0))
+    begins, goes_on, closed = threading.Event(), threading.Event(), []
+    start = session._thread.start
+
+    def held() -> None:
+        begins.set()
+        assert goes_on.wait(60)
+        start()
+
+    session._thread.start = held  # type: ignore[method-assign]
+    starter = threading.Thread(target=session.start)
+    starter.start()
+    assert begins.wait(60)
+    closer = threading.Thread(target=lambda: closed.append(session.close()))
+    closer.start()
+    closer.join(0.2)  # enough for one that does not wait to fail
+    goes_on.set()
+    starter.join(60)
+    closer.join(60)
+    assert closed == [True]
+
+
+def test_a_session_that_was_closed_does_not_start() -> None:
+    session = TorrentSession(TorrentSettings("127.0.0.1", 0))
+    assert session.close()
+    with pytest.raises(Unavailable):
+        session.start()
+    assert session.close()
+
+
 @pytest.mark.parametrize("network", ["datacenter", "wan"])
 def test_a_blob_comes_over_either_kind_of_network(tmp_path: Path, network: str) -> None:
     """From a session set up the same way."""

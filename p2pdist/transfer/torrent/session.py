@@ -89,6 +89,8 @@ class TorrentSession:
         self._open = False
         """Whether `call` is possible; written under the lock."""
         self._closing = False
+        self._closed = False
+        """Whether `close` was called; written under the lock."""
         self._members: dict[bytes, Member] = {}
         self._handles: dict[bytes, lt.torrent_handle] = {}
         """By info hash, as are the members."""
@@ -109,18 +111,21 @@ class TorrentSession:
         self.peers_banned = 0
 
     def start(self) -> None:
-        """Listen; once only. Raises Unavailable when the address or libtorrent cannot be used."""
-        self._wake_in, self._wake_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._alert_in, self._alert_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for poll, descriptor in (
-            (self._poll, self._wake_in),
-            (self._poll_all, self._wake_in),
-            (self._poll_all, self._alert_in),
-        ):
-            poll.register(descriptor, select.POLLIN)
-        with self._lock:
+        """Listen; once only. Raises Unavailable when the address or libtorrent cannot be used, or
+        the session was closed before."""
+        with self._lock:  # who closes it meanwhile waits for a thread that runs
+            if self._closed:
+                raise Unavailable("BitTorrent is not running")
+            self._wake_in, self._wake_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._alert_in, self._alert_out = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            for poll, descriptor in (
+                (self._poll, self._wake_in),
+                (self._poll_all, self._wake_in),
+                (self._poll_all, self._alert_in),
+            ):
+                poll.register(descriptor, select.POLLIN)
             self._open = True
-        self._thread.start()
+            self._thread.start()
         if not self._ready.wait(START_TIMEOUT_S):
             self._failure = Unavailable("libtorrent does not begin to listen", remedy="See the agent's log")
         if self._failure is not None:
@@ -130,6 +135,8 @@ class TorrentSession:
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Remove all torrents, then end; False when libtorrent has not closed all files within
         `timeout_s`. Idempotent."""
+        with self._lock:
+            self._closed = True
         if self.call(self._begin_close) or self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
