@@ -19,7 +19,7 @@ from p2pdist.store.store import BlobStore
 
 
 class FetchedPack:
-    """A pack of these contents, begun in a store, and what fetches it: pieces that are asked for come
+    """A pack of these contents, begun in a store, and what fetches it: what is asked for comes
     at once."""
 
     def __init__(self, store: BlobStore, contents: Sequence[bytes]) -> None:
