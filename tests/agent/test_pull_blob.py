@@ -23,6 +23,7 @@ from p2pdist.model.messages import StreamRequest
 from p2pdist.model.pieces import PieceLayout, PieceList, PieceSet
 from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.store.store import BlobStore
+from p2pdist.transfer.stream.client import IncomingStream
 from p2pdist.transfer.stream.events import PieceReceived, StreamClosed, StreamEvent
 
 PIECE = 64 << 10
@@ -30,40 +31,40 @@ COUNT = 40
 DATA = random.Random(1).randbytes(COUNT * PIECE)
 
 
-class Stream:
-    """An open stream, through which the test lets pieces come."""
+class Stream(IncomingStream):
+    """An open stream, through which the test lets pieces come: it never connects."""
 
     opened: list[Stream]
-    receiving: int | None = None
-    quiet = False
 
     def __init__(
         self,
         source: Source,
         request: StreamRequest,
         layout: PieceLayout,
-        write: Callable[[int, bytes], bool],
-        post: Any,
+        write: Callable[[int, Any], bool],
+        post: Callable[[StreamEvent], None],
         **rest: Any,
     ) -> None:
-        self.source, self.number, self._write, self._post = source, rest["number"], write, post
+        super().__init__(source, request, layout, write, post, **rest)
+        self._write, self._post = write, post
         self.asked = tuple(PieceSet(layout.count, request.have).missing(request.stripe, request.stripes))
+
+    @property
+    def quiet(self) -> bool:
+        return False
 
     def start(self) -> None:
         self.opened.append(self)
 
     def give(self, piece: int) -> None:
         ok = self._write(piece, DATA[piece * PIECE : (piece + 1) * PIECE])
-        self._tell(PieceReceived(self.number, piece, ok))
+        self._post(PieceReceived(self.number, piece, ok))
 
     def close(self) -> None:
-        self._tell(StreamClosed(self.number, "closed", "", None))
+        self._post(StreamClosed(self.number, "closed", "", None))
 
     def finish_piece_and_close(self) -> None:
         self.close()
-
-    def _tell(self, event: StreamEvent) -> None:
-        self._post(event)
 
 
 class Around:

@@ -28,6 +28,7 @@ from p2pdist.model.plan import Plan, Source, StripePlan
 from p2pdist.model.torrent import Torrent, decode_torrent
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
+from p2pdist.transfer.stream.client import IncomingStream
 from p2pdist.transfer.stream.events import StreamClosed
 
 DATA = random.Random(1).randbytes(20 * 65536)
@@ -71,26 +72,6 @@ class Swarming:
         raise Unavailable("it does not listen")
 
     def left(self, blob: Blob, peers: object, done: object) -> None: ...
-
-
-class Stream:
-    """An open stream that gives nothing."""
-
-    receiving: int | None = None
-    answered = True
-
-    def __init__(self, context: Context, source: Source, post: Callable[[Any], None], number: int) -> None:
-        self.source, self._post, self._number = source, post, number
-        self._context = context
-
-    def start(self) -> None:
-        self._context.story.append(f"stream from {self.source.host}")
-
-    def close(self) -> None:
-        self._context.story.append("closed")
-        self._post(StreamClosed(self._number, "closed"))
-
-    finish_piece_and_close = close
 
 
 class Context:
@@ -151,11 +132,23 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         made.append(Rig(store, policy))
         context = made[-1].context
 
-        class Incoming(Stream):
-            quiet, responded_s = False, None
+        class Incoming(IncomingStream):
+            """An open stream that gives nothing: it never connects."""
 
-            def __init__(self, source: Source, request: object, layout: object, write: object, post: Any, **rest: Any):
-                super().__init__(context, source, post, rest["number"])
+            quiet = False
+
+            def __init__(self, source: Source, request: Any, layout: Any, write: Any, post: Any, **rest: Any) -> None:
+                super().__init__(source, request, layout, write, post, **rest)
+                self._post = post
+
+            def start(self) -> None:
+                context.story.append(f"stream from {self.source.host}")
+
+            def close(self) -> None:
+                context.story.append("closed")
+                self._post(StreamClosed(self.number, "closed"))
+
+            finish_piece_and_close = close
 
         monkeypatch.setattr(streams, "IncomingStream", Incoming)
         begin = made[-1].begin
