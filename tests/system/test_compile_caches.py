@@ -13,6 +13,7 @@ from pathlib import Path
 import programs
 import pytest
 from site_rig import Agent, Site, running_site
+from waits import wait_until
 
 from p2pdist.agent.api.client import LocalClient
 
@@ -118,8 +119,10 @@ def test_run_leads_the_program_to_its_caches(site: Site) -> None:
     found, said = run("one")
     assert found == {"loaded": 0, "compiled": 1} and "there is no cache" in said
     saved(site, "one")
+    # For a second the tracker remembers that there was none.
+    wait_until(lambda: restored(site, agent, "seen")["found"], "that the cache is found")
     found, said = run("two")
-    assert found == {"loaded": 1, "compiled": 0} and "there is no cache" not in said
+    assert found == {"loaded": 1, "compiled": 0} and "there is no cache" not in said, said
 
 
 def test_caches_that_others_could_write_to_are_refused(site: Site) -> None:
