@@ -75,6 +75,11 @@ def saved(site: Site, directory: str) -> dict[str, object]:
     return found
 
 
+def wait_until_found(site: Site, agent: Agent) -> None:
+    """For a second the tracker remembers that there was no cache."""
+    wait_until(lambda: restored(site, agent, "seen")["found"], "that the cache is found")
+
+
 def test_the_second_host_starts_without_compiling(site: Site) -> None:
     first, second = site.agents(2)
     begun = restored(site, first, "caches-first")
@@ -86,6 +91,7 @@ def test_the_second_host_starts_without_compiling(site: Site) -> None:
     (site.directory / "caches-first" / "private").write_text("no cache")
     made = saved(site, "caches-first")
     assert made["reference"] == begun["reference"] and made["files"] == 2
+    wait_until_found(site, first)
     found = restored(site, second, "caches-second")
     assert found["found"] is True and (found["files"], found["key"]) == (2, begun["key"])
     assert not (site.directory / "caches-second" / "private").exists(), "caches alone travel"
@@ -119,8 +125,7 @@ def test_run_leads_the_program_to_its_caches(site: Site) -> None:
     found, said = run("one")
     assert found == {"loaded": 0, "compiled": 1} and "there is no cache" in said
     saved(site, "one")
-    # For a second the tracker remembers that there was none.
-    wait_until(lambda: restored(site, agent, "seen")["found"], "that the cache is found")
+    wait_until_found(site, agent)
     found, said = run("two")
     assert found == {"loaded": 1, "compiled": 0} and "there is no cache" not in said, said
 
