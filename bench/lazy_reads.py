@@ -3,13 +3,14 @@ the same contents.
 
     sudo python -m bench.lazy_reads --size-mib 512 --repeat 5
 
-One file of noise is in two devices below TMPDIR: in cells, as fanotify fills them, and one block
-behind the other, as a plain image has it, which is what FUSE leaves once all is there. Both are
-mounted through the overlay that a view has. The file is read one block behind the other, at random
-in blocks of 4 KiB, and at random through mmap(2): `cached` when it was read before, `device cached`
-when the page cache has the device and nothing of the file, as after the filling, and `disk` when
-the page cache is empty. By turns, and each figure is the median; the ratio is the rate of the lazy
-view over that of the plain one. The goal is GOAL for each.
+One file of noise is in devices below TMPDIR: in cells, as fanotify fills them, and one block behind
+the other, under a loop device with direct I/O, which is what FUSE leaves once all is there, and
+without one, as a plain image has it. All are mounted through the overlay that a view has. The file
+is read one block behind the other, at random in blocks of 4 KiB, and at random through mmap(2):
+`cached` when it was read before, `device cached` when the page cache has the device and nothing of
+the file, as after the filling, and `disk` when the page cache is empty. By turns, and each figure
+is the median; the ratio is the rate of the lazy view over that of the plain one. The goal is GOAL
+for each.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,12 +36,14 @@ from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
+from p2pdist.mount.lazy.ways import WAYS
 from p2pdist.mount.overlay import merge
 
 MIB = 1 << 20
 GOAL = 0.9
-LAZY, PLAIN = "lazy", "plain"
-DEVICES = {LAZY: Cells(headed=True), PLAIN: Cells(headed=False)}
+PLAIN = "plain"
+KINDS = {way.name: (way.cells, way.looped) for way in WAYS} | {PLAIN: (Cells(headed=False), False)}
+"""The cells of each view's device, and whether a loop device is over it."""
 CACHED, DEVICE_CACHED, DISK = "cached", "device cached", "disk"
 STATES = (CACHED, DEVICE_CACHED, DISK)
 AT_ONCE = MIB
@@ -49,8 +52,10 @@ NAME = "content"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of read in one state: medians of MiB a second."""
+    """One kind of read in one state, of a view that was filled in one way: medians of MiB a
+    second."""
 
+    way: str
     kind: str
     state: str
     lazy_mib_s: float
@@ -65,7 +70,7 @@ class Row:
 class View:
     """The file in one device, mounted."""
 
-    def __init__(self, directory: Path, source: Path, name: bytes, cells: Cells) -> None:
+    def __init__(self, directory: Path, source: Path, name: bytes, cells: Cells, *, looped: bool) -> None:
         size = source.stat().st_size
         layout = DeviceLayout({name: size}, {})
         directory.mkdir()
@@ -84,7 +89,9 @@ class View:
             point.mkdir()
         self.path = self.point / NAME
         with ExitStack() as mounted:
-            mount_image(directory / "image", directory / "1", self.device)
+            over = kernel.loop_device(self.device, direct=True) if looped else nullcontext(self.device)
+            with over as device:
+                mount_image(directory / "image", directory / "1", Path(device), looped=looped)
             mounted.callback(kernel.unmount, directory / "1", lazily=True)
             merge(directory, 2, self.point, source="p2pdist-bench", uppers=None)
             mounted.callback(kernel.unmount, self.point, lazily=True)
@@ -138,13 +145,13 @@ def reads(bytes_random: int) -> dict[str, Callable[[Path], int]]:
 
 @contextmanager
 def views(place: Path, size: int) -> Iterator[dict[str, View]]:
-    """The same file in both devices. Raises OSError, Corrupt where there are no such mounts."""
+    """The same file in all devices. Raises OSError, Corrupt where there are no such mounts."""
     source = trees.large(place / "source", size)
     name = content_hash(source.read_bytes())
     with ExitStack() as mounted:
         made = {}
-        for kind, cells in DEVICES.items():
-            made[kind] = View(place / kind, source, name, cells)
+        for kind, (cells, looped) in KINDS.items():
+            made[kind] = View(place / kind, source, name, cells, looped=looped)
             mounted.callback(made[kind].close)
         yield made
 
@@ -153,23 +160,24 @@ def measured(made: dict[str, View], repeat: int, bytes_random: int) -> Iterator[
     """Every kind of read in every state."""
     for kind, read in reads(bytes_random).items():
         for state in STATES:
-            rates: dict[str, list[float]] = {LAZY: [], PLAIN: []}
+            rates: dict[str, list[float]] = {name: [] for name in made}
             for _ in range(repeat):
                 for name, view in made.items():
                     view.bring(state)
                     began = time.perf_counter()
                     count = read(view.path)
                     rates[name].append(count / MIB / (time.perf_counter() - began))
-            lazy, plain = median(rates[LAZY]), median(rates[PLAIN])
-            assert lazy is not None and plain is not None
-            yield Row(kind, state, lazy, plain)
+            for way in WAYS:
+                lazy, plain = median(rates[way.name]), median(rates[PLAIN])
+                assert lazy is not None and plain is not None
+                yield Row(way.name, kind, state, lazy, plain)
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rates and their ratios."""
     cells = [
         (
-            f"{row.kind}, {row.state}",
+            f"{row.way}: {row.kind}, {row.state}",
             figure(row.lazy_mib_s, 0),
             figure(row.plain_mib_s, 0),
             figure(row.ratio),

@@ -11,21 +11,22 @@ from pathlib import Path
 import pytest
 from lazy_marks import needs_events
 
-from bench.lazy_reads import LAZY, MIB, PLAIN, STATES, Row, reads, table, views
+from bench.lazy_reads import KINDS, MIB, PLAIN, STATES, Row, reads, table, views
+from p2pdist.mount.lazy.ways import WAYS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.root
 @needs_events
-def test_both_views_have_the_content(tmp_path: Path) -> None:
+def test_all_views_have_the_content(tmp_path: Path) -> None:
     with views(tmp_path, 3 * MIB + 17) as made:
         content = (tmp_path / "source").read_bytes()
         for view in made.values():
             assert view.path.read_bytes() == content
         counts = {kind: {name: read(view.path) for name, view in made.items()} for kind, read in reads(MIB).items()}
-    assert all(count[LAZY] == count[PLAIN] for count in counts.values())
-    assert counts["sequential"][LAZY] == len(content) and counts["mmap"][LAZY] == MIB
+    assert all(len(count) == len(KINDS) and len(set(count.values())) == 1 for count in counts.values())
+    assert counts["sequential"][PLAIN] == len(content) and counts["mmap"][PLAIN] == MIB
 
 
 @pytest.mark.slow
@@ -37,10 +38,11 @@ def test_every_kind_is_read_in_every_state(tmp_path: Path) -> None:
     ended = subprocess.run([*words, "--json"], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     assert ended.returncode == 0, ended.stderr
     rows = json.loads(ended.stdout)["rows"]
-    assert {(row["kind"], row["state"]) for row in rows} == {(kind, state) for kind in reads(MIB) for state in STATES}
+    told = {(row["way"], row["kind"], row["state"]) for row in rows}
+    assert told == {(way.name, kind, state) for way in WAYS for kind in reads(MIB) for state in STATES}
     assert all(row["ratio"] > 0.0 for row in rows) and not any(tmp_path.iterdir())
 
 
 def test_a_goal_that_is_missed_is_told() -> None:
-    lines = table([Row("mmap", "disk", 80.0, 100.0), Row("mmap", "cached", 91.0, 100.0)]).splitlines()
+    lines = table([Row("fuse", "mmap", "disk", 80.0, 100.0), Row("fuse", "mmap", "cached", 91.0, 100.0)]).splitlines()
     assert [line for line in lines if "MISSED" in line] == [line for line in lines if "mmap, disk" in line]
