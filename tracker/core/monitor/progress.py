@@ -34,6 +34,13 @@ new stream needs many round trips until it is as fast as that. So a host that im
 its site is never called slow for it, nor is its parent: whatever the WAN does, a site that is as
 late as its WAN keeps its upload slots. It is compared with the hosts that import other stripes into
 the site, and where it alone gets little for IMPORT_S, the edge is at fault.
+
+Large pieces take longer than the time between two reports of a host that is probed: most of these
+show nothing, and one now and then a piece, as if several came in each second. So a rate of large
+pieces is counted from the last one on. While none comes, the host's rate is no more than the one
+piece that may be under way explains, and it lags for LAG_TURNS usual pieces at least before
+anything is held against it or its parents: each change of a parent costs a piece that is half
+there.
 """
 
 from __future__ import annotations
@@ -56,6 +63,10 @@ PLAIN_PIECES = 12
 
 EDGE_S = 2.0
 EDGE_SHARE = 0.25
+LAG_TURNS = 3.0
+"""Where pieces are large, for how many times as long as a piece of a stripe usually takes a host
+must lag at least: in a healthy swarm one comes in nearly each."""
+
 IMPORT_S = 6.0
 """Streams over a long path take seconds until they have equal shares of it, and each change of the
 parent begins that anew."""
@@ -105,12 +116,15 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
     passed_s = now - member.heard_at
     if passed_s <= 0 or member.hearsay:
         return
-    passed_s = max(passed_s, REPORT_MIN_S)
     # A host that has whole stripes may get the others faster than any could while all of them came.
     unfinished = len(_unfinished(swarm, member)) / swarm.stripes
     typical = swarm.typical_rate
-    rates = [(new - old) / passed_s for old, new in zip(member.counts, counts, strict=True)]
-    for rate in rates:
+    if swarm.layout.large:
+        rates, shown_by = _rates_of_large(swarm, member, counts, now=now)
+    else:
+        passed_s = max(passed_s, REPORT_MIN_S)
+        rates = shown_by = [(new - old) / passed_s for old, new in zip(member.counts, counts, strict=True)]
+    for rate in shown_by:
         if rate > (typical if member.slow_receiver else 0.0):
             shown = min(rate, max(typical, rate * unfinished))
             # Slow hosts count for little: in the end no others are left. One host alone moves it by
@@ -126,6 +140,26 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
                 member.set_lag(stripe, None)
         elif lag is None:
             member.set_lag(stripe, Lag(max(member.heard_at, member.attached_at[stripe]), member.counts[stripe]))
+
+
+def _rates_of_large(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> tuple[list[float], list[float]]:
+    """The rates of a host, by stripe, and those of them that show what is usual, where pieces are
+    large: each since the last piece that was told of. Without a new one the rate is what it was, or
+    the usual one, but no more than one piece in that time. The first piece from a parent may be one
+    that was half there, and shows nothing by itself."""
+    rates, shown = [], []
+    for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)):
+        moved_at = member.moved_at[stripe]
+        passed_s = max(now - min(member.heard_at, moved_at), REPORT_MIN_S)
+        gained = new - old - (moved_at == member.attached_at[stripe])
+        if gained > 0:
+            rates.append(gained / passed_s)
+            shown.append(rates[-1])
+        elif new == swarm.totals[stripe]:
+            rates.append(0.0)
+        else:
+            rates.append(min(member.rates[stripe] or swarm.typical_rate, 1 / passed_s))
+    return rates, shown
 
 
 def imports(swarm: Swarm, member: Member, stripe: int) -> bool:
@@ -327,7 +361,12 @@ def _edge_patience_s(swarm: Swarm, member: Member, stripe: int) -> float:
     """How long a host must lag in a stripe before another parent is tried."""
     if imports(swarm, member, stripe):
         return IMPORT_S
-    return EDGE_S if _sisters(swarm, member, stripe) else LAG_S
+    return max(EDGE_S if _sisters(swarm, member, stripe) else LAG_S, _turns_s(swarm))
+
+
+def _turns_s(swarm: Swarm) -> float:
+    """For how long a host must lag at least for it to show; 0 where pieces are not large."""
+    return LAG_TURNS / swarm.typical_rate if swarm.layout.large and swarm.typical_rate else 0.0
 
 
 def keeps_up(swarm: Swarm, member: Member) -> bool:
@@ -372,8 +411,8 @@ def _patience_s(swarm: Swarm, member: Member, stripe: int, now: float) -> float:
     # been slow.
     trickles = trickles and now - member.attached_at[stripe] >= LAG_S
     if trickles and _waiting(swarm, member, stripe) >= PLAIN_PIECES:
-        return PLAIN_S
-    return LAG_S / 2 if trickles or not member.slots else LAG_S
+        return max(PLAIN_S, _turns_s(swarm))
+    return max(LAG_S / 2 if trickles or not member.slots else LAG_S, _turns_s(swarm))
 
 
 def _usual_rate(swarm: Swarm, member: Member, stripe: int) -> float:
