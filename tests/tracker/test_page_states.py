@@ -117,6 +117,32 @@ async def test_a_row_that_is_out_of_sight_says_what_was_reported(monkeypatch: py
         assert page.complaints == []
 
 
+INTERRUPTED = """(async () => {
+    const { Sheet } = await import("/static/canvas.js");
+    const canvas = document.createElement("canvas"), sheet = new Sheet(canvas), red = 0xff0000ff;
+    sheet.begin(20, 20);
+    sheet.show();
+    sheet.square(4, 4, 6, red); // and interrupted, as drawing is by a report
+    sheet.square(4, 4, 6, red);
+    sheet.show();
+    const seen = () => [...canvas.getContext("2d").getImageData(6, 6, 1, 1).data].join();
+    const shown = [seen()];
+    canvas.getContext("2d").clearRect(0, 0, 20, 20);
+    sheet.square(4, 4, 6, red);
+    sheet.show();
+    return [...shown, seen()];
+})()"""
+
+
+async def test_what_an_interrupted_drawing_drew_is_shown_by_the_next() -> None:
+    """The next one finds these squares as they are to be; nor is anything shown twice."""
+    hosts = fleet_of(2)
+    join_all(hosts)
+    async with tracker_of(hosts) as (_, url), browser(url + "/") as page:
+        await page.until(LIVE)
+        assert await page.evaluate(INTERRUPTED) == ["255,0,0,255", "0,0,0,0"]
+
+
 @pytest.mark.timeout(300)
 async def test_trouble_is_named() -> None:
     hosts = fleet_of(60, racks_of=10)

@@ -82,13 +82,14 @@ export class Sheet {
     this.letters = new Map(); // what was written -> its image; forgotten with the colours and the scale
     this.hidden = document.createElement("canvas"); // where words are drawn
     this.image = null;
+    this.unseen = false; // whether something was drawn since it was shown
   }
 
   // Begin with nothing, in this size.
   begin(width, height) {
     const wide = Math.max(1, Math.round(width * scale())), high = Math.max(1, Math.round(height * scale()));
     if (this.scale !== scale() || this.colours !== dye) this.letters.clear();
-    Object.assign(this, { height, scale: scale(), colours: dye });
+    Object.assign(this, { height, scale: scale(), colours: dye, unseen: true });
     if (this.image && this.image.width === wide && this.image.height === high) {
       this.pixels.fill(0);
       return;
@@ -97,17 +98,17 @@ export class Sheet {
     this.pixels = new Uint32Array(this.image.data.buffer);
   }
 
-  // A square from its upper left corner; with a frame inside it, `thick` pixels, where `frame` is a colour. Whether it was another one before.
+  // A square from its upper left corner; with a frame inside it, `thick` pixels, where `frame` is a colour.
   square(x, y, size, colour, frame = colour, thick = 0) {
     const { width: wide, height: high } = this.image, pixels = this.pixels, side = Math.max(1, Math.round(size * this.scale));
     const left = Math.max(0, Math.min(wide - side, Math.round(x * this.scale))), half = side >> 1;
     const top = Math.max(0, Math.min(high - side, Math.round(y * this.scale)));
-    if (pixels[top * wide + left] === frame && pixels[(top + half) * wide + left + half] === colour) return false;
+    if (pixels[top * wide + left] === frame && pixels[(top + half) * wide + left + half] === colour) return;
+    this.unseen = true;
     this.fill(top * wide + left, side, frame);
-    if (frame === colour) return true;
+    if (frame === colour) return;
     const edge = Math.max(1, Math.floor(thick * this.scale));
     this.fill((top + edge) * wide + left + edge, side - 2 * edge, colour);
-    return true;
   }
 
   // Squares are a few pixels wide: a call of the array's own fill for each row would take several times as long.
@@ -171,8 +172,10 @@ export class Sheet {
     return { pixels: new Uint32Array(data.buffer), width, height };
   }
 
-  // Show what was drawn.
+  // Show what was drawn since it was last shown, also by those who were interrupted before they came to it.
   show() {
+    if (!this.unseen) return;
+    this.unseen = false;
     const { canvas, image } = this, style = `${this.height}px`;
     if (canvas.style.height !== style) canvas.style.height = style;
     if (canvas.width !== image.width) canvas.width = image.width;

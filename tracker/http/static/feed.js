@@ -118,6 +118,7 @@ function applyHosts(change) {
     layouts.hosts += 1;
   }
   for (const number of change.forgotten) {
+    changedHosts.delete(hosts.get(number)); // nobody draws in a hidden tab, and it may be one for weeks
     if (hosts.delete(number)) layouts.hosts += 1;
   }
   for (const [number, done, flags] of change.states) {
@@ -133,6 +134,7 @@ function applyTree(rows) {
   for (const [number, done, parent] of rows) {
     const node = nodes.get(number);
     if (done === ABSENT) {
+      changedNodes.delete(node);
       if (nodes.delete(number)) layouts.tree += 1;
     } else if (!node) {
       nodes.set(number, { number, done, parent, x: 0, y: 0, above: null, depth: 0, low: 0, high: 0, below: [], loose: false, seen: false });

@@ -73,7 +73,7 @@ function* placeHosts(width) {
 export function* drawHosts() {
   const canvas = element("#hosts canvas"), current = placed && placed.layout === layouts.hosts;
   if (current && !changedHosts.size) return;
-  let seen = 0, differs = !current;
+  let seen = 0;
   if (!current) {
     const layout = layouts.hosts, places = yield* placeHosts(sizeOf(canvas)[0]);
     changedHosts.clear();
@@ -90,19 +90,18 @@ export function* drawHosts() {
   } else {
     for (const host of changedHosts) {
       changedHosts.delete(host);
-      if (drawHost(host, placed.size)) differs = true;
+      drawHost(host, placed.size);
       if ((seen += 1) % ROWS_PER_STEP === 0) yield;
     }
   }
-  if (differs) sheet.show();
+  sheet.show();
   setAttribute(canvas, "aria-label", `${hosts.size} hosts`);
 }
 
-// Whether the host looks otherwise than before.
 function drawHost(host, size) {
   const { flags } = host, mark = flags & AWAY ? dye.away : flags & BLAMED ? dye.blamed : flags & SLOW ? dye.slow : flags & DRAINED ? dye.drained : 0;
   const colour = flags & AWAY ? 0 : flags & RECEIVING ? shade(host.done) : dye.idle;
-  return sheet.square(host.x, host.y, size, colour, mark || colour, size > 5 ? 2 : 1.5);
+  sheet.square(host.x, host.y, size, colour, mark || colour, size > 5 ? 2 : 1.5);
 }
 
 // The host at the pointer, null for none.

@@ -117,13 +117,12 @@ export function* drawTree() {
   if (current && !changedNodes.size) return;
   let seen = 0;
   if (current) {
-    let differs = false;
     for (const node of changedNodes) {
       changedNodes.delete(node);
-      if (drawNode(node)) differs = true;
+      drawNode(node);
       if ((seen += 1) % ROWS_PER_STEP === 0) yield;
     }
-    if (differs) sheet.show();
+    sheet.show();
     return;
   }
   const tree = yield* layTree(width), strength = nodes.size > 1000 ? 0.5 : 1;
@@ -150,10 +149,9 @@ export function* drawTree() {
   setAttribute(canvas, "aria-label", `tree of ${nodes.size} hosts`);
 }
 
-// Whether the node looks otherwise than before.
 function drawNode(node) {
   const host = hosts.get(node.number), size = nodes.size <= 100 ? 9 : nodes.size <= 1000 ? 5 : 3;
-  return sheet.square(node.x - size / 2, node.y - size / 2, size, host && host.flags & AWAY ? dye.away : shade(node.done));
+  sheet.square(node.x - size / 2, node.y - size / 2, size, host && host.flags & AWAY ? dye.away : shade(node.done));
 }
 
 // A name is beside its node, or upright below one that has no children where these are close together.
