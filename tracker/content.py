@@ -236,7 +236,8 @@ class Content:
         asked = self._reads.read(f"tag {name}", lambda: origin.resolve(reference))
         layer = known is None and await self._is_layer(reference)
         try:
-            found = await asyncio.wait_for(asked, TAG_WAIT_S if known is not None or layer else None)
+            async with asyncio.timeout(TAG_WAIT_S if known is not None or layer else None):
+                found = await asked
         except (Unavailable, TimeoutError) as error:
             why = error if isinstance(error, Unavailable) else f"{origin.url} does not answer within {TAG_WAIT_S:.0f} s"
             if layer:

@@ -98,7 +98,8 @@ class PolicyFile:
     async def _woken(self) -> bool:
         """Wait for the time to look; whether `reload` asked for it."""
         try:
-            await asyncio.wait_for(self._asked.wait(), POLL_S)
+            async with asyncio.timeout(POLL_S):
+                await self._asked.wait()
         except TimeoutError:
             return False
         self._asked.clear()

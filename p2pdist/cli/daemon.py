@@ -238,7 +238,8 @@ def run(service: Coroutine[Any, Any, None]) -> None:
         await service
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(loop.shutdown_default_executor(), THREADS_S)
+            async with asyncio.timeout(THREADS_S):
+                await loop.shutdown_default_executor()
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)

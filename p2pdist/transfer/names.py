@@ -85,7 +85,8 @@ class Names:
         if future is None:
             return addresses
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), wait_s)
+            async with asyncio.timeout(wait_s):
+                return await asyncio.shield(asyncio.wrap_future(future))
         except TimeoutError:
             return self._gave_up(host, wait_s)
 

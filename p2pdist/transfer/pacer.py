@@ -54,5 +54,6 @@ class Pacer:
         `woken` is set."""
         while pause_s and not woken.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(woken.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await woken.wait()
             pause_s = self._held_s(priority)

@@ -160,7 +160,8 @@ class Cluster:
     async def stop(self) -> None:
         """Leave the cluster: the others take over this tracker's blobs."""
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._database.leave), LEAVE_S_MAX)
+            async with asyncio.timeout(LEAVE_S_MAX):
+                await asyncio.to_thread(self._database.leave)
         except (P2PDistError, TimeoutError) as error:
             logger.warning("the trackers' database does not hear that %s ends: %s", self.me, error)
         self._database.close()

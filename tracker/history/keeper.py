@@ -112,7 +112,8 @@ class HistoryKeeper:
         while True:
             with suppress(TimeoutError):
                 polls = bool(self._followers) and self._database.shared
-                await asyncio.wait_for(self._arrived.wait(), POLL_S if polls else None)
+                async with asyncio.timeout(POLL_S if polls else None):
+                    await self._arrived.wait()
             self._arrived.clear()
             try:
                 await self._write()

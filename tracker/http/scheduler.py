@@ -397,7 +397,8 @@ class Waits:
                 if (left_s := until - time.monotonic()) <= 0:
                     return
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), min(TICK_S, left_s))
+                    async with asyncio.timeout(min(TICK_S, left_s)):
+                        await self._stopping.wait()
         finally:
             self.count -= 1
 

@@ -216,7 +216,8 @@ class Hubs:
             return found.commit
 
         try:
-            return await asyncio.wait_for(self._ask(f"revision {key}", ask, token), WAIT_S if commit else None)
+            async with asyncio.timeout(WAIT_S if commit else None):
+                return await self._ask(f"revision {key}", ask, token)
         except (Unavailable, TimeoutError) as error:
             if not commit:
                 raise

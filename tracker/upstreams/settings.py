@@ -141,7 +141,8 @@ class UpstreamsFile:
         """Read the file again when it has changed, until cancelled."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), POLL_S)
+                async with asyncio.timeout(POLL_S):
+                    await self._asked.wait()
             asked = self._asked.is_set()
             self._asked.clear()
             try:

@@ -204,7 +204,8 @@ class Upstreams:
             return stale
         asked = self._ask(registry, name, f"tag {key}", lambda repository: self._look_up(repository, name, tag, known))
         try:
-            found = await asyncio.wait_for(asked, WAIT_S if stale is not None else None)
+            async with asyncio.timeout(WAIT_S if stale is not None else None):
+                found = await asked
         except (Unavailable, TimeoutError) as error:
             if stale is None:
                 raise
@@ -383,7 +384,8 @@ class Upstreams:
             return stale
         asked = self._ask(registry, name, key, ask)
         try:
-            found = await asyncio.wait_for(asked, WAIT_S if stale is not None else None)
+            async with asyncio.timeout(WAIT_S if stale is not None else None):
+                found = await asked
         except (Unavailable, TimeoutError):
             if stale is None:
                 raise

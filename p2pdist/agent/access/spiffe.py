@@ -194,7 +194,8 @@ class WorkloadIdentity:
         try:
             while True:
                 try:
-                    update = await asyncio.wait_for(updates.get(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        update = await updates.get()
                 except TimeoutError:
                     self._note_end()
                     continue

@@ -383,7 +383,8 @@ class SwarmService:
                 logger.warning("what is here cannot be seeded: %s", error)
             self._seeded.set()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), SEEDS_S)
+                async with asyncio.timeout(SEEDS_S):
+                    await self._due.wait()
 
     async def _seed(self) -> None:
         allowed = self._context.allowed
@@ -451,7 +452,8 @@ class SwarmService:
         """Start the session for a peer that has connected, once it has blobs to ask for."""
         session = await self.open()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._seeded.wait(), SEEDS_S)
+            async with asyncio.timeout(SEEDS_S):
+                await self._seeded.wait()
         loop, added = asyncio.get_running_loop(), asyncio.Event()
 
         def reached() -> None:

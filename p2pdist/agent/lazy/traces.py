@@ -112,7 +112,8 @@ class Traces:
         """The trace of an entry point, None where none is known in time; and whether the start is
         to be recorded, if it `records`."""
         try:
-            return await asyncio.wait_for(self._source.find(reference, entry, records=records), FIND_S)
+            async with asyncio.timeout(FIND_S):
+                return await self._source.find(reference, entry, records=records)
         except (P2PDistError, TimeoutError) as error:
             logger.info("%s starts without a trace: %s", reference, str(error) or "the tracker does not answer")
             return None, False

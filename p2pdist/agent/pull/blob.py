@@ -375,7 +375,8 @@ class BlobPull:
                 self._mail.context.run(self._submit, Wanted(missing, prefetch))
             with suppress(TimeoutError):  # there may be a plan by then
                 # One of them: many children may demand many pieces, of which none comes for long.
-                await asyncio.wait_for(self.piece(missing[0]), DEMAND_S)
+                async with asyncio.timeout(DEMAND_S):
+                    await self.piece(missing[0])
 
     # -- core
 

@@ -144,7 +144,8 @@ class Packages:
         if not self._session.connected:
             return None
         try:
-            return await asyncio.wait_for(self._session.policy(reference), POLICY_WAIT_S)
+            async with asyncio.timeout(POLICY_WAIT_S):
+                return await self._session.policy(reference)
         except (TimeoutError, NotFound, Unavailable):
             return None
 

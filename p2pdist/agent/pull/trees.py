@@ -158,7 +158,8 @@ class TreePull:
                 used = come
                 await self._fill(incomplete)
             with suppress(TimeoutError):
-                await asyncio.wait_for(brought.wait(), COME_POLL_S)
+                async with asyncio.timeout(COME_POLL_S):
+                    await brought.wait()
 
     def _come(self, pack: Descriptor) -> int:
         """About how many bytes of the pack are here."""

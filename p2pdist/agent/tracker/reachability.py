@@ -54,7 +54,8 @@ class ReachabilityCheck:
         pause_s = AGAIN_S
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._opened.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._opened.wait()
             self._opened.clear()
             if self._session.connected:
                 await asyncio.sleep(FIRST_S * random.random())

@@ -315,7 +315,8 @@ class TrackerSession:
         floor_s = min(pause_s, RETRY_FIRST_S / 2)
         await asyncio.sleep(floor_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._offered.wait(), pause_s - floor_s)
+            async with asyncio.timeout(pause_s - floor_s):
+                await self._offered.wait()
 
     def send(self, message: FromAgent) -> None:
         """Send a message if a tracker answers. Never waits: the session with a tracker that does
@@ -326,7 +327,8 @@ class TrackerSession:
     async def wait_connected(self, timeout_s: float) -> bool:
         """Wait until a tracker answers; False when none does in time."""
         try:
-            await asyncio.wait_for(self._welcomed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._welcomed.wait()
         except TimeoutError:
             return False
         return True
@@ -384,7 +386,8 @@ class TrackerSession:
     async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
         asked_at = time.monotonic()
         await socket.send_frame(encode(self._hello_over(socket)), aiohttp.WSMsgType.TEXT)
-        welcome = await asyncio.wait_for(_receive(socket), WELCOME_TIMEOUT_S)
+        async with asyncio.timeout(WELCOME_TIMEOUT_S):
+            welcome = await _receive(socket)
         one_way_s = (time.monotonic() - asked_at) / 2
         if isinstance(welcome, Reject):
             raise from_problem(welcome.problem)
