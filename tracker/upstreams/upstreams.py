@@ -197,8 +197,7 @@ class Upstreams:
         asked_at, known = self._tags.get(key, (0.0, None))
         if known is not None and now - asked_at < settings.tags_ttl_s:
             return known
-        if known is None:
-            known = await self._recall(f"image {key}")
+        known = known or await self._recall(f"image {key}")
         stale = known if settings.serve_stale else None
         if stale is not None and now < max(registry.away_until, registry.closed_until):
             return stale
@@ -382,10 +381,9 @@ class Upstreams:
             return kept
         if stale is not None and now < max(registry.away_until, registry.closed_until):
             return stale
-        asked = self._ask(registry, name, key, ask)
         try:
             async with asyncio.timeout(WAIT_S if stale is not None else None):
-                found = await asked
+                found = await self._ask(registry, name, key, ask)
         except (Unavailable, TimeoutError):
             if stale is None:
                 raise

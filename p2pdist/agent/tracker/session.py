@@ -272,11 +272,10 @@ class TrackerSession:
             self._http = http
             try:
                 while self._urls or self.searching:
-                    if not self._urls:
+                    while not self._urls:
+                        self._offered.clear()
                         await self._offered.wait()
                     self._offered.clear()
-                    if not self._urls:
-                        continue
                     candidates = self.addressed()
                     self._url = candidates[self._next % len(candidates)]
                     self._next += 1
@@ -326,12 +325,10 @@ class TrackerSession:
 
     async def wait_connected(self, timeout_s: float) -> bool:
         """Wait until a tracker answers; False when none does in time."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._welcomed.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._welcomed.is_set()
 
     # -- one session
 
@@ -379,8 +376,7 @@ class TrackerSession:
     def _note_problem(self, text: str) -> None:
         """Log what is wrong with a tracker, once for as long as it stays the same."""
         text = text.replace(self._url, self.url)[:500]
-        level = logging.DEBUG if text == self.problem else logging.WARNING
-        logger.log(level, "tracker %s: %s", self.url, text)
+        logger.log(logging.DEBUG if text == self.problem else logging.WARNING, "tracker %s: %s", self.url, text)
         self.problem = text
 
     async def _say_hello(self, socket: aiohttp.ClientWebSocketResponse) -> Welcome:
