@@ -4,9 +4,12 @@ what it finds is whole."""
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.manifest import Descriptor
@@ -64,6 +67,28 @@ def test_the_volume_of_a_cache_is_there_whichever_packing_saved_last(tmp_path: P
     with contextlib.closing(CacheFile(tmp_path, ("one",)).load()) as files_cache:
         assert files_cache.read(files_cache.index.chunk_lists[b"data"]) in datas
     assert len(list((tmp_path / ".pack").iterdir())) == 2
+
+
+def test_a_cache_that_appears_while_it_is_looked_for_is_not_read_without_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first packing of another makes the folder just after this one found none to lock: the
+    next one could take the volume away that this one is about to open."""
+    cache_file, opened = CacheFile(tmp_path, ("one",)), os.open
+
+    def open_late(path: Path, flags: int) -> int:
+        try:
+            return opened(path, flags)
+        except FileNotFoundError:
+            save(cache_file, FilesCache(), b"of another", anew=True)
+            raise
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_late)
+        with contextlib.closing(cache_file.load()) as files_cache:
+            assert not files_cache.index.volume
+    with contextlib.closing(cache_file.load()) as files_cache:
+        assert files_cache.read(files_cache.index.chunk_lists[b"data"]) == b"of another"
 
 
 def test_a_cache_whose_volume_was_replaced_meanwhile_is_not_saved(tmp_path: Path) -> None:

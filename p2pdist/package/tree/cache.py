@@ -248,15 +248,18 @@ class CacheFile:
     def load(self) -> FilesCache:
         """The cache, which the caller closes; an empty one when there is no file. Raises
         Damaged."""
-        with self._locked(fcntl.LOCK_SH), self._opened() as stream:
-            if stream is None:
+        with self._locked(fcntl.LOCK_SH) as found:
+            if not found:
                 return FilesCache()
-            index, newer = _read_index(stream)
-            volume = self._volume(index.volume).open("rb")
-            if os.fstat(volume.fileno()).st_size != index.length:
-                volume.close()
-                raise Damaged("its volume has another length than it states")
-            return FilesCache(index, newer, volume)
+            with self._opened() as stream:
+                if stream is None:
+                    return FilesCache()
+                index, newer = _read_index(stream)
+                volume = self._volume(index.volume).open("rb")
+                if os.fstat(volume.fileno()).st_size != index.length:
+                    volume.close()
+                    raise Damaged("its volume has another length than it states")
+                return FilesCache(index, newer, volume)
 
     def builder(self, files_cache: FilesCache) -> CacheBuilder:
         """The builder of the next cache, which continues `files_cache`."""
@@ -289,15 +292,21 @@ class CacheFile:
         self._forget(index.volume)
 
     @contextlib.contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
-        """Hold a lock on the folder. Where there is no folder, or its file system has no locks,
-        packings at the same time may lose one another's caches."""
+    def _locked(self, how: int) -> Iterator[bool]:
+        """Hold a lock on the folder; whether there was a folder, since one that another packing
+        makes a moment later is not locked. Where its file system has no locks, packings at the same
+        time may lose one another's caches."""
+        found = True
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):
+            try:
                 handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 stack.callback(os.close, handle)
                 fcntl.flock(handle, how)
-            yield
+            except FileNotFoundError:
+                found = False
+            except OSError:
+                pass
+            yield found
 
     def _volume(self, name: str) -> Path:
         if not name.isalnum():
