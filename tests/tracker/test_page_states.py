@@ -143,6 +143,30 @@ async def test_what_an_interrupted_drawing_drew_is_shown_by_the_next() -> None:
         assert await page.evaluate(INTERRUPTED) == ["255,0,0,255", "0,0,0,0"]
 
 
+INTERRUPTED_AT_THE_END = """(async () => {
+    const { changedHosts, hosts } = await import("/static/feed.js");
+    const { drawHosts } = await import("/static/host_map.js"), { ROWS_PER_STEP } = await import("/static/canvas.js");
+    const host = [...hosts.values()][0], canvas = document.querySelector("#hosts canvas"), pen = canvas.getContext("2d");
+    const seen = () => [...pen.getImageData((host.x + 1) * devicePixelRatio, (host.y + 1) * devicePixelRatio, 1, 1).data].join();
+    for (const _ of drawHosts()); // what is to be drawn already
+    const before = seen();
+    host.flags = 0;
+    for (const each of hosts.values()) changedHosts.add(each);
+    if (changedHosts.size !== ROWS_PER_STEP) return `${changedHosts.size} hosts`;
+    drawHosts().next(); // it goes on after the last host, unless a report comes
+    for (const _ of drawHosts());
+    return before !== seen();
+})()"""
+
+
+async def test_squares_are_shown_though_a_report_came_when_the_last_of_them_was_drawn() -> None:
+    hosts = fleet_of(1000)
+    join_all(hosts)
+    async with tracker_of(hosts) as (_, url), browser(url + "/") as page:
+        await page.until(LIVE)
+        assert await page.evaluate(INTERRUPTED_AT_THE_END) is True
+
+
 @pytest.mark.timeout(300)
 async def test_trouble_is_named() -> None:
     hosts = fleet_of(60, racks_of=10)

@@ -72,11 +72,12 @@ function* placeHosts(width) {
 // Draw what changed, in steps.
 export function* drawHosts() {
   const canvas = element("#hosts canvas"), current = placed && placed.layout === layouts.hosts;
-  if (current && !changedHosts.size) return;
+  if (current && !changedHosts.size && !sheet.unseen) return;
   let seen = 0;
   if (!current) {
     const layout = layouts.hosts, places = yield* placeHosts(sizeOf(canvas)[0]);
     changedHosts.clear();
+    placed = null; // what is half drawn is no picture of these hosts, and not of those before either
     sheet.begin(places.width, places.height);
     for (const [x, y, text, strong] of places.labels) {
       sheet.write(text, x, y, strong ? { size: 12, bold: true } : { align: "right", colour: ink.faint });

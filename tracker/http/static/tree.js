@@ -114,7 +114,7 @@ function* layTree(width) {
 export function* drawTree() {
   const canvas = element("#tree canvas"), [width] = sizeOf(canvas), layout = layouts.tree;
   const current = shape && shape.layout === layout && shape.width === width;
-  if (current && !changedNodes.size) return;
+  if (current && !changedNodes.size && !sheet.unseen) return;
   let seen = 0;
   if (current) {
     for (const node of changedNodes) {
@@ -127,6 +127,7 @@ export function* drawTree() {
   }
   const tree = yield* layTree(width), strength = nodes.size > 1000 ? 0.5 : 1;
   changedNodes.clear();
+  shape = null; // until all of it is drawn
   sheet.begin(width, tree.height);
   yield;
   for (const whole of [true, false]) {
