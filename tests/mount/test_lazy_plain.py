@@ -48,7 +48,10 @@ print(os.stat(path).st_dev)
 
 MS_SHARED = 1 << 20
 
-pytestmark = needs_events
+pytestmark = [
+    needs_events,
+    pytest.mark.skipif(not plain.sees_all_processes(), reason="covers need to see all processes of the host"),
+]
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from site_rig import P2PDIST, Agent, Site
 from p2pdist.model.device import BLOCK_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import content_hash, walking_order
 from p2pdist.mount import kernel
+from p2pdist.mount.lazy.plain import sees_all_processes
 from p2pdist.mount.lazy.view import is_filled
 from p2pdist.mount.supervisor.protocol import connect
 
@@ -176,6 +177,7 @@ def test_a_view_is_there_before_its_contents_and_ends_up_whole(site: Site, sourc
     view.umount()
 
 
+@pytest.mark.skipif(not sees_all_processes(), reason="covers need to see all processes of the host")
 def test_what_is_whole_is_covered_and_the_next_agent_finds_it_so(site: Site, source: Path) -> None:
     (agent,) = site.agents(1)
     view = View(agent, "--wait")

@@ -538,8 +538,8 @@ async def _complete(view: LazyView, directory: Path) -> None:
     cells = view._filler.device.cells
     filling = keep_filling(view._filler, cells.holding(0, view.layout.size), view.images.check, view._reference)
     trees = [entries for entries in view.layers if entries is not None]
-    writing = asyncio.to_thread(_write_plain, directory, trees if cells.headed else [], view.layout)
-    await asyncio.gather(filling, writing)
+    writing = [asyncio.to_thread(_write_plain, directory, trees, view.layout)] if cells.headed else []
+    await asyncio.gather(filling, *writing)
     with suppress(OSError):  # the view is out of sight by now
         await asyncio.to_thread(mark_filled, directory)
 

@@ -68,7 +68,7 @@ def cover(directory: Path) -> Outcome:
     taken away first. Raises OSError, Corrupt; then the view is as it was."""
     with changing(directory):
         record = _record(directory)
-        if record is None or record.writable or not is_filled(directory) or not _sees_all_processes():
+        if record is None or record.writable or not is_filled(directory) or not sees_all_processes():
             return "left"
         images = [directory / PLAIN / image.name for image in sorted(directory.glob(f"*{TREE_IMAGE}"), key=_number)]
         views = views_at(record)
@@ -107,22 +107,26 @@ def _number(image: Path) -> int:
 
 def is_used(view: kernel.Mounted) -> bool:
     """Whether a process runs a program of a mounted overlay, or has a library of it, wherever that
-    process sees it."""
+    process sees it. Raises OSError."""
     major, minor = view.device
     pattern = re.compile(rb"^\S+ ..x. \S+ %02x:%02x " % (major, minor), re.MULTILINE)
     return any(map(pattern.search, _maps()))
 
 
 def _maps() -> Iterator[bytes]:
-    """What each process has mapped."""
+    """What each process has mapped. Raises OSError where this one may not see it."""
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             yield Path(f"/proc/{pid}/maps").read_bytes()
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
+        except PermissionError:
+            if pid != "1":  # init began before any view, and may hide what it has
+                raise
 
 
-def _sees_all_processes() -> bool:
+def sees_all_processes() -> bool:
+    """Whether no process of this host is hidden from this one by a namespace."""
     return os.stat("/proc/self/ns/pid").st_ino == _ALL_PROCESSES
 
 
