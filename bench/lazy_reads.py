@@ -3,14 +3,15 @@ the same contents.
 
     sudo python -m bench.lazy_reads --size-mib 512 --repeat 5
 
-One file of noise is in devices below TMPDIR: in cells, as fanotify fills them, and one block behind
-the other, under a loop device with direct I/O, which is what FUSE leaves once all is there, and
-without one, as a plain image has it. All are mounted through the overlay that a view has. The file
-is read one block behind the other, at random in blocks of 4 KiB, and at random through mmap(2):
-`cached` when it was read before, `device cached` when the page cache has the device and nothing of
-the file, as after the filling, and `disk` when the page cache is empty. By turns, and each figure
-is the median; the ratio is the rate of the lazy view over that of the plain one. The goal is GOAL
-for each.
+One file of noise is in devices below TMPDIR: in cells, as fanotify fills them, by an image that
+names the cells and by the plain one that covers such a view then; and one block behind the other,
+under a loop device with direct I/O, which is what FUSE leaves once all is there, and without one,
+as a plain image has it. All are mounted through the overlay that a view has. The file is read one
+block behind the other, at random in blocks of 4 KiB, and at random through mmap(2): `cached` when
+it was read before, `device cached` when the page cache has device and image and nothing of the
+file, as after the filling, and `disk` when the page cache is empty. By turns, and each figure is
+the median; the ratio is the rate of the lazy view over that of the plain one. The goal is GOAL for
+each.
 """
 
 from __future__ import annotations
@@ -36,14 +37,20 @@ from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
-from p2pdist.mount.lazy.ways import WAYS
+from p2pdist.mount.lazy.ways import FANOTIFY, WAYS
 from p2pdist.mount.overlay import merge
 
 MIB = 1 << 20
 GOAL = 0.9
 PLAIN = "plain"
-KINDS = {way.name: (way.cells, way.looped) for way in WAYS} | {PLAIN: (Cells(headed=False), False)}
-"""The cells of each view's device, and whether a loop device is over it."""
+COVERED = "covered"
+KINDS = {way.name: (way.cells, way.looped, False) for way in WAYS} | {
+    COVERED: (FANOTIFY.cells, False, True),
+    PLAIN: (Cells(headed=False), False, True),
+}
+"""The cells of each view's device, whether a loop device is over it, and whether the image takes it
+to lack nothing."""
+LAZY = tuple(kind for kind in KINDS if kind != PLAIN)
 CACHED, DEVICE_CACHED, DISK = "cached", "device cached", "disk"
 STATES = (CACHED, DEVICE_CACHED, DISK)
 AT_ONCE = MIB
@@ -70,11 +77,11 @@ class Row:
 class View:
     """The file in one device, mounted."""
 
-    def __init__(self, directory: Path, source: Path, name: bytes, cells: Cells, *, looped: bool) -> None:
+    def __init__(self, directory: Path, source: Path, name: bytes, cells: Cells, *, looped: bool, whole: bool) -> None:
         size = source.stat().st_size
         layout = DeviceLayout({name: size}, {})
         directory.mkdir()
-        self.device, self.point = directory / "device", directory / "shown"
+        self.device, self.point, self._image = directory / "device", directory / "shown", directory / "image"
         with source.open("rb") as content, self.device.open("wb") as device:
             device.truncate(cells.file_size(layout.size))
             for cell in cells.holding(0, layout.size):
@@ -84,14 +91,14 @@ class View:
                 os.pwrite(device.fileno(), head, offset)
             os.fsync(device.fileno())
         entries = [File(os.fsencode(NAME), 0o644, 0, size, name)]
-        write_image(entries, directory / "image", Device(layout.size, layout.first_blocks(), cells))
+        write_image(entries, self._image, Device(layout.size, layout.first_blocks(), cells, whole))
         for point in (directory / "0", directory / "1", self.point):
             point.mkdir()
         self.path = self.point / NAME
         with ExitStack() as mounted:
             over = kernel.loop_device(self.device, direct=True) if looped else nullcontext(self.device)
             with over as device:
-                mount_image(directory / "image", directory / "1", Path(device), looped=looped)
+                mount_image(self._image, directory / "1", Path(device), looped=looped)
             mounted.callback(kernel.unmount, directory / "1", lazily=True)
             merge(directory, 2, self.point, source="p2pdist-bench", uppers=None)
             mounted.callback(kernel.unmount, self.point, lazily=True)
@@ -101,6 +108,7 @@ class View:
         """Bring the page cache into a state."""
         forget_pages()
         if state != DISK:
+            _in_order(self._image)
             _in_order(self.path if state == CACHED else self.device)
 
 
@@ -150,8 +158,8 @@ def views(place: Path, size: int) -> Iterator[dict[str, View]]:
     name = content_hash(source.read_bytes())
     with ExitStack() as mounted:
         made = {}
-        for kind, (cells, looped) in KINDS.items():
-            made[kind] = View(place / kind, source, name, cells, looped=looped)
+        for kind, (cells, looped, whole) in KINDS.items():
+            made[kind] = View(place / kind, source, name, cells, looped=looped, whole=whole)
             mounted.callback(made[kind].close)
         yield made
 
@@ -167,10 +175,10 @@ def measured(made: dict[str, View], repeat: int, bytes_random: int) -> Iterator[
                     began = time.perf_counter()
                     count = read(view.path)
                     rates[name].append(count / MIB / (time.perf_counter() - began))
-            for way in WAYS:
-                lazy, plain = median(rates[way.name]), median(rates[PLAIN])
+            for name in LAZY:
+                lazy, plain = median(rates[name]), median(rates[PLAIN])
                 assert lazy is not None and plain is not None
-                yield Row(way.name, kind, state, lazy, plain)
+                yield Row(name, kind, state, lazy, plain)
 
 
 def table(rows: Sequence[Row]) -> str:

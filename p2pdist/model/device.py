@@ -111,6 +111,10 @@ class Cells:
             yield cell * self.file_bytes + self.headed * BLOCK_BYTES + within, begin, end
             begin = end
 
+    def file_block(self, block: int) -> int:
+        """Which block of the file is this one of the contents."""
+        return block + self.headed * (block // CELL_BLOCKS + 1)
+
     def head(self, cell: int) -> tuple[int, bytes]:
         """Offset and bytes of what says that a cell is filled; no bytes where nothing does."""
         offset = cell * self.file_bytes + BLOCK_BYTES - len(HEAD)

@@ -128,6 +128,10 @@ class Mounted:
     point: Path
     kind: str
     source: str
+    number: int
+    """That of the mount (`mount_number`)."""
+    device: tuple[int, int]
+    """Major and minor number of the file system, as /proc/PID/maps has them."""
 
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -151,7 +155,15 @@ def _lines() -> list[bytes]:
 def _mounted(line: bytes) -> Mounted:
     before, _, after = line.partition(b" - ")
     kind, source = after.split(b" ")[:2]
-    return Mounted(Path(_plain(before.split(b" ")[4])), _plain(kind), _plain(source))
+    number, _, device, _, point, *_ = before.split(b" ")
+    major, minor = map(int, device.split(b":"))
+    return Mounted(Path(_plain(point)), _plain(kind), _plain(source), int(number), (major, minor))
+
+
+def mount_number(descriptor: int) -> int:
+    """The number of the mount in which an open file or directory is (proc(5), fdinfo)."""
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
 
 
 def mounted_at(target: Path) -> Mounted | None:

@@ -271,6 +271,25 @@ def is_ours(record: Record, entry: kernel.Mounted) -> bool:
     return entry.kind == "squashfs" and kernel.backing_file(entry.source) in record.images
 
 
+def views_at(record: Record) -> list[kernel.Mounted]:
+    """What is mounted of a record at its target, the oldest first: the view, and what covers it
+    (mount/lazy/plain.py)."""
+    target = Path(record.target)
+    return [entry for entry in kernel.mounted() if entry.point == target and is_ours(record, entry)]
+
+
+@contextlib.contextmanager
+def changing(directory: Path) -> Iterator[None]:
+    """One thread or process at a time changes what is mounted of the record with this directory.
+    Raises OSError."""
+    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
+
+
 def is_whole(record: Record) -> bool:
     """Whether what the record says is there: False when its process was killed before it was done,
     or the machine has started anew."""
@@ -293,11 +312,16 @@ def _inode(path: Path) -> int:
 def take_down(record: Record, work: Path, *, lazily: bool = False) -> None:
     """Undo everything of a record, and forget it. Repeating it is harmless. Raises OSError, EBUSY
     when the mount is in use."""
+    with contextlib.ExitStack() as changes:
+        with contextlib.suppress(OSError):  # the directory is gone
+            changes.enter_context(changing(record.directory(work)))
+        _take_down(record, work, lazily=lazily)
+
+
+def _take_down(record: Record, work: Path, *, lazily: bool) -> None:
     target = Path(record.target)
-    entry = kernel.mounted_at(target)
-    if entry is not None and is_ours(record, entry):
+    while (entry := kernel.mounted_at(target)) is not None and is_ours(record, entry):
         kernel.unmount_here(target, lazily=lazily)
-        entry = kernel.mounted_at(target)
     if record.method == LAZY and not lazily:  # else programs may still read it
         dismiss(record.directory(work))  # first: the kernel waits for reads that programs left behind
     unmount_layers(record.directory(work))

@@ -30,6 +30,7 @@ from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer, prepare
 from p2pdist.mount.overlay import NoUpper, mount_layers
 from p2pdist.mount.records import (
     IMAGES,
+    LAZY,
     Process,
     Record,
     holders,
@@ -42,6 +43,7 @@ from p2pdist.mount.records import (
     run_from,
     save,
     take_down,
+    views_at,
 )
 from p2pdist.mount.squashfs import Image, inspect
 
@@ -313,10 +315,11 @@ def _require_in_place(record: Record, work: Path) -> None:
 
 
 def _require_unused(record: Record, target: Path) -> None:
-    """Raises Conflict for what the kernel would let go although it is in use: plain files, and a
-    view whose programs have nothing open."""
+    """Raises Conflict for what the kernel would let go although it is in use: plain files, the
+    cover of a lazy view, and a view whose programs have nothing open."""
     of_run = bool(record.owner)
-    if (of_run and (is_held(target) or run_from(target))) or (record.staging and holders(target)):
+    hidden = record.staging or (record.method == LAZY and len(views_at(record)) > 1)
+    if (of_run and (is_held(target) or run_from(target))) or (hidden and holders(target)):
         raise _in_use(target, holders(target, of_run=of_run))
 
 

@@ -46,6 +46,7 @@ def contents() -> dict[str, bytes]:
     drawn = random.Random(3)
     files = {
         "program": Path("/bin/true").read_bytes(),
+        "sleep": Path("/bin/sleep").read_bytes(),
         "library.so": Path(_ctypes.__file__).read_bytes(),
         "weights": drawn.randbytes(4 * MIB),
     }
@@ -56,12 +57,12 @@ class View:
     """A view of `contents`, and what an agent does for it: in a thread, which fills the blocks that
     a reader waits for, and no other. While `held`, a range is not filled."""
 
-    def __init__(self, way: Way, work: Path, target: Path, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, way: Way, work: Path, target: Path, limit_s: float = LIMIT_S, *, writable: bool = False) -> None:
         self.files, self.work, self.path = contents(), work, target
         names = sorted(self.files)
         hashes = {name: content_hash(self.files[name]) for name in names}
-        entries = [File(name.encode(), 0o755, 0, len(self.files[name]), hashes[name]) for name in names]
-        layout = DeviceLayout({hashes[name]: len(self.files[name]) for name in names}, {})
+        entries = self.entries = [File(name.encode(), 0o755, 0, len(self.files[name]), hashes[name]) for name in names]
+        layout = self.layout = DeviceLayout({hashes[name]: len(self.files[name]) for name in names}, {})
         cells = way.cells
         device = bytearray(device_bytes(layout, cells))
         self.cell_bytes, self.cells_of = cells.file_bytes, {}
@@ -76,7 +77,7 @@ class View:
         self.device = bytes(device)
         self.held: Callable[[int], bool] = lambda offset: False
         self.asked: list[tuple[int, int]] = []
-        mount_lazy(LazyPackage((entries,), layout, limit_s), target, work=work, way=way)
+        mount_lazy(LazyPackage((entries,), layout, limit_s), target, work=work, way=way, writable=writable)
         directory = view_directory(target, work)
         assert directory is not None
         self.directory = directory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, HEAD, OWN_CELLS_BYTES, Cells, DeviceLayout
+from p2pdist.model.device import ARRANGEMENT, BLOCK_BYTES, CELL_BYTES, HEAD, OWN_CELLS_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import File, content_hash
 from p2pdist.mount import kernel
 from p2pdist.mount.erofs.writer import Device, mount_image, write_image
@@ -32,11 +32,11 @@ MISSING = errno.EUCLEAN
 class Shown:
     """Files with contents of these sizes, over a device of which nothing is filled."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, whole: bool = False, arrangement: int = ARRANGEMENT) -> None:
         drawn = random.Random(3)
         self.contents = [drawn.randbytes(size) for size in SIZES]
         names = [content_hash(data) for data in self.contents]
-        self.layout = DeviceLayout(dict(zip(names, SIZES, strict=True)), {})
+        self.layout = DeviceLayout(dict(zip(names, SIZES, strict=True)), {}, arrangement)
         firsts = self.layout.first_blocks()
         self.places = [firsts[name] * BLOCK_BYTES for name in names]
         self.file, self.point = directory / "device", directory / "shown"
@@ -46,7 +46,7 @@ class Shown:
             File(b"%02d" % number, 0o644, 0, size, name)
             for number, (name, size) in enumerate(zip(names, SIZES, strict=True))
         ]
-        write_image(entries, directory / "image", Device(self.layout.size, firsts, CELLS))
+        write_image(entries, directory / "image", Device(self.layout.size, firsts, CELLS, whole))
         self.point.mkdir()
         mount_image(directory / "image", self.point, self.file)
 
@@ -99,6 +99,17 @@ def test_a_cell_can_be_read_once_it_has_its_head_though_it_was_tried_before(show
         shown.finish(range(cell, cell + 1))
     for number, data in enumerate(shown.contents):
         assert shown.read(number) == data
+
+
+@pytest.mark.parametrize("arrangement", [1, ARRANGEMENT])
+def test_a_plain_image_has_all_contents_of_the_same_device(tmp_path: Path, arrangement: int) -> None:
+    shown = Shown(tmp_path, whole=True, arrangement=arrangement)
+    try:
+        shown.write(range(len(SIZES)))
+        for number, data in enumerate(shown.contents):
+            assert shown.read(number) == data
+    finally:
+        kernel.unmount(shown.point, lazily=True)
 
 
 def test_the_supervisor_looks_where_the_heads_are() -> None:

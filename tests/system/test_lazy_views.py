@@ -23,6 +23,7 @@ from site_rig import P2PDIST, Agent, Site
 from p2pdist.model.device import BLOCK_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import content_hash, walking_order
 from p2pdist.mount import kernel
+from p2pdist.mount.lazy.plain import sees_all_processes
 from p2pdist.mount.lazy.view import is_filled
 from p2pdist.mount.supervisor.protocol import connect
 
@@ -174,6 +175,25 @@ def test_a_view_is_there_before_its_contents_and_ends_up_whole(site: Site, sourc
     view.umount()
     assert View(agent).how == "erofs"
     view.umount()
+
+
+@pytest.mark.skipif(not sees_all_processes(), reason="covers need to see all processes of the host")
+def test_what_is_whole_is_covered_and_the_next_agent_finds_it_so(site: Site, source: Path) -> None:
+    (agent,) = site.agents(1)
+    view = View(agent, "--wait")
+    before = view.path.stat().st_dev
+    until(lambda: "covered" in view.status()["steps"], "the view is not covered")
+    (mount,) = agent.site.command("status", "--socket", str(agent.socket))[1]["mounts"]
+    assert mount["device"] == view.path.stat().st_dev != before
+    assert wrong_files(view.path, source) == []
+    agent.kill()
+    assert wrong_files(view.path, source) == []
+    agent.start()
+    until(lambda: "covered" in view.status()["steps"], "the next agent does not find the cover")
+    assert len([mounted for mounted in kernel.mounted() if mounted.point == view.path]) == 2
+    assert wrong_files(view.path, source) == []
+    view.umount()
+    assert not os.path.ismount(view.path)
 
 
 def test_a_view_whose_caller_goes_away_while_it_is_mounted_is_filled(site: Site, source: Path) -> None:

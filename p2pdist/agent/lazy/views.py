@@ -51,6 +51,7 @@ from p2pdist.model.messages import LazyStatus, PullRequest, PullStatus
 from p2pdist.model.modelpack import is_model
 from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry
+from p2pdist.mount.lazy.plain import cover, write_plain
 from p2pdist.mount.lazy.trial import Choice, choose
 from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
 from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, supervise
@@ -81,6 +82,10 @@ SHOWN_S_MAX = 10.0
 
 PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
 """Between two attempts to get what is missing: this at first, then twice as long each time."""
+
+COVER_S, COVER_S_MAX = 10.0, 600.0
+"""Between two looks whether programs run from a view that lacks nothing: this at first, by when the
+program that had it mounted has seen that it sees the same, then twice as long each time."""
 
 logger = logging.getLogger(__name__)
 
@@ -357,6 +362,8 @@ class LazyView:
                     filling.cancel()
                     await asyncio.gather(filling, return_exceptions=True)
         self._finish()
+        if self.whole:
+            await _cover_unused(self, directory)
 
     async def _listen(self, connection: socket.socket) -> None:
         """Serve readers until the supervisor has ended, or gave its place to its guard."""
@@ -424,11 +431,7 @@ class LazyView:
         """Fill what is missing once the package is here, and end the supervision."""
         await self._pulled.wait()
         await self._arranged.wait()
-        assert self.layout is not None
-        cells = self._filler.device.cells.holding(0, self.layout.size)
-        await keep_filling(self._filler, cells, self.images.check, self._reference)
-        with suppress(OSError):  # the view is out of sight by now
-            await asyncio.to_thread(mark_filled, directory)
+        await _complete(self, directory)
         self.whole = True
         logger.info("the lazy view of %s lacks nothing any more", self._reference)
         with suppress(OSError):
@@ -527,6 +530,43 @@ def _status_of(view: LazyView) -> LazyStatus:
         dict(view.sight.steps),
         view._prefetch.bytes_packed,
     )
+
+
+async def _complete(view: LazyView, directory: Path) -> None:
+    """Fill what is missing, and write what will cover the view."""
+    assert view.layout is not None
+    cells = view._filler.device.cells
+    filling = keep_filling(view._filler, cells.holding(0, view.layout.size), view.images.check, view._reference)
+    trees = [entries for entries in view.layers if entries is not None]
+    writing = [asyncio.to_thread(_write_plain, directory, trees, view.layout)] if cells.headed else []
+    await asyncio.gather(filling, *writing)
+    with suppress(OSError):  # the view is out of sight by now
+        await asyncio.to_thread(mark_filled, directory)
+
+
+def _write_plain(directory: Path, trees: Sequence[Sequence[Entry]], layout: DeviceLayout) -> None:
+    try:
+        write_plain(directory, trees, layout)
+    except OSError as error:
+        logger.warning("the lazy view in %s stays as slow as it is: %s", directory, error)
+
+
+async def _cover_unused(view: LazyView, directory: Path) -> None:
+    """Cover a view that lacks nothing (mount/lazy/plain.py), once no program runs from it."""
+    pause_s = COVER_S
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            outcome = await asyncio.to_thread(cover, directory)
+            if outcome == "covered":
+                view.sight.end(outcome)
+            if outcome != "used":
+                return
+        except FileNotFoundError:
+            return  # it was unmounted
+        except (P2PDistError, OSError) as error:
+            logger.warning("the lazy view in %s stays as slow as it is: %s", directory, error)
+        pause_s = min(2 * pause_s, COVER_S_MAX)
 
 
 async def _fill_ahead(view: LazyView, start: Start) -> None:
@@ -699,6 +739,7 @@ class LazyViews:
             view.whole = True
             self._views[path] = view
             protocol.dismiss(directory, WHOLE)  # the agent may have ended before it said so
+            view._spawn(_cover_unused(view, directory))
             return
         view.known.set_result(None)
         view.begin()

@@ -207,6 +207,27 @@ def common_device_inodes(files: Sequence[File], first: int, blocks: Sequence[int
     # fmt: on
 
 
+def plain_file_inode(entry: File, number: int, links: int, block: int) -> bytes:
+    """The inode of a regular file with content, which lies from `block` of the contents on in a
+    device whose cells have heads, and lacks nothing. Cells are no chunks of EROFS, whose blocks are
+    a power of two, so each block is a chunk, unless the content is in one cell."""
+    cells, blocks = Cells(headed=True), -(-entry.size // BLOCK_SIZE)
+    if block % CELL_BLOCKS + blocks <= CELL_BLOCKS:
+        return device_file_inode(entry, number, links, cells.file_block(block))
+    body, indexes = xattr_body(entry.xattrs), array("Q")
+    form, mode = _CHUNK_INDEXES, stat.S_IFREG | entry.mode
+    head = inode(CHUNKED, mode, number, entry.mtime_ns, entry.size, form, links, body)
+    end = block + blocks
+    while block < end:
+        count = min(end - block, CELL_BLOCKS - block % CELL_BLOCKS)
+        first = cells.file_block(block) << 32 | _DEVICE << 16
+        indexes.extend(range(first, first + (count << 32), 1 << 32))
+        block += count
+    if sys.byteorder == "big":
+        indexes.byteswap()
+    return head + bytes(-len(head) % _CHUNK_INDEX.size) + indexes.tobytes()
+
+
 def own_cells_inode(entry: File, number: int, links: int, block: int) -> bytes:
     """The inode of a regular file with content, which has the cells from `block` of the contents on
     for itself. Of the last one it may need a part."""

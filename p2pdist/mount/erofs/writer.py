@@ -75,6 +75,7 @@ from p2pdist.mount.erofs.format import (
     own_cells_inode,
     packed_file_inode,
     packed_inode,
+    plain_file_inode,
     redirect,
     xattr_body,
     xattr_count,
@@ -210,11 +211,13 @@ class _Directory:
 @dataclass(frozen=True, slots=True)
 class Device:
     """A file with `size` bytes of contents in `cells`, beside an image: `firsts` says at which
-    block of the contents each begins."""
+    block of the contents each begins. `whole`: it lacks nothing, so the image names the blocks of
+    contents, not the cells, and the kernel reads no more than it is asked for."""
 
     size: int
     firsts: Mapping[bytes, int]
     cells: Cells
+    whole: bool = False
 
 
 class _Writer:
@@ -271,6 +274,8 @@ class _Writer:
     def _common_max(self) -> int:
         """How large a file without attributes and further links is at most to be a common one."""
         if self._device is not None:
+            if self._device.cells.headed and self._device.whole:
+                return 0
             return OWN_CELLS_BYTES - 1 if self._packed else CHUNK_SIZE
         return CHUNK_SIZE if self._name is object_name else 0
 
@@ -298,7 +303,7 @@ class _Writer:
         blocks = device.cells.file_size(device.size) // BLOCK_SIZE
         self._put(DEFLATE_SETTINGS.ljust(DEVICE_SLOT.size, b"\0"))
         self._put(DEVICE_SLOT.pack(blocks, DEVICE_BLOCK))
-        if device.cells.headed:
+        if device.cells.headed and not device.whole:
             self._packed = self._at // SLOT
             for part in packed_inode(len(device.cells.holding(0, device.size)), self._number()):
                 self._parts.append(part)
@@ -309,7 +314,7 @@ class _Writer:
     def _put_entry(self, entry: Entry, here: _Directory) -> tuple[int, int] | None:
         """Number and type of an entry; a directory's number comes later. None for a whiteout that
         hides nothing."""
-        if len(self._parts) > _PARTS_MAX:
+        if len(self._parts) > _PARTS_MAX or self._at - self._written > _BYTES_MAX:
             self._flush()
         match entry:
             case Directory():
@@ -321,7 +326,7 @@ class _Writer:
                 if self._device is None or not entry.size:
                     data = file_inode(entry, self._number(), links, self._name(entry.content))
                 else:
-                    file_on_device = device_file_inode
+                    file_on_device = plain_file_inode if self._device.cells.headed else device_file_inode
                     if self._packed:
                         file_on_device = own_cells_inode if has_own_cells(entry.size) else packed_file_inode
                     data = file_on_device(entry, self._number(), links, self._device.firsts[entry.content])

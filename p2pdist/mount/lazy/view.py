@@ -35,6 +35,9 @@ _REMOUNT = "Unmount it and mount the package again, or run the newer version"
 ARRANGED = "arrangement"
 """File with the number of the rule by which contents lie in the device."""
 
+TREE_IMAGE = ".erofs"
+"""How the name of a tree's image ends, after its number."""
+
 _EMPTY = 0
 """The bottom layer of every view: an overlay that is not written to needs two."""
 
@@ -154,7 +157,7 @@ def _write_images(package: LazyPackage, directory: Path, way: Way) -> None:
 
 
 def _image(directory: Path, number: int) -> Path:
-    return directory / f"{number}.erofs"
+    return directory / f"{number}{TREE_IMAGE}"
 
 
 def _mount(package: LazyPackage, directory: Path, place: Path, way: Way, *, source: str, writable: bool) -> None:
