@@ -14,7 +14,7 @@ STRIPES = range(2)
 
 def flowing(hosts: int, *, racks: int = 1) -> Swarm:
     """A broadcast under way: each host has a piece less of a stripe than its parent."""
-    swarm = Swarm(BLOB, PieceLayout(512 << 16, 1 << 16))
+    swarm = Swarm(BLOB, PieceLayout(512 << 24, 1 << 24))
     for number in range(hosts):
         swarm.add(f"h{number}", [0, 0], slots=2, now=0.0, rack=f"r{number % racks}")
     Planner().plan(swarm, leases=2)

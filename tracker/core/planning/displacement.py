@@ -6,7 +6,8 @@ take all of them down there, and wait with them until the bottom has what they h
 hosts one in ten depends on a host that dies, and the deepest ones would be three times as deep as
 the tree was drawn. So it takes the position of a host that has fewer levels below it, as near to
 the root as there is one; that host does the same, and so on, until a leaf is left over, which loses
-nothing at the bottom. Each of them is one level deeper than it was, and waits for one piece.
+nothing at the bottom. Each of them is one level deeper than it was, and waits for one piece. That
+is worth their new streams where pieces are large: small ones pass a whole tree in no time.
 
 Invariants: each host of a chain has fewer levels below it than the one before, so a chain ends. A
 position is looked for in the host's rack alone, and taken only where it spares it LEVELS_MIN levels

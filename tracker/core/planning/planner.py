@@ -248,7 +248,7 @@ class _StripePass:
         """Give a host that feeds others the position of one that feeds fewer, and that one the next
         such position; return the host that is left over."""
         member = self.swarm.members[host]
-        while not member.slow_receiver and self.displacement.height(member.host):
+        while self.swarm.layout.large and not member.slow_receiver and self.displacement.height(member.host):
             depth = self.slots.depth_for(member)
             position = self.displacement.find(member, depth) if depth is not None else None
             if position is None:
@@ -326,7 +326,7 @@ class _StripePass:
         member = self.swarm.members[host]
         self.swarm.edges.attach(self.stripe, host, parent)
         self.slots.attached(member, parent)
-        if member.children[self.stripe] and host not in self.displaced:
+        if self.swarm.layout.large and member.children[self.stripe] and host not in self.displaced:
             for each in self.displacement.attached(member):
                 self.slots.opened(each)
         above = self.swarm.members.get(parent)

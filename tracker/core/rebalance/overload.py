@@ -68,7 +68,7 @@ def spread_overload(swarm: Swarm, *, now: float) -> int:
         if rack is None:
             rack = racks[member.rack] = _Rack(swarm, member.rack, rooted)
         gained = rack.relieve(member, inner[member.host])
-        if not gained and inner[member.host] and rack.has_room():
+        if swarm.layout.large and not gained and inner[member.host] and rack.has_room():
             left.append(member)
         moved += gained
     # All that moves above has a path up, which what is below these loses for a moment.
@@ -180,7 +180,12 @@ class _Rack:
             for name in names
             if not self.swarm.members[name].slow_receiver
         ]
-        children.sort(key=lambda each: (self._heights[each[0]](each[1].host), -each[1].counts[each[0]], each[1].order))
+        large = self.swarm.layout.large
+        size = {
+            (stripe, child.host): self._heights[stripe](child.host) if large else len(child.children[stripe])
+            for stripe, child in children
+        }
+        children.sort(key=lambda each: (size[each[0], each[1].host], -each[1].counts[each[0]], each[1].order))
         for stripe, child in children:
             for carrier in self.idle[:TRIES]:
                 if self._near(stripe, child, carrier) and self._fits(stripe, child, carrier):
@@ -188,7 +193,7 @@ class _Rack:
                     return 1
         if not inner:
             return self._change_places(*min(children, key=lambda each: (each[1].counts[each[0]], each[1].order)))
-        if self.has_room():
+        if large and self.has_room():
             return 0
         for stripe, child in children:
             for carrier in self.bearing[:TRIES]:
@@ -235,9 +240,11 @@ class _Rack:
         return 0
 
     def _near(self, stripe: int, child: Member, carrier: Member) -> bool:
-        """Whether a child that feeds others would be about as near to the root below a carrier."""
+        """Whether a child would stay about as near to the root, where that matters."""
+        if not self.swarm.layout.large or not child.children[stripe]:
+            return True
         depth = self.swarm.edges.depth
-        return not child.children[stripe] or depth(stripe, carrier.host) < depth(stripe, child.host) + LEVELS_MIN
+        return depth(stripe, carrier.host) < depth(stripe, child.host) + LEVELS_MIN
 
     def _fits(self, stripe: int, child: Member, carrier: Member) -> bool:
         """Whether a carrier may become the child's parent."""
