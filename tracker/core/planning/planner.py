@@ -45,8 +45,9 @@ from math import inf
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member, site_of
 from tracker.core.monitor.progress import GOOD_SHARE
+from tracker.core.planning.displacement import Displacement
 from tracker.core.planning.rescue import lacks, may_be_rescued, rescuer
-from tracker.core.planning.slot_index import SlotIndex
+from tracker.core.planning.slot_index import SlotIndex, slower
 from tracker.core.planning.slots import allot, clear, outgrown
 from tracker.core.swarm import Swarm
 
@@ -116,6 +117,8 @@ class _StripePass:
         self.limits, self.leases, self.imports = limits, leases, imports
         self.hosts = hosts
         self.slots = SlotIndex(swarm, stripe, hosts)
+        self.displacement = Displacement(swarm, stripe)
+        self.displaced: dict[str, None] = {}
         self.imported: dict[str, None] = {}
         self._parted: dict[str, list[str]] | None = None
 
@@ -135,7 +138,7 @@ class _StripePass:
                 break
         left = [host for queue in queues.values() for host in reversed(queue)]
         # A host that finds no parent at first may find one among the hosts that did.
-        still = [host for host in left if not self._attach_anyhow(host)]
+        still = [rest for host in left if (rest := self._attach_anyhow(host)) is not None]
         if len(still) < len(left):
             for host in still:
                 self._attach_anyhow(host)
@@ -233,6 +236,7 @@ class _StripePass:
     def _fill(self, rack: str, queue: list[str], limit: int) -> int:
         count = 0
         while queue and count < limit:
+            queue[-1] = self._displace(queue[-1])
             parent = self.slots.inside(self.swarm.members[queue[-1]])
             if parent is None:
                 break
@@ -240,9 +244,28 @@ class _StripePass:
             count += 1
         return count
 
-    def _attach_anyhow(self, host: str) -> bool:
+    def _displace(self, host: str) -> str:
+        """Give a host that feeds others the position of one that feeds fewer, and that one the next
+        such position; return the host that is left over."""
+        member = self.swarm.members[host]
+        while self.swarm.layout.large and not member.slow_receiver and self.displacement.height(member.host):
+            depth = self.slots.depth_for(member)
+            position = self.displacement.find(member, depth) if depth is not None else None
+            if position is None:
+                break
+            displaced, parent = position
+            self.swarm.edges.detach(self.stripe, displaced)
+            self.displaced[displaced] = None
+            self.slots.displaced(self.swarm.members[displaced])
+            self._attach(member.host, parent)
+            member = self.swarm.members[displaced]
+        return member.host
+
+    def _attach_anyhow(self, host: str) -> str | None:
         """Find a parent beyond the allotted slots: in the rack, then outside, then the origin when
-        all that could serve have failed; return whether there is one."""
+        all that could serve have failed; return the host that has none, the host or one whose
+        position it took."""
+        host = self._displace(host)
         member = self.swarm.members[host]
         slots = self.slots
         parent = slots.inside(member) or slots.extra_slot(member, member.rack)
@@ -258,9 +281,9 @@ class _StripePass:
                 if parent is None and may_read:
                     parent = FROM_ORIGIN
         if parent is None:
-            return False
+            return host
         self._attach(host, parent)
-        return True
+        return None
 
     def _parent_sparing_wan(self, member: Member) -> str | None:
         """A parent at the host's own site, or at the site that feeds the fewest others, even beyond
@@ -268,7 +291,7 @@ class _StripePass:
         near = self.slots.near(member) if self._may_import(member) else "site"
         if near != "anywhere":
             return self.slots.outside(member, near) or self.slots.extra_slot(member, None, member.site)
-        sites = sorted(self.slots.fed_sites(), key=lambda site: self.slots.slower(site, member))
+        sites = sorted(self.slots.fed_sites(), key=lambda site: slower(self.swarm, self.stripe, site, member))
         found = (self.slots.extra_slot(member, None, site) for site in sites)
         return next((parent for parent in found if parent is not None), None)
 
@@ -300,8 +323,12 @@ class _StripePass:
         )
 
     def _attach(self, host: str, parent: str) -> None:
+        member = self.swarm.members[host]
         self.swarm.edges.attach(self.stripe, host, parent)
-        self.slots.attached(self.swarm.members[host], parent)
+        self.slots.attached(member, parent)
+        if self.swarm.layout.large and member.children[self.stripe] and host not in self.displaced:
+            for each in self.displacement.attached(member):
+                self.slots.opened(each)
         above = self.swarm.members.get(parent)
         if above is not None and above.load > above.slots:
             self.swarm.passes.strain()

@@ -79,25 +79,158 @@ class _SiteExports:
             self._counts[above] = self._counts.get(above, 0) + 1
 
 
-class SlotIndex:
-    """Finds parents in one stripe for hosts that wait; these are all slow receivers, or none is."""
+class _RackSlots:
+    """The slots of single racks in one stripe, free ones and those beyond."""
 
     def __init__(self, swarm: Swarm, stripe: int, waiting: list[str]) -> None:
         self.swarm, self.stripe = swarm, stripe
         self._depths: dict[str, int] = {}
         self._racks: dict[str, _Rack] = {}
-        self._exports: dict[str, list[tuple[int, str]]] | None = None
-        self._site_exports = _SiteExports(swarm, stripe)
         self._everywhere: dict[str, list[tuple[ExtraSlot, str]]] = {}
-        self._fresh: list[str] = []
-        self._zones: dict[str, None] | None = None
-        total = swarm.totals[stripe]
-        self.whole = any(each.counts[stripe] == total and each.serves for each in swarm.members.values())
+        self._displaced: dict[str, None] = {}
         self._light = bool(waiting) and swarm.members[waiting[0]].slow_receiver
         self._waiting: dict[str, int] = {}
         for host in waiting:
             member = swarm.members[host]
             self._waiting[member.rack] = self._waiting.get(member.rack, 0) + (not member.slow_receiver)
+
+    def depth_for(self, child: Member) -> int | None:
+        """The depth that a host would get in its rack, if there is a parent."""
+        rack = self._rack(child.rack)
+        free = next((each[0] for each in rack.free if self.swarm.members[each[3]].free(self.stripe) > 0), None)
+        if free is None and (best := self._best_extra(self._extras(child.rack), child)) is not None:
+            free = best[3]
+        return None if free is None else free + 1
+
+    def displaced(self, child: Member) -> None:
+        """The child lost its parent, of its own rack, to another one, and what is below it comes
+        with it."""
+        rack = self._rack(child.rack)
+        rack.slots, rack.reachable, rack.waiting = rack.slots + 1, rack.reachable + 1, rack.waiting + 1
+        self._displaced[child.host] = None
+
+    def opened(self, member: Member) -> None:
+        """A host has a path up, since one above it, which waited, has a parent."""
+        rack, free = self._rack(member.rack), member.free(self.stripe)
+        if free > 0 and member.serves:
+            rack.reachable += free
+            heapq.heappush(rack.free, (self._depth(member), 0, member.load, member.host))
+        if rack.extras is not None and member.serves:
+            self._offer_extra(rack, member)
+
+    def grant(self, member: Member) -> None:
+        """Allot one more slot of the stripe to a host that can be reached."""
+        its_rack = self._rack(member.rack)
+        free = member.free(self.stripe)
+        member.grant_slot(self.stripe)
+        granted = member.free(self.stripe) - free
+        its_rack.slots += granted
+        its_rack.reachable += granted
+
+    def _rack(self, name: str) -> _Rack:
+        rack = self._racks.get(name)
+        if rack is None:
+            rack = self._racks[name] = _Rack(waiting=self._waiting.get(name, 0))
+            for host in self.swarm.racks[name]:
+                member = self.swarm.members[host]
+                if not member.serves:
+                    continue
+                free = member.free(self.stripe)
+                if (not rack.fed or free > 0) and self.swarm.edges.rooted(self.stripe, host):
+                    rack.fed = rack.fed or self._light or not member.slow_receiver
+                    if free > 0:
+                        rack.reachable += free
+                        rack.free.append((self._depth(member), 0, member.load, host))
+                rack.slots += max(0, free)
+            heapq.heapify(rack.free)
+        return rack
+
+    def _take(self, rack: _Rack, child: Member) -> str | None:
+        passed: list[FreeSlot] = []
+        parent = None
+        while rack.free:
+            slot = heapq.heappop(rack.free)
+            member = self.swarm.members[slot[3]]
+            if member.free(self.stripe) <= 0:
+                continue
+            if self._failed(member, child):
+                passed.append(slot)
+                continue
+            parent = member.host
+            if member.free(self.stripe) > 1 or child.slow_receiver:
+                heapq.heappush(rack.free, (slot[0], slot[1] + 1, slot[2] + 1, member.host))
+            break
+        for slot in passed:
+            heapq.heappush(rack.free, slot)
+        return parent
+
+    def _offer_extra(self, rack: _Rack, member: Member) -> None:
+        """Add a host to the heaps of those that could be overloaded."""
+        assert rack.extras is not None
+        key = self._extra_key(member)
+        heapq.heappush(rack.extras, key)
+        for site in {"": None, member.site: None}:
+            if site in self._everywhere:
+                heapq.heappush(self._everywhere[site], (key, member.rack))
+
+    def _extras(self, rack: str) -> list[ExtraSlot]:
+        its_rack = self._rack(rack)
+        if its_rack.extras is None:
+            its_rack.extras = []
+            for host in self.swarm.racks[rack]:
+                member = self.swarm.members[host]
+                if member.serves and self.swarm.edges.rooted(self.stripe, host):
+                    its_rack.extras.append(self._extra_key(member))
+            heapq.heapify(its_rack.extras)
+        return its_rack.extras
+
+    def _best_extra(self, heap: list[ExtraSlot], child: Member) -> ExtraSlot | None:
+        passed, best = [], None
+        while heap and best is None:
+            key = heapq.heappop(heap)
+            member = self.swarm.members[key[4]]
+            current = self._extra_key(member)
+            if current > key:
+                heapq.heappush(heap, current)
+                continue
+            passed.append(current)
+            if member is not child and not self._failed(member, child):
+                best = current
+        for key in passed:
+            heapq.heappush(heap, key)
+        return best
+
+    def _extra_key(self, member: Member) -> ExtraSlot:
+        idle = member.slots - member.load
+        rank = 0 if idle > 0 else 1 if member.slots else 2
+        load = -float(idle) if rank == 0 else member.load / max(member.slots, 0.25)
+        inner = rank > 0 and not only_leaves(self.swarm.members, self.stripe, member)
+        return rank, inner, load, self._depth(member), member.host
+
+    def _depth(self, member: Member) -> int:
+        depth = self._depths.get(member.host)
+        if depth is None:
+            depth = self._depths[member.host] = self.swarm.edges.depth(self.stripe, member.host)
+        return depth
+
+    def _failed(self, parent: Member, child: Member) -> bool:
+        """Whether `parent` failed `child` a moment ago, or is below it."""
+        edges = self.swarm.edges
+        below = child.host in self._displaced and edges.receives_through(self.stripe, parent.host, child.host)
+        return below or (child.host, parent.host) in edges.avoided
+
+
+class SlotIndex(_RackSlots):
+    """Finds parents in one stripe for hosts that wait; these are all slow receivers, or none is."""
+
+    def __init__(self, swarm: Swarm, stripe: int, waiting: list[str]) -> None:
+        super().__init__(swarm, stripe, waiting)
+        self._exports: dict[str, list[tuple[int, str]]] | None = None
+        self._site_exports = _SiteExports(swarm, stripe)
+        self._fresh: list[str] = []
+        self._zones: dict[str, None] | None = None
+        total = swarm.totals[stripe]
+        self.whole = any(each.counts[stripe] == total and each.serves for each in swarm.members.values())
 
     def fed(self, rack: str) -> bool:
         """Whether a host of the rack receives the stripe, or has it. Slow receivers count for slow
@@ -156,7 +289,7 @@ class SlotIndex:
                 spare_wan
                 and SITE_END in zone
                 and site != child.site
-                and (self._site_exports.of(site) or self.slower(site, child))
+                and (self._site_exports.of(site) or slower(self.swarm, self.stripe, site, child))
             ):
                 continue
             heap, passed, parent = exports.get(zone, []), [], None
@@ -191,15 +324,6 @@ class SlotIndex:
         self.grant(member)
         return member.host
 
-    def grant(self, member: Member) -> None:
-        """Allot one more slot of the stripe to a host that can be reached."""
-        its_rack = self._rack(member.rack)
-        free = member.free(self.stripe)
-        member.grant_slot(self.stripe)
-        granted = member.free(self.stripe) - free
-        its_rack.slots += granted
-        its_rack.reachable += granted
-
     def attached(self, child: Member, parent: str) -> None:
         """The child has `parent` as its parent now, and can be a parent itself."""
         rack, upper = self._rack(child.rack), None
@@ -222,11 +346,7 @@ class SlotIndex:
             rack.reachable += free
             heapq.heappush(rack.free, (depth, 0, child.load, child.host))
         if rack.extras is not None:
-            key = self._extra_key(child)
-            heapq.heappush(rack.extras, key)
-            for site in {"": None, child.site: None}:
-                if site in self._everywhere:
-                    heapq.heappush(self._everywhere[site], (key, child.rack))
+            self._offer_extra(rack, child)
         if rack.carriers is not None:
             rack.carriers.add(child)
         if child.rack not in self._fresh:
@@ -246,33 +366,7 @@ class SlotIndex:
         sites = dict.fromkeys(site_of(zone) for zone in self._zones_fed())
         return sorted(sites, key=self._site_exports.of)
 
-    def slower(self, site: str, child: Member) -> bool:
-        """Whether a site gets the stripe more slowly than the child's site may, by their budgets;
-        one that has all of it does not."""
-        if not self.swarm.wan.slower(site, child.site):
-            return False
-        total, there = self.swarm.totals[self.stripe], (self.swarm.members[name] for name in self.swarm.sites[site])
-        return not any(member.serves and member.counts[self.stripe] == total for member in there)
-
     # -- inner
-
-    def _rack(self, name: str) -> _Rack:
-        rack = self._racks.get(name)
-        if rack is None:
-            rack = self._racks[name] = _Rack(waiting=self._waiting.get(name, 0))
-            for host in self.swarm.racks[name]:
-                member = self.swarm.members[host]
-                if not member.serves:
-                    continue
-                free = member.free(self.stripe)
-                if (not rack.fed or free > 0) and self.swarm.edges.rooted(self.stripe, host):
-                    rack.fed = rack.fed or self._light or not member.slow_receiver
-                    if free > 0:
-                        rack.reachable += free
-                        rack.free.append((self._depth(member), 0, member.load, host))
-                rack.slots += max(0, free)
-            heapq.heapify(rack.free)
-        return rack
 
     def _exporting(self) -> dict[str, list[tuple[int, str]]]:
         """By zone the racks that have slots over, the shallowest first."""
@@ -293,25 +387,6 @@ class SlotIndex:
         if self._exports is not None and rack.open() and rack.free:
             zone = name.partition(" ")[0]
             heapq.heappush(self._exports.setdefault(zone, []), (rack.free[0][0], name))
-
-    def _take(self, rack: _Rack, child: Member) -> str | None:
-        passed: list[FreeSlot] = []
-        parent = None
-        while rack.free:
-            slot = heapq.heappop(rack.free)
-            member = self.swarm.members[slot[3]]
-            if member.free(self.stripe) <= 0:
-                continue
-            if self._failed(member, child):
-                passed.append(slot)
-                continue
-            parent = member.host
-            if member.free(self.stripe) > 1 or child.slow_receiver:
-                heapq.heappush(rack.free, (slot[0], slot[1] + 1, slot[2] + 1, member.host))
-            break
-        for slot in passed:
-            heapq.heappush(rack.free, slot)
-        return parent
 
     def _best_anywhere(self, child: Member, site: str) -> ExtraSlot | None:
         """The best of all racks, or of those of a site, whose best ones are kept in a heap: looking
@@ -335,49 +410,14 @@ class SlotIndex:
             heapq.heappush(heap, entry)
         return best
 
-    def _extras(self, rack: str) -> list[ExtraSlot]:
-        its_rack = self._rack(rack)
-        if its_rack.extras is None:
-            its_rack.extras = []
-            for host in self.swarm.racks[rack]:
-                member = self.swarm.members[host]
-                if member.serves and self.swarm.edges.rooted(self.stripe, host):
-                    its_rack.extras.append(self._extra_key(member))
-            heapq.heapify(its_rack.extras)
-        return its_rack.extras
 
-    def _best_extra(self, heap: list[ExtraSlot], child: Member) -> ExtraSlot | None:
-        passed, best = [], None
-        while heap and best is None:
-            key = heapq.heappop(heap)
-            member = self.swarm.members[key[4]]
-            current = self._extra_key(member)
-            if current > key:
-                heapq.heappush(heap, current)
-                continue
-            passed.append(current)
-            if member is not child and not self._failed(member, child):
-                best = current
-        for key in passed:
-            heapq.heappush(heap, key)
-        return best
-
-    def _extra_key(self, member: Member) -> ExtraSlot:
-        idle = member.slots - member.load
-        rank = 0 if idle > 0 else 1 if member.slots else 2
-        load = -float(idle) if rank == 0 else member.load / max(member.slots, 0.25)
-        inner = rank > 0 and not only_leaves(self.swarm.members, self.stripe, member)
-        return rank, inner, load, self._depth(member), member.host
-
-    def _depth(self, member: Member) -> int:
-        depth = self._depths.get(member.host)
-        if depth is None:
-            depth = self._depths[member.host] = self.swarm.edges.depth(self.stripe, member.host)
-        return depth
-
-    def _failed(self, parent: Member, child: Member) -> bool:
-        """Whether `parent` failed `child` a moment ago."""
-        return (child.host, parent.host) in self.swarm.edges.avoided
+def slower(swarm: Swarm, stripe: int, site: str, child: Member) -> bool:
+    """Whether a site gets the stripe more slowly than the child's site may, by their budgets; one
+    that has all of it does not."""
+    if not swarm.wan.slower(site, child.site):
+        return False
+    total, there = swarm.totals[stripe], (swarm.members[name] for name in swarm.sites[site])
+    return not any(member.serves and member.counts[stripe] == total for member in there)
 
 
 def _zones_from(child: Member, near: str, exports: Iterable[str]) -> tuple[str, ...]:

@@ -7,6 +7,11 @@ children are leaves in their stripe bear the overload, so that no host further d
 these it goes round: the leaf that lost most is exchanged for the one that lost least. All lose a
 little then, and none much. A running stream is not restarted: the child changes its parent between
 two pieces.
+
+Hosts with idle slots are at the bottom of the tree, and what an overloaded host near the root feeds
+is ahead of them by a piece for each level, which takes long where pieces are large. So where none
+of its children fits anywhere, the one with the fewest levels below it waits for the planner, which
+has it take a position near the root (planning/displacement.py), or, as a leaf, go to the bottom.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from math import inf
 
 from tracker.core.edges import only_leaves
 from tracker.core.member import Member
+from tracker.core.planning.displacement import LEVELS_MIN, Displacement
 from tracker.core.swarm import Swarm
 
 PAUSE_S = 0.5
@@ -50,6 +56,7 @@ def spread_overload(swarm: Swarm, *, now: float) -> int:
     moved = 0
     racks: dict[str, _Rack] = {}
     rooted = _Rooted(swarm)
+    left: list[Member] = []
     inner = {
         member.host: any(not only_leaves(swarm.members, s, member) for s in range(swarm.stripes))
         for member in overloaded
@@ -60,8 +67,25 @@ def spread_overload(swarm: Swarm, *, now: float) -> int:
         rack = racks.get(member.rack)
         if rack is None:
             rack = racks[member.rack] = _Rack(swarm, member.rack, rooted)
-        moved += rack.relieve(member, inner[member.host])
-    return moved
+        gained = rack.relieve(member, inner[member.host])
+        if swarm.layout.large and not gained and inner[member.host] and rack.has_room():
+            left.append(member)
+        moved += gained
+    # All that moves above has a path up, which what is below these loses for a moment.
+    return moved + sum(_release(swarm, member) for member in left[: max(0, limit - moved)])
+
+
+def _release(swarm: Swarm, member: Member) -> int:
+    """Let one child of an overloaded host wait for another parent: in the stripe with most children
+    beyond its slots the one with the fewest levels below it; return how many do."""
+    stripe = min(range(swarm.stripes), key=member.free)
+    height = Displacement(swarm, stripe).height  # moves may have changed what it was before
+    children = [name for name in member.children[stripe] if not swarm.members[name].slow_receiver]
+    if not children:
+        return 0
+    child = min(children, key=lambda name: (height(name), -swarm.members[name].order))
+    swarm.edges.detach(stripe, child)
+    return 1
 
 
 class _Rooted:
@@ -102,6 +126,7 @@ class _Rack:
 
     def __init__(self, swarm: Swarm, rack: str, rooted: _Rooted) -> None:
         self.swarm, self.rooted = swarm, rooted
+        self._heights = [Displacement(swarm, stripe).height for stripe in range(swarm.stripes)]
         self.behind = max(BEHIND_PIECES, BEHIND_S * swarm.typical_rate)
         self.idle: list[Member] = []
         self._full: list[Member] = []
@@ -130,6 +155,10 @@ class _Rack:
             self._bearing.sort(key=lambda each: (-_lowest(self.swarm, each), each.order))
         return self._bearing
 
+    def has_room(self) -> bool:
+        """Whether a host with an unused slot has a path up in some stripe."""
+        return any(self.rooted(stripe, each.host) for each in self.idle[:TRIES] for stripe in range(self.swarm.stripes))
+
     def most(self, stripe: int) -> float:
         """The pieces of a stripe that the best of those hosts has that are tried first, and that
         have a path up. In a large swarm reports are old, and often none has
@@ -151,14 +180,21 @@ class _Rack:
             for name in names
             if not self.swarm.members[name].slow_receiver
         ]
-        children.sort(key=lambda each: (len(each[1].children[each[0]]), -each[1].counts[each[0]], each[1].order))
+        large = self.swarm.layout.large
+        size = {
+            (stripe, child.host): self._heights[stripe](child.host) if large else len(child.children[stripe])
+            for stripe, child in children
+        }
+        children.sort(key=lambda each: (size[each[0], each[1].host], -each[1].counts[each[0]], each[1].order))
         for stripe, child in children:
             for carrier in self.idle[:TRIES]:
-                if self._fits(stripe, child, carrier):
+                if self._near(stripe, child, carrier) and self._fits(stripe, child, carrier):
                     self._move(stripe, child, carrier)
                     return 1
         if not inner:
             return self._change_places(*min(children, key=lambda each: (each[1].counts[each[0]], each[1].order)))
+        if large and self.has_room():
+            return 0
         for stripe, child in children:
             for carrier in self.bearing[:TRIES]:
                 if not carrier.children[stripe] or not self._fits(stripe, child, carrier):
@@ -202,6 +238,13 @@ class _Rack:
                 self.bearing.remove(carrier)
                 return 2
         return 0
+
+    def _near(self, stripe: int, child: Member, carrier: Member) -> bool:
+        """Whether a child would stay about as near to the root, where that matters."""
+        if not self.swarm.layout.large or not child.children[stripe]:
+            return True
+        depth = self.swarm.edges.depth
+        return depth(stripe, carrier.host) < depth(stripe, child.host) + LEVELS_MIN
 
     def _fits(self, stripe: int, child: Member, carrier: Member) -> bool:
         """Whether a carrier may become the child's parent."""
