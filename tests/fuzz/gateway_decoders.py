@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from p2pdist.agent.access.spiffe import SpiffeSettings, _host_in
 from p2pdist.agent.buckets.settings import parse_bucket, s3_settings
+from p2pdist.credentials.authority import UNREADABLE
 from p2pdist.gateway.registry.credentials import parse_credential
 from p2pdist.gateway.registry.failures import RegistryFailure
 from p2pdist.gateway.registry.names import parse_request as parse_image_request
@@ -251,7 +252,7 @@ def calls() -> tuple[Call, ...]:
         ),
         ("answer of storage", _text(_storage), (), (STORAGE,)),
         ("address of a Workload API", _text(SpiffeSettings.parse), (UsageError,), (b"unix:///run/spire/api.sock",)),
-        ("SVID", _svid, (ValueError, x509.ExtensionNotFound), (der, authority)),
+        ("SVID", _svid, (*UNREADABLE, x509.ExtensionNotFound), (der, authority)),
         (
             "ranges",
             _text(lambda text: parse_ranges(text, 100_000, ranges_max=16)),
