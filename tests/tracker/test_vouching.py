@@ -4,6 +4,7 @@ how often, how rounds follow each other, and what becomes of a liar."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ class Control:
         self.commands += commands
         return commands
 
-    def hold(self, *hosts: str, blob: Digest = BLOB, count: int = 0, size: int = SIZE, **more: bool) -> None:
+    def hold(self, *hosts: str, blob: Digest = BLOB, count: int = 0, size: int = SIZE, **more: Any) -> None:
         layout = PieceLayout(size, piece_size_for(size))
         counts = (count, *[0] * (layout.stripes - 1))
         for host in hosts:
@@ -653,6 +654,21 @@ def test_hosts_say_again_what_they_read() -> None:
     control = restarted({"a": 5, "b": 4})
     control.vouch("a", [0, 2, 4])
     assert control.listed("b") == {0: RIGHT, 2: RIGHT, 4: RIGHT}
+
+
+def test_a_reader_is_believed_though_others_named_it_first() -> None:
+    """A host that receives from it may speak first after a tracker's start. Once its hashes were
+    ignored then, it was not asked, and the others waited for the list until they asked each
+    other."""
+    control = Control("reader", "below")
+    control.hold("below", count=4, parents=("reader",))
+    assert "reader" in control.fleet.swarms[BLOB].members
+    control.now += 0.05
+    control.hold("reader", count=6)
+    control.vouch("reader", range(6))
+    assert len(control.listed("below")) == 6
+    control.run(1.0)
+    assert Recall(BLOB) in control.heard["reader"], "for what it did not read itself"
 
 
 def test_gaps_are_asked_for_one_host_after_the_other() -> None:

@@ -102,8 +102,9 @@ class Vouching:
             self.liars.bar(swarm, swarm.members[host.name], now=now)
         if case.ledger.phase == "failed":
             return [*out, *rejections(case.swarm.blob, [host])]
-        member = swarm.members[host.name]
-        if member.joined_at == now and any(member.counts) and not case.ledger.round.complete:
+        speaks_first = host.session is not None and case.followers.get(host.name) != host.session
+        if speaks_first and any(swarm.members[host.name].counts) and not case.ledger.round.complete:
+            # Others may have named it before, as one from which they receive.
             case.brought[host.name] = case.to_recall[host.name] = None
             case.recall_at = min(case.recall_at, now + case.recall_pause_s)
         self.planned(swarm)
