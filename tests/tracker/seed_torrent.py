@@ -22,6 +22,7 @@ def main(torrent: str, directory: str) -> None:
         "enable_natpmp": False,
         "allow_multiple_connections_per_ip": True,
         "min_reconnect_time": 1,  # a connection that a busy machine did not take at once
+        "stop_tracker_timeout": 50,  # seconds; a goodbye may take as long on a busy machine
     }
     session = libtorrent.session(settings)
     wanted = libtorrent.load_torrent_buffer(Path(torrent).read_bytes())
