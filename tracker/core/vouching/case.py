@@ -28,7 +28,7 @@ class Case:
     readers: dict[str, set[int]] = field(default_factory=dict)
     """The stripes of which a host has, or had, the lease."""
     brought: dict[str, None] = field(default_factory=dict)
-    """Hosts that had pieces when their session spoke of the blob first: they may have read these."""
+    """Hosts that had pieces when their session first spoke of the blob, and may have read these."""
     to_recall: dict[str, None] = field(default_factory=dict)
     """Those of them that were not asked yet for what they know."""
     recalled: dict[str, None] = field(default_factory=dict)
