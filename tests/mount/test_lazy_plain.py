@@ -172,6 +172,7 @@ def test_a_view_is_right_whenever_its_agent_is_killed(work: Path, tmp_path: Path
         (leftover,) = clean_leftovers(work)
         assert not leftover.removed and plain.cover(view.directory) == "covered"
         assert len(shown(view)) == 2 and not view.wrong()
+        assert not [entry for entry in kernel.mounted() if view.directory / plain.PLAIN in entry.point.parents]
         unmount_view(view.path, work=work)
         assert not list(work.iterdir())
     finally:

@@ -67,6 +67,7 @@ def cover(directory: Path) -> Outcome:
     """Cover the view with this directory. What a process left half-done that was killed at this is
     taken away first. Raises OSError, Corrupt; then the view is as it was."""
     with changing(directory):
+        unmount_layers(directory / PLAIN)
         record = _record(directory)
         if record is None or record.writable or not is_filled(directory) or not sees_all_processes():
             return "left"
@@ -82,7 +83,6 @@ def cover(directory: Path) -> Outcome:
 
 def _cover(record: Record, view: kernel.Mounted, images: Sequence[Path]) -> Outcome:
     plain = images[0].parent
-    unmount_layers(plain)
     if is_used(view):
         return "used"
     with _root(view) as root, (plain.parent / DEVICE).open("rb") as device:
