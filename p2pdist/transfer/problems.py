@@ -7,6 +7,7 @@ plain, else a new one.
 
 from __future__ import annotations
 
+import asyncio
 import http
 import logging
 import os
@@ -75,6 +76,17 @@ def _unreadable(request: web.BaseRequest, error: Exception) -> UsageError:
     )
 
 
+def _unexpected(request: web.BaseRequest, error: BaseException) -> P2PDistError:
+    """What a client learns of a failure that no handler foresaw. A cancellation is one where nobody
+    cancelled the request: what it waited for was given up, and to break the connection off would
+    leave the client without a word."""
+    logger.error("unexpected failure of %s %s", request.method, request.path[:200], exc_info=error)
+    if isinstance(error, asyncio.CancelledError):
+        return Unavailable("what the request waited for was given up", remedy="Ask again", retry_after=1)
+    common = foreseen(error) if isinstance(error, OSError) else None
+    return common or P2PDistError("an internal failure", remedy="The log of the service has the details")
+
+
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Middleware that responds to every failure of a handler with a problem document; an unexpected
@@ -114,15 +126,15 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         response = problem_response(_unreadable(request, error))
         request.content.feed_eof()  # or aiohttp reads on after the answer, and logs that it cannot
         response.force_close()
-    except ConnectionError:
-        # The client went away while its request was being read; no client gets the response.
-        response = problem_response(Unavailable("the client closed the connection"))
-    except Exception as error:
-        logger.exception("unexpected failure of %s %s", request.method, request.path)
-        common = foreseen(error) if isinstance(error, OSError) else None
-        response = problem_response(
-            common or P2PDistError("an internal failure", remedy="The log of the service has the details")
-        )
+    except (Exception, asyncio.CancelledError) as error:
+        gone = request.transport is None or request.transport.is_closing()
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and (gone or task is None or task.cancelling()):
+            raise  # the client has gone, or the service ends
+        if gone and isinstance(error, ConnectionError):
+            response = problem_response(Unavailable("the client closed the connection"))  # which nobody gets
+        else:
+            response = problem_response(_unexpected(request, error))
     if request.writer.output_size > 0 and request.transport is not None:
         request.transport.abort()
     return response

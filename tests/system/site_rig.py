@@ -270,6 +270,14 @@ class Site:
     def origin_bytes(self, digest: str) -> int:
         return self.origin.sent.get(digest.removeprefix("sha256:"), 0)
 
+    def story(self) -> str:
+        """Which processes have ended, and the end of each log."""
+        ended = {process.pid: code for process in self._processes if (code := process.poll()) is not None}
+        logs = (
+            f"-- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in sorted(self.directory.glob("*.log"))
+        )
+        return "\n".join([f"ended, with their exit codes: {ended}", *logs])
+
     def close(self) -> None:
         for end in (time.monotonic(), time.monotonic() + ENDING_S):  # the second signal ends a drain at once
             for process in self._processes:

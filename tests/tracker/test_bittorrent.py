@@ -16,7 +16,7 @@ from p2pdist.model.errors import NotFound, TooLarge, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Holding, Left, decode_from_agent
 from tracker.core.bittorrent import announce as core
 from tracker.core.bittorrent.addresses import packed_ip
-from tracker.core.bittorrent.announce import Announce, AnnounceAnswer, Announces, Contact
+from tracker.core.bittorrent.announce import STOPPED_S, Announce, AnnounceAnswer, Announces, Contact
 from tracker.core.bittorrent.peers import Peer, Pool, TorrentSwarm
 from tracker.core.events import Received, SessionClosed, SessionOpened, Tick
 from tracker.core.fleet import Fleet
@@ -102,6 +102,31 @@ def test_a_client_of_both_versions_is_one_peer_under_both_info_hashes(site: Site
     assert [answer.incomplete for answer in hybrid(site, "h2")] == [1, 1], "one goodbye is enough"
 
 
+def test_what_was_on_its_way_at_a_goodbye_makes_no_peer(site: Site) -> None:
+    """A client of both versions that ends as its download does: one goodbye overtakes what it said
+    by the other hash."""
+    hybrid(site, "h1", event="started")
+    site.announce("h1", left=0, event="completed")
+    site.announce("h1", left=0, event="stopped")
+    answer = site.announce("h1", left=0, event="completed", info_hash=V2)
+    assert (answer.complete, answer.incomplete, answer.peers, site.announces.peers) == (0, 0, (), 0)
+    hybrid(site, "h1", left=0, event="started")
+    assert site.announces.peers == 1, "it begins again"
+    hybrid(site, "h1", left=0, event="stopped")
+    site.now += STOPPED_S
+    hybrid(site, "h1", left=0)
+    assert site.announces.peers == 1, "nothing is on its way for so long"
+
+
+def test_few_of_those_that_stopped_are_remembered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracker.core.bittorrent.announce.STOPPED_MAX", 2)
+    for name in ("h1", "h2", "h3", "h1"):
+        site.announce(name, event="stopped")
+    for name in ("h1", "h2", "h3"):
+        site.announce(name)
+    assert site.announces.peers == 1
+
+
 def test_clients_of_one_version_are_not_told_of_those_of_the_other(site: Site) -> None:
     """They would greet each other with a hash that the other does not know."""
     site.announce("one1", info_hash=V1, left=0)
@@ -177,7 +202,7 @@ def test_a_peer_that_announces_itself_again_does_not_expire(site: Site) -> None:
 
 def test_peers_that_come_and_go_leave_nothing(site: Site) -> None:
     for _ in range(3000):
-        site.announce("h1")
+        site.announce("h1", event="started")
         site.announce("h1", event="stopped")
     assert len(site.announces._expiry) <= 1100
 

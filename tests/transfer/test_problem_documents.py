@@ -7,13 +7,14 @@ import errno
 import gzip
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import ClientPayloadError, ClientSession, web
 
 from p2pdist.model.errors import Conflict, DiskFull, P2PDistError, UsageError, from_problem
-from p2pdist.transfer.problems import problem_response
+from p2pdist.transfer.problems import problem_response, problems
 
 
 async def get(port: int, path: str = "/x", method: str = "GET", **options) -> tuple[int, dict, dict]:  # type: ignore[no-untyped-def, type-arg]
@@ -60,6 +61,56 @@ async def test_an_unexpected_exception_is_logged_and_not_shown(start_app, caplog
     assert "secret" not in json.dumps(problem)
     assert "Traceback" in caplog.text
     assert "a secret" in caplog.text
+
+
+async def test_what_a_request_waits_for_may_be_cancelled(start_app, caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        shared = asyncio.ensure_future(asyncio.sleep(600))
+        asyncio.get_running_loop().call_soon(shared.cancel)
+        await asyncio.shield(shared)
+        return web.Response()
+
+    status, problem, _ = await get(await start_app("GET", "/x", handler))
+    assert (status, problem["type"], problem["retry_after"]) == (503, "urn:p2pdist:problem:unavailable", 1)
+    assert "unexpected failure of GET /x" in caplog.text and "in handler" in caplog.text
+
+
+async def test_a_broken_connection_elsewhere_is_not_the_client_s(start_app, caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        raise ConnectionResetError("the supervisor has gone")
+
+    status, problem, _ = await get(await start_app("GET", "/x", handler))
+    assert status == 500 and "client" not in problem["detail"]
+    assert "the supervisor has gone" in caplog.text
+
+
+async def test_a_request_whose_client_goes_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        began.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+        return web.Response()
+
+    app = web.Application(middlewares=[problems])
+    app.router.add_get("/x", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2, handler_cancellation=True)
+    await runner.setup()
+    try:
+        listener = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(runner, listener).start()
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET /x HTTP/1.0\r\n\r\n")
+        await began.wait()
+        writer.close()
+        async with asyncio.timeout(60):
+            await ended.wait()
+    finally:
+        await runner.cleanup()
+    assert "unexpected" not in caplog.text
 
 
 async def test_redirects_pass(start_app) -> None:

@@ -6,8 +6,9 @@ which lead to one swarm; the tracker refuses what was not registered, or it woul
 anything. A peer hears of peers that announced themselves under the same hash, as others could not
 talk to it, and counts are those of the hash, too; our agents answer to both. A peer is known by its
 id and key, so a peer that moves to another address, or has two, stays one peer; without a key it is
-known by its id and address, so that none can speak for another. It is forgotten when it has not
-announced itself for two intervals.
+known by its id and address, so that none can speak for another. It is forgotten when it stops, or
+has not announced itself for two intervals. A client that stops may have announces on their way by
+another hash: for STOPPED_S only one that says `started` makes it a peer again.
 
 Agents with a BitTorrent port are peers of the torrents of what they hold, announced or not: what
 they hold is read from the fleet. Where an agent announces itself as well, its announce counts.
@@ -40,6 +41,9 @@ INTERVAL_MIN_S, INTERVAL_MAX_S = 30, 1800
 MISSED_MAX = 2
 GRACE_S = 30.0
 """A peer is forgotten after MISSED_MAX intervals and this."""
+
+STOPPED_S, STOPPED_MAX = 60.0, 10_000
+"""How long, and of how many peers, the tracker remembers that they stopped."""
 
 NUMWANT, NUMWANT_MAX = 50, 200
 TORRENTS_MAX = 100_000
@@ -132,6 +136,8 @@ class Announces:
     _by_hash: dict[bytes, TorrentSwarm] = field(default_factory=dict)
     _networks: dict[tuple[TorrentSwarm | None, bytes], int] = field(default_factory=dict)
     _expiry: list[tuple[float, int, TorrentSwarm, Peer]] = field(default_factory=list)
+    _stopped: OrderedDict[tuple[tuple[bytes, ...], bytes, bytes], float] = field(default_factory=OrderedDict)
+    """When each peer of a torrent stopped, the one that did so longest ago first."""
     _serial: int = 0
 
     def __post_init__(self) -> None:
@@ -182,10 +188,7 @@ class Announces:
                 remedy="Get the .torrent file from it again, at /v1/blobs/{digest}/torrent",
             )
         self._sync(torrent, now)
-        if event.event == "stopped":
-            known = self._known(torrent, event)
-            if known is not None:
-                self._forget(torrent, known)
+        if self._has_stopped(torrent, event, now):
             return self._answer(torrent, event.info_hash, (), "")
         peer, warning = self._record(torrent, event, now)
         wanted = NUMWANT if event.numwant is None else max(0, min(event.numwant, NUMWANT_MAX))
@@ -249,6 +252,22 @@ class Announces:
 
     def _known(self, torrent: TorrentSwarm, event: Announce) -> Peer | None:
         return torrent.announced.get((event.peer_id, _identity(event)))
+
+    def _has_stopped(self, torrent: TorrentSwarm, event: Announce, now: float) -> bool:
+        """Whether the peer stops, which is noted here, or did so a moment ago."""
+        key = torrent.hashes, event.peer_id, _identity(event)
+        if event.event == "stopped":
+            known = self._known(torrent, event)
+            if known is not None:
+                self._forget(torrent, known)
+            self._stopped[key] = now
+            self._stopped.move_to_end(key)
+            if len(self._stopped) > STOPPED_MAX:
+                self._stopped.popitem(last=False)
+            return True
+        if event.event == "started":
+            self._stopped.pop(key, None)
+        return now - self._stopped.get(key, -inf) < STOPPED_S
 
     def _record(self, torrent: TorrentSwarm, event: Announce, now: float) -> tuple[Peer, str]:
         """The peer as it is now, noted unless there is no room; then the warning says so."""
