@@ -192,9 +192,10 @@ class View:
         for force in (False, True):
             with suppress(Exception):
                 unmount_view(self.path, work=self.work, force=force)
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        while pids := self.processes():  # a guard that lives a moment longer has another one
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def until(condition: Callable[[], object], what: str) -> None:

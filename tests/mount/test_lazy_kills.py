@@ -121,7 +121,8 @@ class View:
         if self.agent:
             self.kill([self.agent])
         unmount_view(self.path, work=self.work, force=True)
-        self.kill(self.supervisors())
+        while pids := self.supervisors():  # a guard that lives a moment longer has another one
+            self.kill(pids)
 
 
 @pytest.fixture
