@@ -200,8 +200,8 @@ def test_who_may_not_use_the_socket_is_told_whose_it_is(place: Path) -> None:
 
 
 async def test_answers_that_are_none(place: Path) -> None:
-    """A failed pull, a server error without a problem document, other JSON, and an answer that is
-    cut off."""
+    """A failed pull, a server error without a problem document, other JSON, an answer that is cut
+    off, and none at all."""
     problem = NotFound("gone", remedy="Pull again").problem()
 
     async def failed(request: web.Request) -> web.Response:
@@ -215,6 +215,9 @@ async def test_answers_that_are_none(place: Path) -> None:
         request.transport.close()
         return response
 
+    async def leaves(request: web.Request) -> web.Response:
+        raise asyncio.CancelledError
+
     async def page(request: web.Request) -> web.Response:
         return web.Response(status=500, text="<html>no</html>")
 
@@ -227,14 +230,19 @@ async def test_answers_that_are_none(place: Path) -> None:
             web.get("/v1/mounts", other),
             web.post("/v1/pulls", failed),
             web.get("/v1/status", cut),
+            web.get("/v1/models", leaves),
             web.get("/v1/packages", page),
         ]
     )
     async with serving(app, place / "s") as client:
         with pytest.raises(NotFound, match="gone"):
             await to_thread(client.pull, PullRequest(package="app:v1"))
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="its answer was cut off") as failure:
             await to_thread(client.status)
+        assert "still runs" in failure.value.remedy
+        with pytest.raises(Unavailable, match="it closed the connection") as failure:
+            await to_thread(client.model_files, "m:v1")
+        assert "still runs" in failure.value.remedy
         for call in (client.packages, client.mounts):
             with pytest.raises(Unavailable, match="does not speak as an agent"):
                 await to_thread(call)

@@ -251,6 +251,11 @@ class LocalClient:
             return _refused(self._path)
         if isinstance(error, TimeoutError):
             reason, remedy = "it took too long", "See the agent's log"
+        elif type(error) is ConnectionError or isinstance(error, ConnectionResetError | BrokenPipeError):
+            reason, remedy = (
+                str(error.strerror or error),
+                "See whether the agent still runs, and its log; then ask again",
+            )
         else:
             reason = str(error.strerror or error or type(error).__name__)
             if isinstance(error, FileNotFoundError) and not self._path.parent.is_dir():
@@ -343,7 +348,7 @@ class _Exchange:
         """Status and length of the body, None when it ends with the connection."""
         while (end := self._rest.find(b"\r\n\r\n")) < 0:
             if len(self._rest) > HEAD_BYTES_MAX or not self._more():
-                raise ConnectionError("its answer is not HTTP")
+                raise ConnectionError("its answer is not HTTP" if self._rest else "it closed the connection")
         first, *fields = bytes(self._rest[:end]).split(b"\r\n")
         del self._rest[: end + 4]
         version, _, reason = first.partition(b" ")
