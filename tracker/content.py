@@ -22,7 +22,6 @@ from collections.abc import Callable
 from p2pdist.model.digest import Digest, hex_of, is_digest
 from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Unavailable
 from p2pdist.model.manifest import (
-    MANIFEST_BYTES_MAX,
     MANIFEST_TYPE,
     Bundle,
     Descriptor,
@@ -31,6 +30,7 @@ from p2pdist.model.manifest import (
     blob_reference,
     bundle_documents,
     decode_manifest,
+    decode_named,
     encode_bundle,
 )
 from p2pdist.model.pieces import PieceLayout, PieceList
@@ -216,11 +216,11 @@ class Content:
         if known is not None and (reference.digest or time.monotonic() - known[0] < TAG_FRESH_S):
             return known[1]
         if reference.digest is not None and (data := await self._held(reference.digest)) is not None:
-            if len(data) > MANIFEST_BYTES_MAX:
-                raise Corrupt(f"{reference} is a document of {len(data)} bytes, not a manifest")
             found = Descriptor(MANIFEST_TYPE, reference.digest, len(data))
         else:
             found = await self._meaning(reference, known[1] if known is not None else None)
+        if reference.digest is not None:
+            decode_named(await self.read(reference.digest), reference)
         remember(self._tags, name, (time.monotonic(), found), TAGS_MAX)
         return found
 

@@ -60,11 +60,14 @@ class Traces:
         """Traces that were made of recordings."""
 
     async def state(self, key: Key, host: str, data: bytes) -> Trace:
-        """Keep what a host recorded of a start, and return it decoded. Raises Corrupt for what is
-        no trace, UsageError for one that says nothing."""
+        """Keep what a host recorded of a start, and return it decoded. Raises UsageError for what
+        is no trace, or says nothing."""
         if not host or len(host) > HOST_CHARACTERS_MAX or not host.isprintable():
             raise UsageError(f"{host[:100]!r} is no name of a host")
-        trace = await asyncio.to_thread(decode_trace, data)
+        try:
+            trace = await asyncio.to_thread(decode_trace, data)
+        except Corrupt as error:  # nothing that was kept is wrong: the host sent it
+            raise UsageError(error.what) from error
         if not trace.spans:
             raise UsageError("the trace is empty")
         await self._refresh()

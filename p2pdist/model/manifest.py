@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from p2pdist.model.digest import Digest, WireDigest, digest_of, hex_of, is_digest, parse_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, UsageError
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PieceLayout, encoded_size
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -249,6 +249,20 @@ def decode_manifest(data: bytes) -> Manifest:
     if config.size > MANIFEST_BYTES_MAX:
         raise Corrupt(f"the config {config.digest} of {config.size} bytes is over the limit")
     return Manifest(config, layers, tuple(piece_lists.values()), parts, kind)
+
+
+def decode_named(data: bytes, reference: Reference) -> Manifest:
+    """Parse and check the manifest that a reference names; raises Corrupt for what a tag names and
+    is none. Where the reference itself gives the digest of something else, nothing is corrupt:
+    raises NotFound."""
+    try:
+        return decode_manifest(data)
+    except Corrupt as error:
+        if reference.digest is None:
+            raise
+        raise NotFound(
+            f"there is no package {reference}: {error.what}", remedy="Give the digest of the manifest of a package"
+        ) from error
 
 
 def search_path(value: str) -> str:

@@ -86,7 +86,9 @@ class LayoutOrigin:
         data = await self._call(self._objects.read_range, blob_key(digest), start, length)
         if data is None:
             raise self._missing(digest)
-        if len(data) != length:
+        if len(data) > length:
+            raise _corrupt(self.url, digest, f"more than the {length} bytes at offset {start} come that were asked for")
+        if len(data) < length:
             raise _corrupt(self.url, digest, f"it is truncated: {len(data)} of {length} bytes at offset {start}")
         return data
 

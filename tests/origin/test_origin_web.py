@@ -200,6 +200,25 @@ async def test_an_endless_answer_is_cut_off_at_the_limit() -> None:
     assert sent < 64 << 20
 
 
+async def test_an_endless_range_is_cut_off_at_what_was_asked_for() -> None:
+    """A server states the right range and sends on and on: it takes no memory."""
+    sent = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        head = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/300\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % (1 << 40))
+        while sent < 256 << 20:
+            writer.write(b"x" * 65536)
+            sent += 65536
+            await writer.drain()
+
+    async with socket_server(answer) as url, opened(url) as origin:
+        with pytest.raises(Corrupt, match="more than the 100 bytes"):
+            await origin.read_range(digest_of(b""), 0, 100)
+    assert sent < 64 << 20
+
+
 async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "READ_TIMEOUT_S", 1)
     monkeypatch.setattr(bucket, "RETRY_TIMEOUT_S", 1)

@@ -8,7 +8,9 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import NotFound, Unavailable
@@ -20,6 +22,9 @@ from p2pdist.package.repository.push import push_blob
 from tracker import content as module
 from tracker import reads
 from tracker.content import Content
+from tracker.core.fleet import Fleet
+from tracker.http.app import make_app
+from tracker.service import Service
 from tracker.state.documents import FILE_NAME, Documents
 
 
@@ -61,6 +66,24 @@ async def test_many_documents_at_once_keep_within_their_bytes(tmp_path: Path, la
     assert await asyncio.gather(*(content.read(digest_of(body)) for body in bodies)) == bodies
     assert sum(documents.read(digest_of(body)) is not None for body in bodies) == 5
     documents.close()
+
+
+async def test_the_digest_of_something_else_names_no_package(layout: Path) -> None:
+    """The document is right, and the reference is not: nothing is corrupt."""
+    digest = Digest(put(layout, b"{}"))
+    content = Content(opened(layout))
+    for _ in range(2):
+        with pytest.raises(NotFound, match=f"no package team/x@{digest}"):
+            await content.resolve(Reference("team/x", digest=digest))
+    async with aiohttp.ClientSession() as http:
+        runner = web.AppRunner(make_app(Service(Fleet(started_at=0.0), content)), access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        for path, status in ((f"packages?reference=team/x@{digest}", 404), (f"content/{digest}?as=manifest", 400)):
+            async with http.get(f"{url}/{path}") as answer:
+                assert answer.status == status, path
+        await runner.cleanup()
 
 
 async def test_whoever_asks_and_leaves_does_not_take_the_answer_from_others(layout: Path) -> None:

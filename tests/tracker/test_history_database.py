@@ -245,7 +245,10 @@ async def test_a_slow_database_keeps_no_other_work_of_the_tracker(postgresql: st
     keeper = HistoryKeeper(Fleet(0.0).history, HistoryDatabase(postgresql))
     with psycopg.connect(postgresql) as other:
         other.execute("LOCK TABLE history IN ACCESS EXCLUSIVE MODE")
-        pages = [asyncio.create_task(keeper.page(HistoryFilter())) for _ in range(module.READERS_MAX)]
+        pages = [
+            asyncio.create_task(keeper.page(HistoryFilter(), remote=f"192.0.2.{number}"))
+            for number in range(module.READERS_MAX)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="too many"):
             await keeper.page(HistoryFilter())

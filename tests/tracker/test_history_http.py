@@ -15,7 +15,7 @@ from aiohttp import web
 from waits import until
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Refused, UsageError, from_problem
+from p2pdist.model.errors import Refused, Unavailable, UsageError, from_problem
 from p2pdist.model.history import HistoryPage, HistoryRecord
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, PullFailed, Reject, Welcome, decode_from_tracker, encode
 from tracker.content import Content
@@ -135,6 +135,20 @@ async def test_followers_hear_what_they_asked_for_and_are_let_go() -> None:
             site.service.history.end()
             assert await answer.content.read() == b""
             await session.close()
+
+
+async def test_one_address_leaves_places_to_others_that_follow() -> None:
+    async with running() as site:
+        history, following = site.service.history, []
+        for _ in range(keeper.FOLLOWERS_PER_ADDRESS_MAX):
+            following.append(history.follow("192.0.2.1"))
+            assert await anext(following[-1]) is None
+        with pytest.raises(Unavailable, match=f"{keeper.FOLLOWERS_PER_ADDRESS_MAX} from 192.0.2.1"):
+            await anext(history.follow("192.0.2.1"))
+        following.append(history.follow("192.0.2.2"))
+        assert await anext(following[-1]) is None
+        for each in following:
+            await each.aclose()
 
 
 async def test_followers_hear_of_the_tracker_while_only_others_records_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,7 +382,7 @@ async def test_a_tracker_that_stops_answers_what_waits(layout: Path, blobs: list
         async with tracker(layout) as at:
             await at.ask("POST", "/v1/preseeds", {"package": package(blobs[0]), "hosts": ["h1"], "id": "p1"})
             asked = asyncio.create_task(Tracker(at.url, http, at.app).ask("GET", "/v1/preseeds/p1?wait_s=60"))
-            await at.until("/v1/preseeds", lambda found: at.app[WAITS].count == 1)
+            await at.until("/v1/preseeds", lambda found: len(at.app[WAITS].places) == 1)
         status, found = await asyncio.wait_for(asked, 60)
         assert (status, found["state"]) == (200, "pending")
 

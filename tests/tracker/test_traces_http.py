@@ -16,7 +16,7 @@ import pytest
 from access_rig import AccessSite, access_site, ask
 from aiohttp import web
 
-from p2pdist.model.errors import Corrupt, NotFound, Refused, TooLarge, UsageError, from_problem
+from p2pdist.model.errors import NotFound, Refused, TooLarge, UsageError, from_problem
 from p2pdist.model.trace import WANTED_HEADER, Trace, TraceBuilder, decode_trace, encode_trace
 from p2pdist.model.tree import content_hash
 from tracker.content import Content
@@ -161,7 +161,7 @@ async def test_what_another_release_kept_is_left_out(site: Site, tmp_path: Path)
 async def test_what_is_no_trace_is_refused(site: Site) -> None:
     sound = msgspec.to_builtins(body(trace(A)))
     for change, kind in (
-        ({"trace": "AAAA"}, Corrupt),
+        ({"trace": "AAAA"}, UsageError),
         ({"trace": "=="}, UsageError),
         ({"trace": "A" * (900 << 10)}, UsageError),
         ({"trace": "A" * (2 << 20)}, TooLarge),

@@ -9,12 +9,12 @@ events wait, the oldest of more than WAITING_MAX are given up, and the log says 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -22,6 +22,7 @@ import msgspec
 
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.history import Event, HistoryFilter, HistoryPage, HistoryRecord
+from p2pdist.transfer.places import Places
 from tracker.core.history.history import WAITING_MAX, History
 from tracker.state.history import LATE_NUMBERS, HistoryDatabase, Written
 
@@ -30,7 +31,7 @@ BATCH_MAX = 500
 POLL_S = 1.0
 """How often a shared database is asked what other trackers have reported, while someone follows."""
 
-FOLLOWERS_MAX = 64
+FOLLOWERS_MAX, FOLLOWERS_PER_ADDRESS_MAX = 64, 32
 BEHIND_MAX = 2000
 """Records that a follower may be behind; one that takes nothing is let go."""
 
@@ -38,8 +39,8 @@ STOP_S_MAX = 5.0
 READ_MAX = 1000
 """Records that are read at a time where the caller may not see all of them."""
 
-READERS_MAX = 32
-"""Requests for pages that are answered or wait at a time."""
+READERS_MAX, READERS_PER_ADDRESS_MAX = 32, 16
+"""Requests for pages that are answered or wait at a time, in all and from one address."""
 
 SHARES = ("0.5", "0.99", "1")
 """Of the hosts of a broadcast, as metrics name them."""
@@ -77,7 +78,8 @@ class HistoryKeeper:
         self._writing: asyncio.Task[None] | None = None
         self.observe: Callable[[str, float], None] = lambda share, seconds: None
         self._thread = ThreadPoolExecutor(1, "history")
-        self._readers = 0
+        self._following = Places(FOLLOWERS_MAX, FOLLOWERS_PER_ADDRESS_MAX)
+        self._reading = Places(READERS_MAX, READERS_PER_ADDRESS_MAX)
         self.given_up = 0
         """Events that were not kept, since the database did not answer; a metric."""
 
@@ -110,7 +112,7 @@ class HistoryKeeper:
         """Write what waits, and tell followers, until cancelled."""
         failing = False
         while True:
-            with suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError):
                 polls = bool(self._followers) and self._database.shared
                 async with asyncio.timeout(POLL_S if polls else None):
                     await self._arrived.wait()
@@ -170,17 +172,14 @@ class HistoryKeeper:
 
     # -- readers
 
-    async def page(self, wanted: HistoryFilter, sees: Sees | None = None) -> HistoryPage:
-        """The newest records that match and that the caller may see; None sees all. Where there are
-        none the page is as if no record matched: nothing tells of those that are hidden. Raises
-        Unavailable, also over READERS_MAX requests at a time."""
-        if self._readers >= READERS_MAX:
-            raise Unavailable("too many ask for this fleet's history at once", remedy="Try again in a moment")
-        self._readers += 1
-        try:
+    async def page(self, wanted: HistoryFilter, sees: Sees | None = None, *, remote: str = "") -> HistoryPage:
+        """The newest records that match and that the caller, at the address `remote`, may see; None
+        sees all. Where there are none the page is as if no record matched: nothing tells of those
+        that are hidden. Raises Unavailable, also over READERS_MAX requests at a time."""
+        with self._reading.place(remote) as room:
+            if not room:
+                raise Unavailable("too many ask for this fleet's history at once", remedy="Try again in a moment")
             return await self._page(wanted, sees)
-        finally:
-            self._readers -= 1
 
     async def _page(self, wanted: HistoryFilter, sees: Sees | None) -> HistoryPage:
         records: list[HistoryRecord] = []
@@ -195,11 +194,21 @@ class HistoryKeeper:
         found = records[: wanted.limit]
         return HistoryPage(found, found[-1].number if len(records) > wanted.limit else 0)
 
-    async def follow(self) -> AsyncGenerator[HistoryRecord | None, None]:
-        """What is reported from now on, after a None that says that it has begun. Raises
-        Unavailable over FOLLOWERS_MAX followers."""
-        if len(self._followers) >= FOLLOWERS_MAX:
-            raise Unavailable(f"{FOLLOWERS_MAX} follow this fleet's history already", remedy="End some of them")
+    async def follow(self, remote: str = "") -> AsyncGenerator[HistoryRecord | None, None]:
+        """What is reported from now on, after a None that says that it has begun, for a follower at
+        the address `remote`. Raises Unavailable over FOLLOWERS_MAX followers, or
+        FOLLOWERS_PER_ADDRESS_MAX at one address."""
+        with self._following.place(remote) as room:
+            if not room:
+                raise Unavailable(
+                    f"{FOLLOWERS_MAX} follow this fleet's history already, or {FOLLOWERS_PER_ADDRESS_MAX} from {remote}",
+                    remedy="End some of them",
+                )
+            async with contextlib.aclosing(self._follow()) as records:
+                async for record in records:
+                    yield record
+
+    async def _follow(self) -> AsyncGenerator[HistoryRecord | None, None]:
         if not self._followers:
             self._last = await self._in_thread(self._database.last)
             before = await self._in_thread(self._database.after, self._last, 0)

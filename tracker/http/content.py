@@ -170,7 +170,11 @@ async def content(request: web.Request) -> web.Response:
     require_blob(request, digest)
     source = _source(request)
     if request.query.get("as") == "manifest":
-        return web.Response(body=await source.manifest(digest), content_type=MANIFEST_TYPE)
+        await source.read(digest)  # raises what is wrong with it at the origin
+        try:
+            return web.Response(body=await source.manifest(digest), content_type=MANIFEST_TYPE)
+        except Corrupt as error:
+            raise UsageError(error.what, remedy="Ask for it without as=manifest") from error
     return web.Response(body=await source.read(digest))
 
 

@@ -57,6 +57,7 @@ from p2pdist.model.preseed import (
 )
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
+from p2pdist.transfer.places import Places
 from tracker.access.sessions import SessionAccess
 from tracker.core.host import Host
 from tracker.core.preseeds.selectors import near, no_match, parse_selector
@@ -68,8 +69,9 @@ from tracker.preseed_service import TICK_S, PreseedService, sees
 NOTE = "P2pdist-Note"
 """Header field of a ranking without hosts: why there are none."""
 
-WAITING_MAX = 1000
-"""Questions for a preseed's progress that wait at one time; further ones are answered at once."""
+WAITING_MAX, WAITING_PER_ADDRESS_MAX = 1000, 500
+"""Questions for a preseed's progress that wait at one time, in all and from one address; further
+ones are answered at once."""
 
 
 _Row = TypeVar("_Row")
@@ -359,7 +361,7 @@ async def preseed_progress(request: web.Request) -> web.Response:
     wait_s = _number(request, "wait_s", 0.0, WAIT_S_MAX)
     quorum = _number(request, "quorum", 1.0, 1.0)
     kept = _own(request, *_SEE)
-    await request.app[WAITS].wait(request.app[PRESEEDS], kept, quorum, wait_s)
+    await request.app[WAITS].wait(request.app[PRESEEDS], kept, quorum, wait_s, remote=request.remote or "")
     return _progress(request, kept)
 
 
@@ -379,28 +381,24 @@ class Waits:
     """The questions for progress that wait, until the tracker stops."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.places = Places(WAITING_MAX, WAITING_PER_ADDRESS_MAX)
         self._stopping = asyncio.Event()
 
     async def stop(self, app: web.Application) -> None:
         """Have all that wait answered (signal on_shutdown)."""
         self._stopping.set()
 
-    async def wait(self, service: PreseedService, kept: str, quorum: float, wait_s: float) -> None:
-        """Wait until a quorum is done, the preseed has ended or is gone, or the time is over."""
+    async def wait(self, service: PreseedService, kept: str, quorum: float, wait_s: float, *, remote: str) -> None:
+        """Wait until a quorum is done, the preseed has ended or is gone, or the time is over; not
+        at all where no place is left for the address `remote`."""
         until = time.monotonic() + wait_s
-        if self.count >= WAITING_MAX:
-            return
-        self.count += 1
-        try:
-            while not self._stopping.is_set() and not _over(service, kept, quorum):
+        with self.places.place(remote) as room:
+            while room and not self._stopping.is_set() and not _over(service, kept, quorum):
                 if (left_s := until - time.monotonic()) <= 0:
                     return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(TICK_S, left_s)):
                         await self._stopping.wait()
-        finally:
-            self.count -= 1
 
 
 WAITS: web.AppKey[Waits] = web.AppKey("waits", Waits)

@@ -28,6 +28,7 @@ from p2pdist.model.manifest import (
     blob_reference,
     decode_config,
     decode_manifest,
+    decode_named,
 )
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.policy import PackagePolicy
@@ -176,7 +177,7 @@ class Packages:
     async def _one_by_one(self, reference: Reference, digest: Digest, note: Callable[[str], None]) -> Package:
         """Fetch each document by itself: those that were too large for a bundle, or all of them
         where only the own origin can answer."""
-        manifest = decode_manifest(await self._small(digest, note, manifest=True))
+        manifest = decode_named(await self._small(digest, note, manifest=True), reference)
         config = decode_config(await self._small(manifest.config.digest, note))
         for layer in manifest.blobs:
             await self._small(layer.pieces_digest, note)

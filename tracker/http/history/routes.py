@@ -62,7 +62,7 @@ async def page(request: web.Request) -> web.Response:
     service, identity = request.app[SERVICE], identity_of(request)
     book = service.fleet.policies
     seen = None if identity.reads_everything else partial(sees, identity, book)
-    found = await service.history.page(_filter(request), seen)
+    found = await service.history.page(_filter(request), seen, remote=request.remote or "")
     return web.Response(body=msgspec.json.encode(found), content_type=JSON_TYPE)
 
 
@@ -71,7 +71,7 @@ async def follow(request: web.Request) -> web.StreamResponse:
     goes on with comments, so that a reader knows that it is connected."""
     service, identity = request.app[SERVICE], identity_of(request)
     book, wanted = service.fleet.policies, _filter(request)
-    records = service.history.follow()
+    records = service.history.follow(request.remote or "")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
     try:
         await anext(records)  # raises what is wrong before the head goes out
