@@ -4,10 +4,13 @@ after, and whatever is killed the view stays right."""
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +55,7 @@ print(os.stat(path).st_dev)
 """Compares the files of two directories once its standard input ends, and says the device."""
 
 MS_SHARED = 1 << 20
+KILLS, KILL_S_MAX = int(os.environ.get("P2PDIST_KILLS", "100")), 0.1
 
 pytestmark = [
     needs_events,
@@ -282,6 +286,44 @@ def test_a_view_is_right_whenever_its_agent_is_killed(work: Path, tmp_path: Path
         assert not list(work.iterdir())
     finally:
         view.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_view_is_right_whenever_its_agent_is_killed_at_random(whole: View) -> None:
+    """While others read it, and from its mark on that nothing is missing."""
+    drawn, covered, over, wrong = random.Random(5), 0, threading.Event(), []
+
+    def read() -> None:
+        while not over.is_set():
+            wrong.extend(whole.wrong())
+            whole.forget()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(KILLS):
+            shutil.rmtree(whole.directory / plain.PLAIN)
+            child = os.fork()
+            if not child:
+                try:
+                    plain.write_plain(whole.directory, (whole.entries,), whole.layout)
+                    plain.cover(whole.directory)
+                finally:
+                    os._exit(0)
+            time.sleep(drawn.uniform(0, KILL_S_MAX))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            covered += len(shown(whole)) > 1
+            plain.write_plain(whole.directory, (whole.entries,), whole.layout)
+            assert plain.cover(whole.directory) == "covered" and len(shown(whole)) == 2
+            assert not [entry for entry in kernel.mounted() if whole.directory / plain.PLAIN in entry.point.parents]
+            assert not whole.wrong() and not wrong
+            kernel.unmount(whole.path, lazily=True)
+    finally:
+        over.set()
+        reader.join()
+    assert not wrong and 0 < covered < KILLS, "the kills came too early or too late"
 
 
 def killed_at(step: str, when: str, work: Callable[[], object]) -> int:

@@ -115,7 +115,7 @@ class Turn:
         began = time.monotonic()
         time.sleep(self._drawn.random() / 4)  # somewhere in what happens
         chosen = self._kill()
-        back_s = time.monotonic() - began
+        back_s, busy_s = time.monotonic() - began, self._site.origin.busy_s
         if self._read:  # what was right before stays so, also where the kernel forgot it
             names.append(self._drawn.choice(self._read))
             forget(self.view.path / names[-1])
@@ -128,7 +128,7 @@ class Turn:
             self.outcomes["refused" if errors else "right"] += 1
         waited_s = time.monotonic() - began
         self.longest_s = max(self.longest_s, waited_s)
-        what = f"after {'+'.join(chosen)} killed, all back after {back_s:.1f} s,"
+        what = f"after {'+'.join(chosen)} killed, all back after {back_s:.1f} s, the origin busy for {busy_s:.1f} s,"
         self._note(f"{what} readers ended", waited_s)
         for name in names:  # what was refused comes when it is read again
             until(lambda: self._is_right(name), f"{name} does not come")  # noqa: B023
