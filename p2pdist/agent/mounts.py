@@ -455,7 +455,10 @@ class Mounts:
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
-        if caller_sees is not None and not force and entry is not None and seen(key) not in (None, caller_sees):
+        elsewhere = False
+        if caller_sees is not None and not force and entry is not None:
+            elsewhere = await asyncio.to_thread(seen, key) not in (None, caller_sees)
+        if elsewhere:
             raise Conflict(
                 f"what the agent shows at {path} is not what the caller sees there, which has mounts of its own",
                 remedy="Unmount it from the host's mount namespace, or use --force",
