@@ -301,6 +301,11 @@ def _lazy(status: MountStatus, views: LazyViews) -> MountStatus:
     return status if lazy is None else structs.replace(status, lazy=lazy)
 
 
+async def _sees_else(path: str, caller_sees: Identity | None) -> bool:
+    """Whether this process sees at `path` something else than a caller, where both say."""
+    return caller_sees is not None and await asyncio.to_thread(seen, path) not in (None, caller_sees)
+
+
 def _method(request: MountRequest) -> str | None:
     return None if request.how in ("", IMAGES) else request.how
 
@@ -455,10 +460,7 @@ class Mounts:
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
-        elsewhere = False
-        if caller_sees is not None and not force and entry is not None:
-            elsewhere = await asyncio.to_thread(seen, key) not in (None, caller_sees)
-        if elsewhere:
+        if not force and entry is not None and await _sees_else(key, caller_sees):
             raise Conflict(
                 f"what the agent shows at {path} is not what the caller sees there, which has mounts of its own",
                 remedy="Unmount it from the host's mount namespace, or use --force",
