@@ -11,7 +11,8 @@ block behind the other, at random in blocks of 4 KiB, and at random through mmap
 it was read before, `device cached` when the page cache has device and image and nothing of the
 file, as after the filling, and `disk` when the page cache is empty. By turns, and each figure is
 the median; the ratio is the rate of the lazy view over that of the plain one. The goal is GOAL for
-each.
+each. Mounts are in a namespace of its own, and so go with it however it ends; files are removed
+unless it is killed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import trees
-from bench.lazy import forget_pages
+from bench.lazy import end_when_asked, forget_pages
 from bench.table import figure, median, render
 from p2pdist.model.device import BLOCK_BYTES, CELL_BYTES, Cells, DeviceLayout
 from p2pdist.model.tree import File, content_hash
@@ -207,6 +208,9 @@ def main() -> int:
     chosen = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("mounts need root")
+    end_when_asked()
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     place = Path(tempfile.mkdtemp(prefix="p2pdist-reads-"))
     try:
         with views(place, chosen.size_mib * MIB) as made:

@@ -37,7 +37,7 @@ from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, UsageError
 from p2pdist.model.image import is_image
 from p2pdist.model.manifest import TREE_TYPE, Config, Descriptor, Manifest, decode_manifest
-from p2pdist.model.messages import LazyStatus, MountRequest, MountStatus
+from p2pdist.model.messages import MountRequest, MountStatus
 from p2pdist.model.modelpack import blob_name, decode_model, is_model, model_entries
 from p2pdist.mount.erofs.patch import is_intact
 from p2pdist.mount.layers import Layer, SquashfsLayer, TreeLayer
@@ -293,12 +293,17 @@ def _nothing_held() -> None:
     return None
 
 
-def _filled(status: MountStatus, lazy: LazyStatus | None) -> MountStatus:
+def _lazy(status: MountStatus, views: LazyViews) -> MountStatus:
     """The status of a view, with how far it is if it is lazy; such a one may be covered since."""
-    if lazy is None:
-        return status
-    device, inode = seen(status.path) or NOTHING
-    return structs.replace(status, lazy=lazy, device=device, inode=inode)
+    lazy, cover = views.status(status.path), views.cover_at(status.path)
+    if cover is not None:
+        status = structs.replace(status, device=cover[0], inode=cover[1])
+    return status if lazy is None else structs.replace(status, lazy=lazy)
+
+
+async def _sees_else(path: str, caller_sees: Identity | None) -> bool:
+    """Whether this process sees at `path` something else than a caller, where both say."""
+    return caller_sees is not None and await asyncio.to_thread(seen, path) not in (None, caller_sees)
 
 
 def _method(request: MountRequest) -> str | None:
@@ -362,7 +367,7 @@ class Mounts:
         statuses = [self._entries[path].status for path in sorted(self._entries)]
         if self.lazy is None:
             return statuses
-        return [_filled(status, self.lazy.status(status.path)) for status in statuses]
+        return [_lazy(status, self.lazy) for status in statuses]
 
     async def mount(
         self,
@@ -455,7 +460,7 @@ class Mounts:
         entry = self._entries.get(key)
         if caller is not None and entry is not None and entry.uid != caller.uid:
             caller.require_trusted(f"unmount {key}, which is shown for another user")
-        if caller_sees is not None and not force and entry is not None and seen(key) not in (None, caller_sees):
+        if not force and entry is not None and await _sees_else(key, caller_sees):
             raise Conflict(
                 f"what the agent shows at {path} is not what the caller sees there, which has mounts of its own",
                 remedy="Unmount it from the host's mount namespace, or use --force",

@@ -16,13 +16,14 @@ the view can see. The message of an unmount that fails names the processes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +37,11 @@ from p2pdist.mount.supervisor.protocol import dismiss
 
 HOLDERS_MAX = 5
 SEARCH_S_MAX = 1.0
+CHANGE_S_MAX = 10.0
+"""Nothing that changes mounts of a record waits longer until another thread or process has done
+so. None does what can take long meanwhile."""
+
+CHANGE_POLL_S = 0.02
 IMAGES = "images"
 """The `method` of images that are handed out: nothing is mounted."""
 
@@ -273,18 +279,33 @@ def is_ours(record: Record, entry: kernel.Mounted) -> bool:
 
 def views_at(record: Record) -> list[kernel.Mounted]:
     """What is mounted of a record at its target, the oldest first: the view, and what covers it
-    (mount/lazy/plain.py)."""
+    (mount/lazy/plain.py). Each may be there several times, where a directory above it is mounted at
+    itself."""
     target = Path(record.target)
     return [entry for entry in kernel.mounted() if entry.point == target and is_ours(record, entry)]
+
+
+def are_covered(views: Sequence[kernel.Mounted]) -> bool:
+    """Whether one of the mounts of a record covers another one: they differ in file system."""
+    return len({view.device for view in views}) > 1
 
 
 @contextlib.contextmanager
 def changing(directory: Path) -> Iterator[None]:
     """One thread or process at a time changes what is mounted of the record with this directory.
-    Raises OSError."""
+    Raises OSError, TimeoutError when another one has not done so within CHANGE_S_MAX."""
     place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + CHANGE_S_MAX
     try:
-        fcntl.flock(place, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    reason = f"what is mounted of it has been changed for {CHANGE_S_MAX:g} s"
+                    raise TimeoutError(errno.ETIMEDOUT, reason, os.fspath(directory)) from error
+                time.sleep(CHANGE_POLL_S)
         yield
     finally:
         os.close(place)
@@ -298,8 +319,7 @@ def is_whole(record: Record) -> bool:
     target = Path(record.target)
     if record.inode:
         return _inode(target) == record.inode
-    entry = kernel.mounted_at(target)
-    return entry is not None and is_ours(record, entry)
+    return bool(views_at(record))
 
 
 def _inode(path: Path) -> int:
@@ -311,10 +331,14 @@ def _inode(path: Path) -> int:
 
 def take_down(record: Record, work: Path, *, lazily: bool = False) -> None:
     """Undo everything of a record, and forget it. Repeating it is harmless. Raises OSError, EBUSY
-    when the mount is in use."""
+    when the mount is in use, or lies below one of others."""
     with contextlib.ExitStack() as changes:
-        with contextlib.suppress(OSError):  # the directory is gone
+        try:
             changes.enter_context(changing(record.directory(work)))
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # the directory is gone
         _take_down(record, work, lazily=lazily)
 
 
@@ -322,6 +346,8 @@ def _take_down(record: Record, work: Path, *, lazily: bool) -> None:
     target = Path(record.target)
     while (entry := kernel.mounted_at(target)) is not None and is_ours(record, entry):
         kernel.unmount_here(target, lazily=lazily)
+    if entry is not None and views_at(record):
+        raise OSError(errno.EBUSY, f"{entry.source} is mounted over it", record.target)
     if record.method == LAZY and not lazily:  # else programs may still read it
         dismiss(record.directory(work))  # first: the kernel waits for reads that programs left behind
     unmount_layers(record.directory(work))

@@ -33,6 +33,7 @@ from p2pdist.mount.records import (
     LAZY,
     Process,
     Record,
+    are_covered,
     holders,
     is_held,
     is_ours,
@@ -301,8 +302,16 @@ def _undo(record: Record, work: Path, *, force: bool) -> None:
 
 def _require_in_place(record: Record, work: Path) -> None:
     """Raises Conflict for a mount that is elsewhere by now, because a directory above it got
-    another name."""
-    if record.method == IMAGES or record.staging or is_whole(record):
+    another name, or below a mount of others."""
+    if record.method == IMAGES or record.staging:
+        return
+    if is_whole(record):
+        visible = kernel.mounted_at(Path(record.target))
+        if visible is not None and not is_ours(record, visible):
+            raise Conflict(
+                f"{visible.source} ({visible.kind}) is mounted over what is shown at {record.target}",
+                remedy=f"Unmount that first: umount {record.target}",
+            )
         return
     targets = {other.target for other in records(work)}
     for entry in kernel.mounted():
@@ -318,7 +327,7 @@ def _require_unused(record: Record, target: Path) -> None:
     """Raises Conflict for what the kernel would let go although it is in use: plain files, the
     cover of a lazy view, and a view whose programs have nothing open."""
     of_run = bool(record.owner)
-    hidden = record.staging or (record.method == LAZY and len(views_at(record)) > 1)
+    hidden = record.staging or (record.method == LAZY and are_covered(views_at(record)))
     if (of_run and (is_held(target) or run_from(target))) or (hidden and holders(target)):
         raise _in_use(target, holders(target, of_run=of_run))
 

@@ -42,6 +42,21 @@ def test_every_kind_is_read_in_every_state(tmp_path: Path) -> None:
     assert all(row["ratio"] > 0.0 for row in rows) and not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.root
+@needs_events
+def test_one_that_is_killed_leaves_no_mount(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "bench.lazy_reads", "--size-mib", "2", "--repeat", "1000"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, cwd=ROOT, env=env) as program:
+        mounted = Path(f"/proc/{program.pid}/mountinfo")
+        while mounted.read_text().count(str(tmp_path)) < len(KINDS):
+            assert program.poll() is None
+        assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+        program.kill()
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
 def test_a_goal_that_is_missed_is_told() -> None:
     lines = table([Row("fuse", "mmap", "disk", 80.0, 100.0), Row("fuse", "mmap", "cached", 91.0, 100.0)]).splitlines()
     assert [line for line in lines if "MISSED" in line] == [line for line in lines if "mmap, disk" in line]

@@ -7,16 +7,19 @@ import random
 import stat
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 from formats_rig import encode_pages
 from shown_trees import MTIME_NS, Store, expected, random_tree, walk
 
+from p2pdist.model.device import Cells, DeviceLayout
 from p2pdist.model.errors import Corrupt
 from p2pdist.model.tree import Directory, Entry, File, HardLink, Symlink, Whiteout, content_hash, walking_order
 from p2pdist.mount import kernel
-from p2pdist.mount.erofs.writer import BLOCK_SIZE, is_image, mount_image, write_image
+from p2pdist.mount.erofs.writer import BLOCK_SIZE, Device, is_image, mount_image, write_image, write_image_to
 from p2pdist.mount.views import mount_view, unmount_view
 from p2pdist.store.trees.images import image_bytes_max
 
@@ -292,3 +295,24 @@ def test_the_store_keeps_enough_room(store: Store, tmp_path: Path, seed: int) ->
     entries = store.layer("any", found.values()).entries()
     write_image(entries, tmp_path / "image")
     assert (tmp_path / "image").stat().st_size <= image_bytes_max(len(entries), sum(map(len, encode_pages(entries))))
+
+
+class _Counted(FileIO):
+    """A file that knows how much of it came at once."""
+
+    at_once = 0
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self.at_once = max(self.at_once, len(data))
+        return super().write(data)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_image_of_a_huge_file_is_written_in_parts(tmp_path: Path, whole: bool) -> None:
+    """Its inode has 8 bytes for each block."""
+    size, name, path = 10 << 30, bytes(32), tmp_path / "image"
+    device = Device(size, DeviceLayout({name: size}, {}).first_blocks(), Cells(headed=True), whole)
+    with _Counted(path, "w") as file:
+        write_image_to(cast(BinaryIO, file), [File(b"weights", 0o644, 0, size, name)], device)
+        assert file.at_once < 10 << 20
+    assert is_image(path) and path.stat().st_size > size // BLOCK_SIZE * 8

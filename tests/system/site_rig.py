@@ -54,6 +54,11 @@ class WebOrigin:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def busy_s(self) -> float:
+        """How long it sends what was asked for so far, also by processes that were killed since."""
+        return max(0.0, self._free_at - self._loop.time())
+
     def start(self) -> None:
         self._thread.start()
         assert self._started.wait(60)

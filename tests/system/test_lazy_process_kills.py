@@ -2,7 +2,8 @@
 agent, what keeps its readers waiting, the tracker, and the peer that serves. No reader gets a wrong
 byte, none waits for ever, and the view is right in the end.
 
-A turn kills KILLS processes; with P2PDIST_KILLS=100 all turns together kill a thousand."""
+A turn kills KILLS processes; with P2PDIST_KILLS=100 all turns together kill a thousand. With -s a
+turn says how far it is, and each wait of more than SLOW_S."""
 
 from __future__ import annotations
 
@@ -34,6 +35,9 @@ LIMIT_S = 20.0
 STUCK_S = 240.0
 """A reader that has not ended by then hangs: each of a file's few cells is waited for once."""
 
+SLOW_S = 5.0
+"""A wait of so long is told, with what was killed."""
+
 PROGRAMS = (b"p2pdist.mount.supervisor.process", b"p2pdist.mount.lazy.fuse")
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600), needs_events]
@@ -47,6 +51,12 @@ class Turn:
         self._site, self._drawn = site, random.Random(seed)
         self.killed: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
+        self.longest_s = 0.0
+        """The longest wait of a reader."""
+        self.usable_s = 0.0
+        """The longest time from kills until all that was read then could be read."""
+        self._read: list[Path] = []
+        """Files that readers had right."""
         self.source = self._publish()
         site.origin.rate_bytes_s = RATE_BYTES_S
         way = ("fanotify", "fuse")[seed % 2]
@@ -69,8 +79,11 @@ class Turn:
 
     def _mount(self) -> None:
         self.peer.start_pull(package="app:v1")
+        began = time.monotonic()
         self.view = View(self._agent)
         assert self.view.how == "lazy", self.view.said
+        self._note("the view is mounted", time.monotonic() - began)
+        self._read = []
         self._names = sorted(path.relative_to(self.source) for path in self.source.rglob("*") if path.is_file())
         self._drawn.shuffle(self._names)
 
@@ -81,6 +94,8 @@ class Turn:
             if len(self._names) < READERS or self.view.status()["whole"]:
                 self._anew()
             self._round()
+            if self.killed.total() % 20 < 2:
+                print(f"{time.strftime('%T')} {dict(self.killed)}; readers: {dict(self.outcomes)}", flush=True)
         self._finish()
 
     def _anew(self) -> None:
@@ -96,20 +111,44 @@ class Turn:
         """Read some files, kill some processes meanwhile, and start again what does not come back
         by itself."""
         names = [self._names.pop() for _ in range(READERS)]
-        readers = [
-            subprocess.Popen(["cat", str(self.view.path / name)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            for name in names
-        ]
+        readers = [cat(self.view.path / name) for name in names]
+        began = time.monotonic()
         time.sleep(self._drawn.random() / 4)  # somewhere in what happens
-        self._kill()
+        chosen = self._kill()
+        back_s, busy_s = time.monotonic() - began, self._site.origin.busy_s
+        if self._read:  # what was right before stays so, also where the kernel forgot it
+            names.append(self._drawn.choice(self._read))
+            forget(self.view.path / names[-1])
+            readers.append(cat(self.view.path / names[-1]))
         for name, process in zip(names, readers, strict=True):
             got, errors = process.communicate(timeout=STUCK_S)
             right = (self.source / name).read_bytes()
             assert right.startswith(got), f"wrong bytes of {name}"
             assert got == right or refused(errors), f"{name} is cut short: {errors!r}"
             self.outcomes["refused" if errors else "right"] += 1
+        waited_s = time.monotonic() - began
+        self.longest_s = max(self.longest_s, waited_s)
+        what = f"after {'+'.join(chosen)} killed, all back after {back_s:.1f} s, the origin busy for {busy_s:.1f} s,"
+        self._note(f"{what} readers ended", waited_s)
+        for name in names:  # what was refused comes when it is read again
+            until(lambda: self._is_right(name), f"{name} does not come")  # noqa: B023
+        self._read += names[:READERS]
+        usable_s = time.monotonic() - began
+        self.usable_s = max(self.usable_s, usable_s)
+        self._note(f"{what} the view is usable", usable_s)
 
-    def _kill(self) -> None:
+    def _is_right(self, name: Path) -> bool:
+        got, errors = cat(self.view.path / name).communicate(timeout=STUCK_S)
+        right = (self.source / name).read_bytes()
+        assert right.startswith(got), f"wrong bytes of {name}"
+        assert got == right or refused(errors), f"{name} is cut short: {errors!r}"
+        return got == right
+
+    def _note(self, what: str, took_s: float) -> None:
+        if took_s > SLOW_S:
+            print(f"{time.strftime('%T')} {self.killed.total()} killed: {what} after {took_s:.1f} s", flush=True)
+
+    def _kill(self) -> list[str]:
         keepers = dict(zip(("supervisor", "guard"), self._keepers(), strict=False))
         kinds = ["agent", "tracker", "peer", *keepers]
         chosen = self._drawn.sample(kinds, k=self._drawn.choice((1, 1, 1, 2, 2, 3, len(kinds))))
@@ -129,6 +168,7 @@ class Turn:
                 agent.start()
         if "peer" in chosen:
             self.peer.start_pull(package="app:v1")
+        return chosen
 
     def _keepers(self) -> list[int]:
         """The processes that keep readers waiting."""
@@ -142,10 +182,25 @@ class Turn:
 
     def _finish(self) -> None:
         """All of it is right in the end, and the view goes."""
-        self._site.origin.rate_bytes_s = 0
+        self._site.origin.rate_bytes_s, began = 0, time.monotonic()
         until(lambda: self.view.status()["whole"], "the view lacks something")
-        until(lambda: not wrong_files(self.view.path, self.source), "files are wrong")
+        self._note("the view lacks nothing", time.monotonic() - began)
+        while found := wrong_files(self.view.path, self.source):
+            assert all(refused(os.fsencode(line)) for line in found), found
+            assert time.monotonic() - began < STUCK_S, found
+            time.sleep(0.05)
         self.view.umount()
+        assert not [entry for entry in kernel.mounted() if self._site.directory in entry.point.parents]
+
+
+def cat(path: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def forget(path: Path) -> None:
+    """Have the kernel read a file anew."""
+    with suppress(OSError), path.open("rb") as file:  # nothing may serve the view just now
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +230,9 @@ def _processes_of(records: set[bytes]) -> list[int]:
 def test_no_kill_gives_a_wrong_byte_or_a_reader_that_hangs(site: Site, seed: int) -> None:
     turn = Turn(site, seed)
     turn.run()
-    print(f"killed: {dict(turn.killed)}; readers: {dict(turn.outcomes)}")
+    print(
+        f"killed: {dict(turn.killed)}; readers: {dict(turn.outcomes)}, longest wait {turn.longest_s:.1f} s, "
+        f"usable after {turn.usable_s:.1f} s at most"
+    )
     assert min(turn.killed[kind] for kind in ("agent", "tracker", "peer", "supervisor", "guard")) > 0
     assert turn.outcomes["right"]

@@ -196,6 +196,24 @@ def test_what_is_whole_is_covered_and_the_next_agent_finds_it_so(site: Site, sou
     assert not os.path.ismount(view.path)
 
 
+def test_what_others_mount_over_a_view_is_not_taken_for_it(site: Site, source: Path) -> None:
+    (agent,) = site.agents(1)
+    view = View(agent, "--wait")
+    before = view.path.stat()
+    kernel.mount("others", view.path, "tmpfs")
+    socket = ("--socket", str(agent.socket))
+    (mount,) = agent.site.command("status", *socket)[1]["mounts"]
+    assert (mount["device"], mount["inode"]) == (before.st_dev, before.st_ino)
+    agent.kill()
+    agent.start()
+    code, _, errors = agent.site.command("umount", str(view.path), *socket)
+    assert code and "others (tmpfs) is mounted over" in errors
+    kernel.unmount(view.path)
+    assert wrong_files(view.path, source) == []
+    view.umount()
+    assert not os.path.ismount(view.path)
+
+
 def test_a_view_whose_caller_goes_away_while_it_is_mounted_is_filled(site: Site, source: Path) -> None:
     site.origin.rate_bytes_s = SLOW_BYTES_S
     (agent,) = site.agents(1)

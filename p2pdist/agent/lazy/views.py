@@ -51,10 +51,11 @@ from p2pdist.model.messages import LazyStatus, PullRequest, PullStatus
 from p2pdist.model.modelpack import is_model
 from p2pdist.model.trace import entry_name, inherit
 from p2pdist.model.tree import Entry
-from p2pdist.mount.lazy.plain import cover, write_plain
+from p2pdist.mount.lazy.plain import cover, identity, write_plain
 from p2pdist.mount.lazy.trial import Choice, choose
 from p2pdist.mount.lazy.view import LazyPackage, arrangement_of, cells_of, device_bytes, is_filled, mark_filled
 from p2pdist.mount.lazy.ways import FUSE, WAYS, Way, supervise
+from p2pdist.mount.sight import Identity
 from p2pdist.mount.supervisor import protocol
 from p2pdist.mount.supervisor.protocol import ANSWER, EXPIRED, FAULT, NOTICE, ORDER, READ, WHOLE, Notice
 from p2pdist.store.store import BlobStore
@@ -84,8 +85,9 @@ PULL_AGAIN_S, PULL_AGAIN_S_MAX = 1.0, 60.0
 """Between two attempts to get what is missing: this at first, then twice as long each time."""
 
 COVER_S, COVER_S_MAX = 10.0, 600.0
-"""Between two looks whether programs run from a view that lacks nothing: this at first, by when the
-program that had it mounted has seen that it sees the same, then twice as long each time."""
+"""Between two looks whether processes have mapped something of a view that lacks nothing: this at
+first, by when the program that had it mounted has seen that it sees the same, then twice as long
+each time."""
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +146,8 @@ class _Sight:
     """What had come of the package when its metadata was here."""
     shown_s: float = 0.0
     """How much later it was mounted; 0 until then, and where an earlier agent did so."""
+    identity: Identity | None = None
+    """That of what covers it; None where nothing does, or this is not known yet."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is mounted, or will not be."""
     traced: bool = False
@@ -552,13 +556,15 @@ def _write_plain(directory: Path, trees: Sequence[Sequence[Entry]], layout: Devi
 
 
 async def _cover_unused(view: LazyView, directory: Path) -> None:
-    """Cover a view that lacks nothing (mount/lazy/plain.py), once no program runs from it."""
+    """Cover a view that lacks nothing (mount/lazy/plain.py), once no process has mapped anything of
+    it."""
     pause_s = COVER_S
     while True:
         await asyncio.sleep(pause_s)
         try:
             outcome = await asyncio.to_thread(cover, directory)
             if outcome == "covered":
+                view.sight.identity = await asyncio.to_thread(identity, directory)
                 view.sight.end(outcome)
             if outcome != "used":
                 return
@@ -757,6 +763,11 @@ class LazyViews:
         """How far the view at `path` is; None when it is not lazy."""
         view = self._views.get(path)
         return view.status() if view is not None else None
+
+    def cover_at(self, path: str) -> Identity | None:
+        """What covers the view at `path`; None where nothing is known to."""
+        view = self._views.get(path)
+        return view.sight.identity if view is not None else None
 
     async def unmounted(self, path: str, *, in_use: bool) -> None:
         """A view is gone; one that is still `in_use`, out of sight, is filled to its end."""

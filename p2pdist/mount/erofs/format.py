@@ -97,6 +97,7 @@ _CHUNK_INDEX = struct.Struct("<HHI")
 _DEVICE = 1
 """The number of the first device beside the image."""
 
+_INDEXES_AT_ONCE = 1 << 16
 _SECOND_NS = 10**9
 
 
@@ -207,47 +208,53 @@ def common_device_inodes(files: Sequence[File], first: int, blocks: Sequence[int
     # fmt: on
 
 
-def plain_file_inode(entry: File, number: int, links: int, block: int) -> bytes:
+def plain_file_inode(entry: File, number: int, links: int, block: int) -> Iterator[bytes]:
     """The inode of a regular file with content, which lies from `block` of the contents on in a
-    device whose cells have heads, and lacks nothing. Cells are no chunks of EROFS, whose blocks are
-    a power of two, so each block is a chunk, unless the content is in one cell."""
+    device whose cells have heads, and lacks nothing; in parts. Cells are no chunks of EROFS, whose
+    blocks are a power of two, so each block is a chunk, unless the content is in one cell."""
     cells, blocks = Cells(headed=True), -(-entry.size // BLOCK_SIZE)
     if block % CELL_BLOCKS + blocks <= CELL_BLOCKS:
-        return device_file_inode(entry, number, links, cells.file_block(block))
-    body, indexes = xattr_body(entry.xattrs), array("Q")
+        yield device_file_inode(entry, number, links, cells.file_block(block))
+        return
+    body = xattr_body(entry.xattrs)
     form, mode = _CHUNK_INDEXES, stat.S_IFREG | entry.mode
     head = inode(CHUNKED, mode, number, entry.mtime_ns, entry.size, form, links, body)
+    yield head + bytes(-len(head) % _CHUNK_INDEX.size)
     end = block + blocks
     while block < end:
-        count = min(end - block, CELL_BLOCKS - block % CELL_BLOCKS)
-        first = cells.file_block(block) << 32 | _DEVICE << 16
-        indexes.extend(range(first, first + (count << 32), 1 << 32))
-        block += count
-    if sys.byteorder == "big":
-        indexes.byteswap()
-    return head + bytes(-len(head) % _CHUNK_INDEX.size) + indexes.tobytes()
+        indexes = array("Q")
+        while block < end and len(indexes) < _INDEXES_AT_ONCE:
+            count = min(end - block, CELL_BLOCKS - block % CELL_BLOCKS)
+            first = cells.file_block(block) << 32 | _DEVICE << 16
+            indexes.extend(range(first, first + (count << 32), 1 << 32))
+            block += count
+        if sys.byteorder == "big":
+            indexes.byteswap()
+        yield indexes.tobytes()
 
 
-def own_cells_inode(entry: File, number: int, links: int, block: int) -> bytes:
+def own_cells_inode(entry: File, number: int, links: int, block: int) -> Iterator[bytes]:
     """The inode of a regular file with content, which has the cells from `block` of the contents on
-    for itself. Of the last one it may need a part."""
+    for itself; in parts. Of the last cell it may need a part."""
     body, cells = xattr_body(entry.xattrs), -(-entry.size // CELL_BYTES)
     blocks = Cells(headed=True).file_bytes // BLOCK_SIZE
     mode, used = stat.S_IFREG | entry.mode, min(cells * blocks, 0xFFFFFFFF)
     head = inode(COMPRESSED, mode, number, entry.mtime_ns, entry.size, used, links, body)
     last = -(-entry.size // BLOCK_SIZE) - (cells - 1) * CELL_BLOCKS
-    indexes = b"".join(_cell_indexes(range(block // CELL_BLOCKS, block // CELL_BLOCKS + cells - 1)))
     partly = _PARTLY if entry.size % CELL_BYTES else 0
     end = _HEAD_INDEX.pack(_HEAD | partly, 0, DEVICE_BLOCK + (block // CELL_BLOCKS + cells - 1) * blocks)
     rest = _CELL_REST[: (last - 1) * _HEAD_INDEX.size]
-    return head + bytes(-len(head) % 8) + _CELLS_HEADER + indexes + end + rest
+    yield head + bytes(-len(head) % 8) + _CELLS_HEADER
+    yield from _cell_indexes(range(block // CELL_BLOCKS, block // CELL_BLOCKS + cells - 1))
+    yield end + rest
 
 
 def _cell_indexes(cells: range) -> Iterator[bytes]:
     """What says where cells of the device are, for so many blocks of a file each; in parts."""
     blocks, plain = Cells(headed=True).file_bytes // BLOCK_SIZE, _HEAD_INDEX.pack(_HEAD, 0, 0) + _CELL_REST
-    for first in range(cells.start, cells.stop, 4096):
-        part = range(first, min(cells.stop, first + 4096))
+    step = _INDEXES_AT_ONCE // CELL_BLOCKS
+    for first in range(cells.start, cells.stop, step):
+        part = range(first, min(cells.stop, first + step))
         heads = array("I", (DEVICE_BLOCK + cell * blocks for cell in part))
         if sys.byteorder == "big":
             heads.byteswap()

@@ -25,7 +25,7 @@ import struct
 from binascii import hexlify
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
@@ -305,11 +305,7 @@ class _Writer:
         self._put(DEVICE_SLOT.pack(blocks, DEVICE_BLOCK))
         if device.cells.headed and not device.whole:
             self._packed = self._at // SLOT
-            for part in packed_inode(len(device.cells.holding(0, device.size)), self._number()):
-                self._parts.append(part)
-                self._at += len(part)
-                self._flush()
-            self._pad(_round_up(self._at, SLOT))
+            self._put_parts(packed_inode(len(device.cells.holding(0, device.size)), self._number()))
 
     def _put_entry(self, entry: Entry, here: _Directory) -> tuple[int, int] | None:
         """Number and type of an entry; a directory's number comes later. None for a whiteout that
@@ -324,13 +320,9 @@ class _Writer:
             case File():
                 links = 1 + self._links[entry.path]
                 if self._device is None or not entry.size:
-                    data = file_inode(entry, self._number(), links, self._name(entry.content))
+                    nid = self._put(file_inode(entry, self._number(), links, self._name(entry.content)))
                 else:
-                    file_on_device = plain_file_inode if self._device.cells.headed else device_file_inode
-                    if self._packed:
-                        file_on_device = own_cells_inode if has_own_cells(entry.size) else packed_file_inode
-                    data = file_on_device(entry, self._number(), links, self._device.firsts[entry.content])
-                nid = self._put(data)
+                    nid = self._put_parts(self._on_device(entry, links, self._device))
                 self._nids[entry.path] = nid
                 return nid, TYPE_FILE
             case HardLink():
@@ -342,6 +334,15 @@ class _Writer:
                     return None
                 here.whiteouts = True
                 return self._put(inode(PLAIN, stat.S_IFCHR, self._number())), TYPE_DEVICE
+
+    def _on_device(self, entry: File, links: int, device: Device) -> Iterable[bytes]:
+        """The inode of a file with content, in parts."""
+        place = (entry, self._number(), links, device.firsts[entry.content])
+        if not device.cells.headed:
+            return (device_file_inode(*place),)
+        if device.whole:
+            return plain_file_inode(*place)
+        return own_cells_inode(*place) if has_own_cells(entry.size) else (packed_file_inode(*place),)
 
     def _put_symlink(self, entry: Symlink) -> int:
         target = entry.target
@@ -391,6 +392,17 @@ class _Writer:
         nid = self._at // SLOT
         self._parts += (data, bytes(-len(data) % SLOT))
         self._at = _round_up(self._at + len(data), SLOT)
+        return nid
+
+    def _put_parts(self, parts: Iterable[bytes]) -> int:
+        """Put an inode that may be large, and return its number."""
+        nid = self._at // SLOT
+        for part in parts:
+            self._parts.append(part)
+            self._at += len(part)
+            if self._at - self._written > _BYTES_MAX:
+                self._flush()
+        self._pad(_round_up(self._at, SLOT))
         return nid
 
     def _put_blocks(self, blocks: Sequence[bytes]) -> int:
@@ -454,6 +466,12 @@ def write_image(
     at a time. Raises OSError."""
     with partial_file(path) as file:
         _Writer(file, device, name).write(entries)
+
+
+def write_image_to(file: BinaryIO, entries: Sequence[Entry], device: Device) -> None:
+    """Write the image of a tree, as `write_image` does, into a new file that the caller makes
+    visible. Raises OSError."""
+    _Writer(file, device).write(entries)
 
 
 @contextmanager
