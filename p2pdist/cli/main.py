@@ -250,7 +250,8 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
             _prepare(child, (*path, name))
-        return
+        if not command.params:
+            return
     for option in command.params:
         if isinstance(option, click.Argument) and option.name in ARGUMENTS and option.type is click.STRING:
             option.type = ReferenceName()
@@ -275,9 +276,9 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
 
 
 def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None:
-    """Let the file's values be the defaults of this verb's options. A file named before the verb is
-    used where the verb names none."""
-    file = file or ctx.find_root().params.get("config")
+    """Let the file's values be the defaults of this verb's options. A file named before the verb,
+    or for the verb that it is part of, is used where the verb names none."""
+    file = file or ctx.find_root().params.get("config") or ctx.meta.get(CONFIGURED, (None,))[0]
     ctx.meta[CONFIGURED] = (file, path)
     if file is None:
         return
@@ -294,6 +295,8 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
     for name in path:
         table = table.get(name, {}) if isinstance(table, dict) else {}
     for key, value in (table if isinstance(table, dict) else {}).items():
+        if isinstance(ctx.command, click.Group) and isinstance(value, dict):
+            continue  # the table of a verb of its own
         if key not in settings:
             raise click.UsageError(f"{file}: [{'.'.join(path)}] has no option {key!r}", ctx)
         values[key] = value
