@@ -60,7 +60,7 @@ class Run:
 def is_directory(text: str) -> bool:
     """Whether what `run` is given is a directory to pack, and no reference: it is written as a
     path, as no reference can be."""
-    return text.startswith(("./", "../", "/")) or text in (".", "..")
+    return text.startswith(("./", "../", "/")) or text in (".", "..") or (text.endswith("/") and "://" not in text)
 
 
 def run_from_layout(reference: str, directory: Path, run: Run) -> int:

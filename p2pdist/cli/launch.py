@@ -7,6 +7,9 @@ path of this process; where something was imported from them already, and for th
 the process starts itself again as `python -E`, which reads none of them. The environment stays as
 it is for the programs that the command runs.
 
+Locale. In that of C Python sets LC_CTYPE for itself and for what it starts (PEP 538). The programs
+of packages are to see the locale that the user has, so it goes again.
+
 Streams. A daemon may have closed them. The next file that is opened would get the number 0, 1 or 2,
 and messages would go into it.
 """
@@ -26,6 +29,9 @@ PYTHON_VARIABLES = (
 )
 """They change which modules a program has, or what these do."""
 
+_COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
+"""What Python sets LC_CTYPE to in the locale of C."""
+
 _FLAGS = re.compile(r"-[bBdEhiIOPqRsSuvVx?]*\Z")
 """Options of Python without values, which may stand in one word with -m, as its module may: -Im,
 -mp2pdist."""
@@ -40,6 +46,7 @@ def launch() -> None:
     script = sys.argv[0] in sys.orig_argv and os.path.basename(sys.argv[0]) == "p2pdist"
     if module or script:
         _open_standard_streams()
+        _undo_coercion()
         _use_own_modules(module=module)
         _take_signals()
 
@@ -66,6 +73,18 @@ def _open_standard_streams() -> None:
             if getattr(sys, name) is None:
                 stream = open(opened, "r" if number == 0 else "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
                 setattr(sys, name, stream)
+
+
+def _undo_coercion() -> None:
+    if os.environ.get("LC_CTYPE") not in _COERCED:
+        return
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            given = file.read()
+    except OSError:
+        return
+    if b"\0LC_CTYPE=" not in b"\0" + given:
+        del os.environ["LC_CTYPE"]
 
 
 def _use_own_modules(*, module: bool) -> None:

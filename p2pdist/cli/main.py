@@ -245,15 +245,39 @@ def _wants_json(args: list[str]) -> bool:
     return "--json" in own or os.environ.get("P2PDIST_JSON", "").lower() in ("1", "true", "yes")
 
 
+class _NamedPath(click.ParamType):  # type: ignore[type-arg] # older releases of click take none
+    """A path that is not empty: `--layout "$UNSET"` does not mean the working directory."""
+
+    def __init__(self, path: click.Path) -> None:
+        self._path, self.name = path, path.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Raises click.BadParameter."""
+        if value in ("", b""):
+            self.fail("The path is empty.", param, ctx)
+        return self._path.convert(value, param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """As in help of the path."""
+        return self._path.get_metavar(param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+        """As of the path."""
+        return self._path.shell_complete(ctx, param, incomplete)
+
+
 def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
     """Give the options of a verb their variables, and the verb its --config."""
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
             _prepare(child, (*path, name))
-        return
+        if not command.params:
+            return
     for option in command.params:
         if isinstance(option, click.Argument) and option.name in ARGUMENTS and option.type is click.STRING:
             option.type = ReferenceName()
+        if isinstance(option, click.Option) and isinstance(option.type, click.Path):
+            option.type = _NamedPath(option.type)
         if isinstance(option, click.Option) and option.name and not option.envvar:
             names = {flag.lstrip("-").replace("-", "_").upper() for flag in option.opts if flag.startswith("--")}
             verb = "_".join(path).upper()
@@ -275,9 +299,9 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
 
 
 def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None:
-    """Let the file's values be the defaults of this verb's options. A file named before the verb is
-    used where the verb names none."""
-    file = file or ctx.find_root().params.get("config")
+    """Let the file's values be the defaults of this verb's options. A file named before the verb,
+    or for the verb that it is part of, is used where the verb names none."""
+    file = file or ctx.find_root().params.get("config") or ctx.meta.get(CONFIGURED, (None,))[0]
     ctx.meta[CONFIGURED] = (file, path)
     if file is None:
         return
@@ -294,6 +318,8 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
     for name in path:
         table = table.get(name, {}) if isinstance(table, dict) else {}
     for key, value in (table if isinstance(table, dict) else {}).items():
+        if isinstance(ctx.command, click.Group) and isinstance(value, dict):
+            continue  # the table of a verb of its own
         if key not in settings:
             raise click.UsageError(f"{file}: [{'.'.join(path)}] has no option {key!r}", ctx)
         values[key] = value

@@ -25,6 +25,7 @@ SCRIPTS_MAX = 5
 
 _LINE_BYTES_MAX = 256
 _PT_INTERP = 3
+_WINDOWS = "Its lines end as on Windows (CR LF): convert it, as dos2unix does"
 INSPECT = "p2pdist inspect shows the package's entrypoint, working directory and PATH"
 _NOT_ENTERED = "run makes the package the root of the file system only with --root: give that, or pack what it needs, or install that here"
 
@@ -84,7 +85,8 @@ class Search:
             try:
                 named = self._file(program)
             except NotFound as error:
-                raise NotFound(f"{script.path} is a script, and {error.what}", remedy=error.remedy) from error
+                remedy = _WINDOWS if program.endswith("\r") else error.remedy
+                raise NotFound(f"{script.path} is a script, and {error.what}", remedy=remedy) from error
             return (named, words) if program == words[0] else (None, ())  # else env sets variables
         path = os.path.join(self.cwd, interpreter)
         if script.packaged and (found := self._packaged(self._below(path) or path)) is not None:
@@ -92,7 +94,9 @@ class Search:
         if not os.path.exists(path):
             raise NotFound(
                 f"{script.path} cannot be run: it is a script for {interpreter}, which does not exist",
-                remedy="Pack an environment that can be moved, or start it with an interpreter: python -m MODULE",
+                remedy=_WINDOWS
+                if interpreter.endswith("\r")
+                else "Pack an environment that can be moved, or start it with an interpreter: python -m MODULE",
             )
         return None, ()
 

@@ -120,13 +120,15 @@ def _become(
         for name in _FORWARDED:
             if signal.getsignal(name) != signal.SIG_IGN:  # what the caller ignores, as under nohup(1), stays ignored
                 signal.signal(name, signal.SIG_DFL)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and execve would keep that
+        for name in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and execve would keep that
+            signal.signal(name, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             os.chdir(program.cwd)
         except (FileNotFoundError, NotADirectoryError) as error:
+            what = "does not exist" if isinstance(error, FileNotFoundError) else "is no directory"
             raise NotFound(
-                f"{program.argv[0]} cannot be run: its working directory {program.cwd} does not exist", remedy=INSPECT
+                f"{program.argv[0]} cannot be run: its working directory {program.cwd} {what}", remedy=INSPECT
             ) from error
         found = Search(program.env, program.cwd, program.root).executable(program.argv)
         try:

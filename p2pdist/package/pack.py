@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import posixpath
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -63,12 +64,29 @@ class Settings:
         for entry in self.env:
             if not entry.partition("=")[0] or "=" not in entry or "\0" in entry:
                 raise UsageError(f"{entry[:100]!r} is not an environment entry", remedy="Write NAME=value")
+        for text in (*(self.entrypoint or ()), self.working_dir or ""):
+            if "\0" in text:
+                raise UsageError(
+                    f"{text[:100]!r} holds a zero byte, which no program can be called with", remedy="Leave it away"
+                )
+        if self.working_dir and _leaves(self.working_dir):
+            raise UsageError(
+                f"the working directory {self.working_dir} is outside the package",
+                remedy="Name a directory in the package, such as app",
+            )
         named = dict(entry.split("=", 1) for entry in (*base.env, *self.env))
         return Config(
             base.entrypoint if self.entrypoint is None else tuple(self.entrypoint),
             tuple(f"{name}={value}" for name, value in named.items()),
             base.working_dir if self.working_dir is None else self.working_dir,
         )
+
+
+def _leaves(working_dir: str) -> bool:
+    """Whether a working directory, which is relative to the package even where it begins with a
+    slash, is outside."""
+    path = posixpath.normpath(working_dir.removeprefix("${P2PDIST_ROOT}").lstrip("/") or ".")
+    return path == ".." or path.startswith("../")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +265,9 @@ def _warnings(links: Sequence[Link], narrow: Sequence[str]) -> list[str]:
     ):
         if some := [f"{link.path} -> {link.target}" for link in links if link.what == what]:
             warnings.append(
-                f"{len(some)} symbolic {'links' if len(some) > 1 else 'link'} {what}: {examples(some)}; {advice}"
+                f"1 symbolic link {what}: {examples(some)}; {advice}"
+                if len(some) == 1
+                else f"{len(some)} symbolic links {what.replace('leads', 'lead', 1)}: {examples(some)}; {advice}"
             )
     if narrow:
         warnings.append(

@@ -271,3 +271,14 @@ def test_a_secret_on_the_command_line_is_written_over_and_warned_of() -> None:
 def test_what_is_no_secret_on_the_command_line_stays() -> None:
     done = run("resolve", "a:b", "--origin", "file:///nowhere", "--", "http://u:p@h/")
     assert "warning" not in done.stderr
+
+
+def test_a_path_that_is_empty_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--layout "$UNSET" does not mean the working directory; a variable that is empty is none."""
+    (tmp_path / "source").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for option in ("--layout", "--project"):
+        done = run("pack", "source", "-t", "a:1", option, "")
+        assert (done.returncode, "path is empty" in done.stderr) == (2, True)
+    assert run("pack", "source", "-t", "a:1", "--layout", "made", P2PDIST_LAYOUT="").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "source"]

@@ -233,3 +233,20 @@ def test_a_damaged_layer_is_not_exported(place: Path) -> None:
         done(place, "export", packed["reference"], "--dir", "-o", place / f"out-{form}", code=6)
         assert not (place / f"out-{form}").exists()
         shutil.rmtree(place / "layout")
+
+
+def test_one_format_and_one_output(place: Path) -> None:
+    """Of two formats neither is guessed; /dev/stdout is standard output, and stays what it is."""
+    done(place, "pack", place / "src", "-t", "a/b:v1", "--format", "tree")
+    layout = ("--layout", place / "layout")
+    both = run("export", "a/b:v1", "--xar", "--tar", "-o", place / "out", *layout)
+    assert (both.returncode, "several formats" in both.stderr, (place / "out").exists()) == (2, True, False)
+    out = place / "standard"
+    out.symlink_to("/proc/self/fd/1")
+    with (place / "tar").open("wb") as file:
+        command = [sys.executable, "-m", "p2pdist", "export", "a/b:v1", "--tar", "-o", out, *layout]
+        subprocess.run(command, stdout=file, check=True)
+    with tarfile.open(place / "tar", "r:") as archive:
+        assert archive.getnames()
+    assert not (place / "tar").read_bytes()[-512:].strip(b"\0")
+    assert out.is_symlink()

@@ -183,3 +183,10 @@ def test_a_user_without_a_home_is_told_of_the_layout() -> None:
         done = run(*command[:3], P2PDIST, "pack", source, "-t", "a:1")
     assert done.returncode == 2
     assert "this user has no home directory for the layout. Name one with --layout" in done.stderr
+
+
+def test_the_locale_of_the_user_is_that_of_programs() -> None:
+    """Python sets LC_CTYPE in the locale of C, and keeps one that the user has set."""
+    script = AS_COMMAND + "import os; print(os.environ.get('LC_CTYPE'))"
+    assert run(sys.executable, "-c", script).stdout == "None\n"
+    assert run(sys.executable, "-c", script, LC_CTYPE="C.UTF-8").stdout == "C.UTF-8\n"

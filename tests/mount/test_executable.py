@@ -205,6 +205,27 @@ def test_what_the_caller_ignores_the_program_ignores(number: signal.Signals) -> 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 7
 
 
+@pytest.mark.parametrize("number", [signal.SIGPIPE, signal.SIGXFSZ])
+def test_what_python_ignores_the_program_does_not(number: signal.Signals) -> None:
+    """The one ends what writes to a pipe that nobody reads, the other what writes more than
+    `ulimit -f` allows."""
+    script = (
+        "import os, sys\n"
+        "from p2pdist.mount.program import Program, run\n"
+        f"sys.exit(run(Program(('sh', '-c', 'kill -{int(number)} $$; exit 7'), os.environ, '/')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 128 + number
+
+
+@pytest.mark.parametrize("line", ["#!/bin/sh\r\n", "#!/usr/bin/env sh\r\n"])
+def test_lines_of_windows_are_called_so(stage: Stage, line: str) -> None:
+    """The name of the interpreter ends with a character that no screen shows."""
+    stage.pack("bin/tool", line + "echo me\r\n")
+    with pytest.raises(NotFound) as failed:
+        stage.run("tool")
+    assert "Windows" in failed.value.remedy
+
+
 def test_exit_codes_come_through_where_sigchld_is_ignored() -> None:
     """The kernel keeps no exit code for a caller that ignores SIGCHLD; the program has the default
     again."""

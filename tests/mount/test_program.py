@@ -81,6 +81,8 @@ def test_exit_codes_come_through(tmp_path: Path) -> None:
         run(started("true", cwd=str(tmp_path / "none")))
     plain = tmp_path / "plain"
     plain.write_text("x")
+    with pytest.raises(NotFound, match="is no directory"):
+        run(started("true", cwd=str(plain)))
     with pytest.raises(P2PDistError, match="cannot be run"):
         run(started(str(plain)))
     assert told == ["started"]

@@ -4,6 +4,7 @@ directory."""
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.errors import Conflict, Corrupt, DiskFull
+from p2pdist.model.errors import Conflict, Corrupt, DiskFull, P2PDistError
 from p2pdist.mount import kernel
 from p2pdist.mount.files.remove import remove_tree
 from p2pdist.mount.squashfs import inspect
@@ -181,6 +182,20 @@ def test_a_full_disk_is_said_before_anything_is_written(layer: Layer, tmp_path: 
         assert not list(work.iterdir())
     finally:
         kernel.unmount(small)
+
+
+def test_a_signal_from_outside_is_no_damage(layer: Layer, tmp_path: Path, work: Path) -> None:
+    """The limit on file sizes, as the kernel's want of memory, says nothing of the image."""
+    image = layer("big", {"data": "0" * 1_000_000})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(P2PDistError, match=r"signal 25 .* ended unsquashfs") as failure:
+            mount_view([image], tmp_path / "view", work=work, method="unpack")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not isinstance(failure.value, Corrupt)
+    assert "ulimit -f" in failure.value.remedy
 
 
 def test_a_tree_in_use_is_not_removed_unasked(layer: Layer, tmp_path: Path, work: Path) -> None:

@@ -239,7 +239,8 @@ def test_global_records_are_few(tmp_path: Path) -> None:
     ("told", "expected_ns"),
     [
         ("1600000000.123456789", 1_600_000_000_123_456_789),
-        ("1e900000", 0), ("9" * 200, 0), ("nan", 0), ("-1", 0), ("1e-900000", 0), ("17179869183", 0), ("inf", 0),
+        ("1e900000", 0), ("9" * 200, 0), ("nan", 0), ("-1", -10**9), ("-1.5", -15 * 10**8),
+        ("1e-900000", 0), ("17179869183", 0), ("inf", 0),
     ],
 )  # fmt: skip
 def test_times_of_pax_headers(tmp_path: Path, told: str, expected_ns: int) -> None:

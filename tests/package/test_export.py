@@ -16,9 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.manifest import Config
-from p2pdist.package.archive.export import BLOCK, HOLE_BYTES_MIN, make_readable, write_tar, write_xar, xar_header
+from p2pdist.package.archive.export import (
+    BLOCK,
+    HOLE_BYTES_MIN,
+    make_readable,
+    new_file,
+    write_tar,
+    write_xar,
+    xar_header,
+)
 from p2pdist.package.archive.import_ import unpack_source
 from p2pdist.package.image.squashfs import build_image
 
@@ -343,6 +351,58 @@ def test_a_tar_is_in_order_and_the_same_each_time(tree: Path, tmp_path: Path) ->
     again = BytesIO()
     write_tar(tmp_path / "copy", again)
     assert again.getvalue() == out.getvalue()
+
+
+def test_times_and_attributes_come_back_from_a_tar(tmp_path: Path) -> None:
+    """A time before 1970 is no time in the header of old; pax records hold it, and attributes."""
+    made = tmp_path / "made"
+    (made / "directory").mkdir(parents=True)
+    times = {"early": -86_400 * 10**9 - 1, "first": -1, "epoch": 0, "late": 2**33 * 10**9 + 5}
+    for name, time_ns in times.items():
+        (made / name).touch()
+        os.utime(made / name, ns=(time_ns, time_ns))
+    attributes = {"user.plain": b"value", "user.a=b%": b"\xff\0\n", "user.empty": b""}
+    try:
+        for name, value in attributes.items():
+            os.setxattr(made / "early", name, value)
+            os.setxattr(made / "directory", name, value)
+    except OSError:
+        attributes = {}
+    with (tmp_path / "tar").open("wb") as file:
+        write_tar(made, file)
+    (tmp_path / "work").mkdir()
+    unpacked = unpack_source(tmp_path / "tar", tmp_path / "work")
+    assert (unpacked.notes, unpacked.seen.dropped) == ((), [])
+    assert {name: (unpacked.root / name).stat().st_mtime_ns for name in times} == times
+    for name in ("early", "directory"):
+        file = unpacked.root / name
+        assert {key: os.getxattr(file, key) for key in os.listxattr(file) if key.startswith("user.")} == attributes
+
+
+def test_an_output_that_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
+    """-o of a FIFO or /dev/stdout must not put a file in its place; a link is followed."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "fifo link").symlink_to("fifo")
+    reader = subprocess.Popen(["cat", tmp_path / "fifo"], stdout=subprocess.PIPE)
+    with new_file(tmp_path / "fifo link", needed=3, mode=0o666) as file:
+        file.write(b"new")
+    assert reader.communicate(timeout=20)[0] == b"new"
+    assert (tmp_path / "fifo").is_fifo()
+    with new_file(tmp_path / "link", needed=3, mode=0o666) as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+@pytest.mark.root
+def test_an_output_that_is_a_device_stays_one(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    os.mknod(full, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
+    with pytest.raises(P2PDistError, match="No space left"), new_file(full, needed=3, mode=0o666) as file:
+        file.write(b"new")
+    assert full.is_char_device()
 
 
 def holed(path: Path, parts: dict[int, bytes], size: int) -> None:

@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -221,3 +222,51 @@ def test_a_file_without_a_name_is_refused(tmp_path: Path, name: bytes) -> None:
     """The top directory may be named so; the content of a file would be lost."""
     with pytest.raises(Corrupt, match="without a name"):
         imported(odd.header(name, b"2", link=b"a") + odd.END, tmp_path)
+
+
+def test_times_before_1970_stay(tmp_path: Path) -> None:
+    """In base 256, as GNU tar writes them; an image gets the nearest that it can hold, and a
+    note."""
+    early = (256**12 - 86400).to_bytes(12, "big")
+    (tmp_path / "archive").write_bytes(odd.file(b"old", mtime=early) + odd.file(b"new") + odd.END)
+    kept: dict[str, int] = {}
+    for form in ("tree", "squashfs"):
+        work = tmp_path / form
+        work.mkdir()
+        unpacked = unpack_source(tmp_path / "archive", work, form=form)  # type: ignore[arg-type]
+        kept[form] = (unpacked.root / "old").stat().st_mtime_ns
+        assert [("1 entry has a modification time" in note) for note in unpacked.notes] == [True] * (form == "squashfs")
+    assert kept == {"tree": -86400 * 10**9, "squashfs": 0}
+
+
+def test_attributes_that_give_rights_are_named(tmp_path: Path) -> None:
+    """As setuid bits are: a program that lacks them does not do what it did."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, records in {
+            "ping": {"SCHILY.xattr.security.capability": "\x01\0\0\x02\0\x20" + "\0" * 14},
+            "shared": {"SCHILY.acl.access": "user::rw-,user:1000:rw-,group::r--,mask::rw-,other::r--"},
+            "labelled": {"RHT.security.selinux": "system_u:object_r:etc_t:s0"},
+            "marked": {"SCHILY.xattr.user.a%3Db": "value"},
+        }.items():
+            member = tarfile.TarInfo(name)
+            member.pax_headers = records
+            archive.addfile(member)
+    (tmp_path / "archive").write_bytes(out.getvalue())
+    dropped: dict[str, set[tuple[str, str]]] = {}
+    for form in ("tree", "squashfs"):
+        work = tmp_path / form
+        work.mkdir()
+        unpacked = unpack_source(tmp_path / "archive", work, form=form)  # type: ignore[arg-type]
+        dropped[form] = {(item.path, item.what) for item in unpacked.seen.dropped}
+    named = {("ping", "file capabilities"), ("shared", "access control list")}
+    assert dropped["squashfs"] == named | {("marked", "extended attributes")}
+    if dropped["tree"] == named:  # else the file system of tests has none
+        assert os.getxattr(tmp_path / "tree/archive/marked", "user.a=b") == b"value"
+
+
+@pytest.mark.parametrize("data", [b"hello world\n" * 100, b"PK\3\4" + bytes(600), b"\x04\x22\x4d\x18" + bytes(90)])
+def test_what_is_no_tar_is_called_so(tmp_path: Path, data: bytes) -> None:
+    """A zip or an lz4 is no damaged tar: copying it again does not help."""
+    with pytest.raises(Corrupt, match="is no tar"):
+        imported(data, tmp_path)

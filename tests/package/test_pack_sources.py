@@ -3,6 +3,7 @@ directory, and names of nothing."""
 
 from __future__ import annotations
 
+import errno
 import os
 import py_compile
 import subprocess
@@ -18,7 +19,7 @@ from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layers import PackOptions, pack_layers, plain_layer, project_layers
 from p2pdist.package.pack import Packed, pack
 from p2pdist.package.source.project import read_project
-from p2pdist.package.source.scan import source_directory
+from p2pdist.package.source.scan import source_directory, unreadable
 
 REFERENCE = parse_reference("app:v1")
 
@@ -122,3 +123,12 @@ def test_a_source_that_cannot_be_reached_is_said(tmp_path: Path) -> None:
         )
         assert done.returncode == 1
         assert "cannot read" in done.stderr and "permission denied" in done.stderr
+
+
+def test_what_keeps_a_file_from_being_read_says_what_to_do() -> None:
+    """Another mode helps against missing rights alone."""
+    denied = unreadable("file", PermissionError(errno.EACCES, "Permission denied"))
+    assert denied.remedy == "Make it readable, or pack as its owner"
+    for code, word in ((errno.EMFILE, "ulimit -n"), (errno.EIO, "disk"), (errno.ESTALE, "Mount")):
+        failure = unreadable("file", OSError(code, os.strerror(code)))
+        assert word in failure.remedy and "readable" not in failure.remedy

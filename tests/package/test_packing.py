@@ -221,6 +221,12 @@ async def test_odd_requests_are_refused(layout: LocalLayout, sources: dict[str, 
     for entry in ("NAME", "=x", "A=\0"):
         with pytest.raises(UsageError, match="environment"):
             await pack(sources["app"], V1, layout, settings=Settings(env=[entry]))
+    for settings in (Settings(entrypoint=["a", "\0"]), Settings(working_dir="\0")):
+        with pytest.raises(UsageError, match="zero byte"):
+            await pack(sources["app"], V1, layout, settings=settings)
+    for outside in ("..", "/app/../../..", "${P2PDIST_ROOT}/.."):
+        with pytest.raises(UsageError, match="outside the package"):
+            await pack(sources["app"], V1, layout, settings=Settings(working_dir=outside))
     assert not list(layout.scratch().iterdir())
 
 

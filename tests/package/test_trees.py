@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from effort import examples
@@ -120,12 +120,34 @@ async def test_whiteouts_and_opaque_directories_are_kept(layout: LocalLayout, so
     os.mknod(source / "gone", 0o020000, 0)
     (source / "anew").mkdir()
     os.setxattr(source / "anew", "trusted.overlay.opaque", b"y")
-    found = (await read_back(layout, await pack_tree(source, V1, layout))).entries
+    alone = await pack_tree(source, V1, layout)  # there is nothing that it could hide
+    assert [(item.path, item.what) for item in alone.dropped] == [("gone", "character device")]
+    assert b"gone" not in (await read_back(layout, alone)).entries
+    upper = await read_back(layout, await pack_tree(source, V2, layout, base=V1))
+    (found,) = ({entry.path: entry for entry in tree} for tree in upper.trees[1:])
     assert found[b"gone"] == Whiteout(b"gone")
     assert found[b"anew"] == Directory(b"anew", 0o755, (source / "anew").stat().st_mtime_ns, opaque=True)
     os.mknod(source / "null", 0o020000, os.makedev(1, 3))
-    packed = await pack_tree(source, V2, layout)
+    packed = await pack_tree(source, V2, layout, base=V1)
     assert [item.what for item in packed.dropped] == ["character device"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("form", ["tree", "squashfs"])
+async def test_capabilities_of_a_program_are_left_out_and_named(
+    layout: LocalLayout, source: Path, form: Literal["tree", "squashfs"]
+) -> None:
+    """They give rights as the setuid bit does, which is named."""
+    program = source / "ping"
+    program.write_bytes(b"x")
+    program.chmod(0o755)
+    raw = bytes.fromhex("0100000200200000000000000000000000000000")  # cap_net_raw=ep
+    try:
+        os.setxattr(program, "security.capability", raw)
+    except OSError:
+        pytest.skip("the file system of tests has no capabilities")
+    packed = await pack(source, V1, layout, format=form)
+    assert [(item.path, item.what) for item in packed.dropped] == [("ping", "file capabilities")]
 
 
 async def test_extended_attributes_come_along_when_asked_for(layout: LocalLayout, source: Path) -> None:

@@ -29,25 +29,21 @@ if TYPE_CHECKING:
     from p2pdist.origin.layout import LocalLayout
 
 Kind = Literal["xar", "tar", "dir", "modelpack"]
+KINDS: tuple[Kind, ...] = ("xar", "tar", "dir", "modelpack")
 
 
 @click.command("export")
 @click.argument("ref")
-@click.option("--xar", "kind", flag_value="xar", help="One executable file that mounts itself and runs the program.")
-@click.option("--tar", "kind", flag_value="tar", help="A tar; `-o -` writes it to standard output.")
-@click.option("--dir", "kind", flag_value="dir", help="A new directory.")
-@click.option(
-    "--modelpack",
-    "kind",
-    flag_value="modelpack",
-    help="A new OCI image layout with a model (ModelPack) for other tools.",
-)
+@click.option("--xar", is_flag=True, help="One executable file that mounts itself and runs the program.")
+@click.option("--tar", is_flag=True, help="A tar; `-o -` writes it to standard output.")
+@click.option("--dir", is_flag=True, help="A new directory.")
+@click.option("--modelpack", is_flag=True, help="A new OCI image layout with a model (ModelPack) for other tools.")
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), required=True, help="What to write.")
 @click.option("--level", type=int, help="zstd level of the image in a self-mounting file, 1 to 22.  [default: 6]")
 @layout_option
 @output.quiet_options
 @output.json_option
-def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout: Path, as_json: bool) -> None:
+def command(ref: str, target: Path, level: int | None, layout: Path, as_json: bool, **kinds: bool) -> None:
     """Write the package REF, all layers merged, from the local layout.
 
     A self-mounting file needs no p2pdist where it runs: root, or squashfuse. Its arguments follow
@@ -58,8 +54,13 @@ def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout
       p2pdist export team/trainer:v3 --xar -o trainer
       ./trainer --epochs 3
     """
-    if kind is None:
-        raise UsageError("no format is named", remedy="Give --xar, --tar, --dir or --modelpack")
+    named = [kind for kind in KINDS if kinds[kind]]
+    if len(named) != 1:
+        what = "no format is named" if not named else "several formats are named"
+        raise UsageError(what, remedy="Give one of --xar, --tar, --dir and --modelpack")
+    (kind,) = named
+    if kind == "tar" and _is_standard_output(target):
+        target = Path("-")
     if str(target) == "-" and (kind != "tar" or as_json):
         raise UsageError("only a tar can go to standard output, and not with --json")
     with output.Progress(quiet=as_json) as progress:
@@ -68,6 +69,14 @@ def command(ref: str, kind: Kind | None, target: Path, level: int | None, layout
         output.print_json(done)
     elif str(target) != "-":
         click.echo(f"{done['reference']} -> {target}")
+
+
+def _is_standard_output(target: Path) -> bool:
+    """Whether a path is another name of standard output, such as /dev/stdout."""
+    try:
+        return os.path.samestat(target.stat(), os.fstat(sys.stdout.fileno()))
+    except OSError:
+        return False
 
 
 class _Export:
@@ -92,7 +101,7 @@ class _Export:
         document: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
         if str(self._target) != "-":
             document["path"] = str(self._target)
-            if self._kind in ("xar", "tar"):
+            if self._kind in ("xar", "tar") and self._target.is_file():
                 document["size"] = self._target.stat().st_size
         return document
 

@@ -70,9 +70,9 @@ def command(
     which comes straight from its registry. Its credentials are those of docker login.
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working
-    directory are kept; options win over them. Its user, owners, devices and setuid bits are not
-    kept; p2pdist run --root enters the image. Of the images of an index the first that this
-    machine runs is taken.
+    directory are kept; options win over them. Its user, owners, devices, setuid bits and file
+    capabilities are not kept; p2pdist run --root enters the image. Of the images of an index the
+    first that this machine runs is taken.
 
     \b
     Example:
@@ -160,7 +160,7 @@ class _Import:
                     source = folder
                 stage = stages.enter_context(local.stage_directory(f"{source.absolute()} imported"))
                 unpacked = await asyncio.to_thread(
-                    unpack_source, source, stage, image=image, platform=platform, report=progress
+                    unpack_source, source, stage, image=image, platform=platform, form=self.form, report=progress
                 )
                 if self.follow_links and unpacked.kind != "directory":
                     raise UsageError(
@@ -183,6 +183,7 @@ class _Import:
             settings=_settings(unpacked, **self.settings),
             world_readable=self.world_readable,
             follow_links=self.follow_links,
+            xattrs=self.form == "tree" and unpacked.kind != "directory",
         )
         # In an image modes and absolute links are meant for a system of its own.
         warn = unpacked.kind in ("directory", "tar")

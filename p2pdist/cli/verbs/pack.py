@@ -416,4 +416,6 @@ def show_packed(packed: Packed, notes: list[str], *, as_json: bool, **more: obje
     else:
         layers = output.counted(len(packed.layers), "layer")
         became = f"layer {output.amount(packed.layers[-1].size)}, {layers}"
-    click.echo(f"{packed.files} files, {output.amount(packed.bytes_total)} -> {became}, {packed.seconds:.1f} s")
+    click.echo(
+        f"{output.counted(packed.files, 'file')}, {output.amount(packed.bytes_total)} -> {became}, {packed.seconds:.1f} s"
+    )

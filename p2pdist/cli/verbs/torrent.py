@@ -67,7 +67,7 @@ def command(ref: str, origin: str | None, tracker: str | None, file: Path | None
         output.print_json(document)
         return
     click.echo(f"{ref}  btih:{document['info_hash_v1']}  btmh:1220{document['info_hash_v2']}")
-    click.echo(f"{output.amount(made.torrent.size)} in {len(made.torrent.files)} files")
+    click.echo(f"{output.amount(made.torrent.size)} in {output.counted(len(made.torrent.files), 'file')}")
 
 
 async def _make(reference: Reference, origin: str | None, progress: output.Progress) -> Made:

@@ -47,7 +47,7 @@ def command(no_repair: bool, limit: str | None, socket: Path, as_json: bool) -> 
         for path in verified.shown:
             output.say(f"shown at {path}: unmount it and mount it again")
         output.say(
-            f"{verified.checked} things, {output.amount(verified.bytes_checked)} verified, {len(verified.wrong)} wrong"
+            f"{output.counted(verified.checked, 'thing')}, {output.amount(verified.bytes_checked)} verified, {len(verified.wrong)} wrong"
         )
     if verified.failed or (verified.wrong and no_repair):
         raise Corrupt(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import signal
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -34,6 +35,13 @@ _INSTALL = "Install squashfs-tools 4.5.1 or newer"
 _VERSION = re.compile(r"unsquashfs version (\d+)\.(\d+)(?:\.(\d+))?")
 _OPAQUE = "trusted.overlay.opaque"
 _ONLY_ROOT = "because you're not superuser"
+_FROM_OUTSIDE: dict[int, str] = {
+    signal.SIGKILL: "The kernel sends it when memory runs out: give the host, or the control group, more memory",
+    signal.SIGXFSZ: "A file is larger than this process may write (ulimit -f)",
+    signal.SIGTERM: "Try again",
+    signal.SIGINT: "Try again",
+}
+"""Signals that say nothing of the image, and what to do about them."""
 
 
 @dataclass(slots=True)
@@ -121,6 +129,8 @@ def _run(image: Image, *options: str) -> bytes:
         if any("No space left" in line for line in complaints):
             place = Path(options[-1]).parent
             raise DiskFull.on(str(place), os.statvfs(place), needed=image.size)
+        if -done.returncode in _FROM_OUTSIDE:
+            raise _killed(image, -done.returncode)
         reason = next(iter(complaints), f"unsquashfs ended with {done.returncode}")
         raise Corrupt(
             f"the layer {image.path.name} cannot be unpacked: {reason}",
@@ -128,6 +138,15 @@ def _run(image: Image, *options: str) -> bytes:
             image=image.path.name,
         )
     return done.stdout
+
+
+def _killed(image: Image, number: int) -> P2PDistError:
+    """The failure of unsquashfs that a signal from outside ended: the image may be whole."""
+    return P2PDistError(
+        f"the layer {image.path.name} cannot be unpacked: "
+        f"signal {number} ({signal.strsignal(number)}) ended unsquashfs",
+        remedy=_FROM_OUTSIDE[number],
+    )
 
 
 def _extract(image: Image, tree: Path) -> None:

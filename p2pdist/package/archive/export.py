@@ -303,6 +303,7 @@ def write_tar(
             count += 1
             if member is None:
                 continue
+            member.pax_headers = {**member.pax_headers, **_attributes(full, status)}
             if first_name != name:
                 member.type, member.linkname, member.size = tarfile.LNKTYPE, first_name, 0
                 archive.addfile(member)
@@ -391,8 +392,14 @@ class _Parts:
 
 @contextmanager
 def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `output` when the block ends well. `mode` is lessened by
-    the umask. Raises DiskFull or P2PDistError."""
+    """A new file that takes the place of `output`, or of the file that a link of this name leads
+    to, when the block ends well. `mode` is lessened by the umask. A FIFO or a device stays what it
+    is and is written to. Raises DiskFull or P2PDistError."""
+    if is_stream(output):
+        with _stream(output) as stream:
+            yield stream
+        return
+    output = Path(os.path.realpath(output))
     partial = output.parent / f".{output.name}.{secrets.token_hex(6)}"
     try:
         handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -408,6 +415,24 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             space = os.statvfs(output.parent)
             raise DiskFull.on(str(output.parent), space, needed=needed, code=error.errno) from error
+        raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error
+
+
+def is_stream(output: Path) -> bool:
+    """Whether `output` is, or leads to, a FIFO, a device or a socket."""
+    try:
+        mode = output.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+@contextmanager
+def _stream(output: Path) -> Iterator[IO[bytes]]:
+    try:
+        with output.open("wb") as file:
+            yield file
+    except OSError as error:
         raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error
 
 
@@ -438,10 +463,11 @@ def _member(name: str, status: os.stat_result, mode: int) -> tarfile.TarInfo | N
     """None for what a tar of a package does not carry."""
     member = tarfile.TarInfo(name)
     member.mode = stat.S_IMODE(mode) & 0o1777
-    seconds, rest = divmod(max(0, status.st_mtime_ns), 1_000_000_000)
+    seconds, rest = divmod(abs(status.st_mtime_ns), 1_000_000_000)
     member.mtime = seconds
-    if rest:
-        member.pax_headers = {"mtime": f"{seconds}.{rest:09}"}
+    if rest or status.st_mtime_ns < 0:
+        sign, fraction = "-" if status.st_mtime_ns < 0 else "", f".{rest:09}" if rest else ""
+        member.pax_headers = {"mtime": f"{sign}{seconds}{fraction}"}
     if stat.S_ISREG(status.st_mode):
         member.size = status.st_size
     elif stat.S_ISDIR(status.st_mode):
@@ -451,6 +477,25 @@ def _member(name: str, status: os.stat_result, mode: int) -> tarfile.TarInfo | N
     else:
         return None
     return member
+
+
+def _attributes(full: bytes, status: os.stat_result) -> dict[str, str]:
+    """The extended attributes user.* of a file or directory as records of a pax header, as GNU tar
+    (--xattrs) and libarchive write them. Raises OSError."""
+    if stat.S_ISLNK(status.st_mode):
+        return {}
+    try:
+        names = sorted(name for name in os.listxattr(full, follow_symlinks=False) if name.startswith("user."))
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return {}
+        raise
+    return {
+        "SCHILY.xattr." + name.replace("%", "%25").replace("=", "%3D"): os.fsdecode(
+            os.getxattr(full, name, follow_symlinks=False)
+        )
+        for name in names
+    }
 
 
 def _quoted(text: str) -> str:

@@ -27,7 +27,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Literal, TypeVar, cast
 
 import msgspec
 import zstandard
@@ -47,6 +47,7 @@ from p2pdist.model.modelpack import ARTIFACT_TYPE, ModelLayer, model_layers
 from p2pdist.model.modelpack import CONFIG_TYPE as MODEL_CONFIG_TYPE
 from p2pdist.model.platform import Platform, machine_platform, parse_platform, platform_of
 from p2pdist.package.archive.untar import Applied, apply_tar, finish
+from p2pdist.package.image.squashfs import MTIME_MAX
 from p2pdist.package.source.scan import Scan
 
 CHUNK_BYTES = 1 << 20
@@ -89,6 +90,14 @@ class Choice:
 
     image: str = ""
     platform: str = ""
+    form: Literal["squashfs", "tree"] = "tree"
+    """What it will be packed as."""
+
+    def applied(self) -> Applied:
+        """For what such a package can hold."""
+        if self.form == "tree":
+            return Applied()
+        return Applied(xattrs=False, times_ns=(0, MTIME_MAX * 1_000_000_000))
 
 
 class _Descriptor(msgspec.Struct, rename={"media_type": "mediaType"}):
@@ -138,12 +147,19 @@ class _Image(msgspec.Struct):
 
 
 def unpack_source(
-    source: Path, work: Path, *, image: str = "", platform: str = "", report: Report = lambda what, done, total: None
+    source: Path,
+    work: Path,
+    *,
+    image: str = "",
+    platform: str = "",
+    form: Literal["squashfs", "tree"] = "tree",
+    report: Report = lambda what, done, total: None,
 ) -> Unpacked:
     """Unpack `source` below the empty directory `work`; a plain directory stays where it is.
     `image` (a name, a tag or a digest) and `platform` (OS/ARCH[/VARIANT]) choose among several
-    images. Blocks. Raises NotFound, UsageError, Corrupt, TooLarge, DiskFull or P2PDistError."""
-    choice = Choice(image, platform)
+    images; `form` is what it will be packed as. Blocks. Raises NotFound, UsageError, Corrupt,
+    TooLarge, DiskFull or P2PDistError."""
+    choice = Choice(image, platform, form)
     if platform:
         parse_platform(platform)
     if source.is_dir():
@@ -152,11 +168,11 @@ def unpack_source(
         raise NotFound(f"there is no directory or archive {source}")
     outer = work / "archive"
     outer.mkdir()
-    applied = Applied()
+    applied = choice.applied()
     with _opened(source, report) as (stream, compressed):
         apply_tar(stream, outer, applied, whiteouts=False, vouched=compressed)
     finish(outer, applied)
-    plain = Unpacked(outer, "tar", seen=applied.seen, modes=applied.closed, notes=_behind(applied))
+    plain = Unpacked(outer, "tar", seen=applied.seen, modes=applied.closed, notes=_notes(applied))
     return _image(outer, work, choice, report) or plain
 
 
@@ -168,9 +184,18 @@ def _image(place: Path, work: Path, choice: Choice, report: Report) -> Unpacked 
     return images.from_saved() if _is_saved(place) else None
 
 
-def _behind(applied: Applied) -> tuple[str, ...]:
-    """A note of what follows the end of an archive."""
-    return (f"{applied.behind} bytes behind the end of the archive were left out",) if applied.behind else ()
+def _notes(applied: Applied) -> tuple[str, ...]:
+    """Notes of what follows the end of an archive, and of times that a package cannot hold."""
+    notes = []
+    if applied.behind:
+        notes.append(f"{applied.behind} bytes behind the end of the archive were left out")
+    if applied.retimed:
+        entries = "1 entry has" if applied.retimed == 1 else f"{applied.retimed} entries have"
+        notes.append(
+            f"{entries} a modification time that the package cannot hold, and got the nearest that it can; "
+            "images hold 1970 to 2106, trees (--format tree) nearly any"
+        )
+    return tuple(notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +231,7 @@ class _Images:
             Descriptor(layer.media_type, Digest(layer.digest), layer.size, layer.annotations or {}) for layer in listed
         ]
         layers = [(layer, self._blob(plain)) for layer, plain in zip(model_layers(described), listed, strict=True)]
-        root, applied = self.work / "root", Applied()
+        root, applied = self.work / "root", self.choice.applied()
         root.mkdir()
         for layer, path in layers:
             if layer.form == "raw":
@@ -217,7 +242,7 @@ class _Images:
             with _opened(path, self.report) as (unpacked, _):
                 apply_tar(unpacked, root, applied, whiteouts=False, vouched=True)
         finish(root, applied)
-        return Unpacked(root, "model", Config(), applied.seen, applied.closed, _behind(applied))
+        return Unpacked(root, "model", Config(), applied.seen, applied.closed, _notes(applied))
 
     def from_saved(self) -> Unpacked:
         """From what `docker save` wrote."""
@@ -267,7 +292,7 @@ class _Images:
         notes = self._note_platform(image)
         root = self.work / "root"
         root.mkdir()
-        applied = Applied()
+        applied = self.choice.applied()
         for path, expected in zip(layers, image.rootfs.diff_ids, strict=True):
             with _opened(path, self.report) as (stream, _):
                 hashing = _Hashing(stream)
@@ -278,7 +303,7 @@ class _Images:
         run = image.config or _Execution()
         program = (*(run.entrypoint or ()), *(run.cmd or ()))
         config = Config(program, tuple(run.env or ()), run.working_dir or "")
-        notes += _behind(applied)
+        notes += _notes(applied)
         return Unpacked(root, kind, config, applied.seen, applied.closed, tuple(notes), run.user or "")
 
     def _blob(self, descriptor: _Descriptor) -> Path:

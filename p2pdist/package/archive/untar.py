@@ -8,8 +8,9 @@ behind one (lib/x, where a lower layer has lib -> usr/lib): this module follows 
 if the directory were the root of the file system (chroot(2)), so absolute links and ".." end within
 it. It refuses links of the same tar that climb out of the directory or lead to its top, and the
 absolute ones of a plain tar: tools write nothing behind them. Devices, FIFOs, set-uid and set-gid
-bits are dropped. The filters of tarfile do not serve: they refuse the absolute links that images
-are full of, and change modes.
+bits are dropped, and so are file capabilities and access control lists; extended attributes user.*
+are kept where the package can carry them (`Applied.xattrs`). The filters of tarfile do not serve:
+they refuse the absolute links that images are full of, and change modes.
 
 A tar is taken whole or refused. tarfile ends at a broken header as it does at the end of the
 archive, so `fromtarfile` tells the two apart. The end is a block of zeros; tools ignore the bytes
@@ -43,7 +44,7 @@ import zstandard
 
 from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge, printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX, MODE_MASK, NAME_BYTES_MAX, PATH_BYTES_MAX, TARGET_BYTES_MAX
-from p2pdist.package.source.scan import Scan
+from p2pdist.package.source.scan import ACCESS_LIST, ATTRIBUTES, CAPABILITIES, Scan
 
 WHITEOUT = b".wh."
 OPAQUE = b".wh..wh..opq"
@@ -57,6 +58,7 @@ GLOBAL_RECORDS_MAX = 100
 DIGITS_MAX = 256
 """In a row, in a pax header."""
 TIME_CHARACTERS_MAX = 40
+TIMES_NS = (-(1 << 63), (1 << 63) - 1)
 TIME_S_MAX = 1 << 34
 LINKS_MAX = 40
 """Symbolic links on the way to one entry, as Linux has it (path_resolution(7))."""
@@ -88,6 +90,12 @@ class Applied:
     Modes of directories are there once finish() has run."""
     behind: int = 0
     """Bytes that follow the ends of the archives, zeros apart."""
+    xattrs: bool = True
+    """Whether the package will carry extended attributes user.*."""
+    times_ns: tuple[int, int] = TIMES_NS
+    """The earliest and the latest modification time that the package can hold."""
+    retimed: int = 0
+    """Entries with another modification time than these."""
 
 
 def apply_tar(
@@ -246,7 +254,8 @@ class _Layer:
         if not (os.path.isdir(full) and not os.path.islink(full)):
             self._clear(path)
             os.mkdir(full, 0o700)
-        self.applied.directories[path] = (self._mode(path, member), _time_ns(member))
+        self.applied.directories[path] = (self._mode(path, member), self._time_ns(member))
+        self._attributes(path, member)
         self.real.add(path)
         self._own(path)
 
@@ -259,8 +268,10 @@ class _Layer:
             os.symlink(link, full)
         else:
             self._write(archive, member, full)
+            self._attributes(path, member)
             os.chmod(full, _readable(path, self._mode(path, member), self.applied, stat.S_IRUSR))
-        os.utime(full, ns=(_time_ns(member), _time_ns(member)), follow_symlinks=False)
+        time_ns = self._time_ns(member)
+        os.utime(full, ns=(time_ns, time_ns), follow_symlinks=False)
 
     def _link(self, member: tarfile.TarInfo, path: bytes) -> None:
         """Make a hard link, to a file or, as `cp -al` does, to a symbolic link."""
@@ -309,6 +320,37 @@ class _Layer:
             if member.mode & bit:
                 self.applied.seen.drop(os.fsdecode(path), what)
         return member.mode & MODE_MASK
+
+    def _time_ns(self, member: tarfile.TarInfo) -> int:
+        """The nearest to that of the entry that the package can hold; 1970 for what is no time."""
+        time_ns = _time_ns(member)
+        earliest, latest = self.applied.times_ns
+        kept = min(max(time_ns or 0, earliest), latest)
+        self.applied.retimed += time_ns != kept
+        return kept
+
+    def _attributes(self, path: bytes, member: tarfile.TarInfo) -> None:
+        """Keep the extended attributes of an entry that the package carries, and note the others
+        that say what users may do."""
+        drop = self.applied.seen.drop
+        for key, value in member.pax_headers.items():
+            name = key.removeprefix(_ATTRIBUTE)
+            if key == name:
+                if key.startswith(_ACCESS_LIST):
+                    drop(os.fsdecode(path), ACCESS_LIST)
+            elif name == "security.capability":
+                drop(os.fsdecode(path), CAPABILITIES)
+            elif name.startswith("system.posix_acl"):
+                drop(os.fsdecode(path), ACCESS_LIST)
+            elif name.startswith("user."):
+                try:
+                    if self.applied.xattrs:
+                        plain = name.replace("%3D", "=").replace("%25", "%")
+                        os.setxattr(self._full(path), plain, os.fsencode(value))
+                        continue
+                except OSError:  # too large, or not on this file system
+                    pass
+                drop(os.fsdecode(path), ATTRIBUTES)
 
     def _white_out(self, directory: bytes, name: bytes) -> None:
         if not os.path.lexists(self._full(directory)):
@@ -396,6 +438,11 @@ def _check_end(archive: Any, error: Exception, vouched: bool) -> None:
         if any(archive.fileobj.read(tarfile.BLOCKSIZE)):
             raise Corrupt("the archive is damaged: zeros are in the place of a header", remedy=_DAMAGED)
     elif not isinstance(error, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
+        if not archive.offset:
+            raise Corrupt(
+                "the archive is no tar, and not compressed with gzip, zstd, xz or bzip2, or it is damaged from its first byte on",
+                remedy="Make a tar of it, or copy it here again; nothing was imported",
+            )
         raise Corrupt(f"the archive is damaged in the header at byte {archive.offset}: {error}", remedy=_DAMAGED)
     elif not vouched:
         what = "it is cut off, or not finished" if archive.offset else "it is empty"
@@ -518,18 +565,18 @@ def _mode_of(full: bytes) -> int:
         return 0
 
 
-def _time_ns(member: tarfile.TarInfo) -> int:
-    """To the nanosecond where a pax header says it so; 0 for an impossible time."""
+def _time_ns(member: tarfile.TarInfo) -> int | None:
+    """To the nanosecond where a pax header says it so; None for what is no time."""
     records = member.pax_headers.get("mtime", member.mtime)
     if isinstance(records, str) and len(records) > TIME_CHARACTERS_MAX:
-        return 0
+        return None
     try:
         time_s = Decimal(records)
         # An exponent may be huge: only a number that is not may become an int.
-        time_ns = int(time_s.scaleb(9)) if 0 <= time_s < TIME_S_MAX else 0
+        time_ns = int(time_s.scaleb(9)) if abs(time_s) < TIME_S_MAX else None
     except (ArithmeticError, ValueError):
-        return 0
-    return time_ns if time_ns < 1 << 63 else 0
+        return None
+    return time_ns if time_ns is not None and TIMES_NS[0] <= time_ns <= TIMES_NS[1] else None
 
 
 def _wrong(path: bytes, what: str) -> Corrupt:
@@ -541,6 +588,7 @@ def _full(target: Path, needed: int, code: int | None = errno.ENOSPC) -> DiskFul
     return DiskFull.on(str(target), os.statvfs(target), needed=needed, code=code)
 
 
+_ATTRIBUTE, _ACCESS_LIST = "SCHILY.xattr.", "SCHILY.acl."
 _REMEDY = "Make it again; nothing was imported"
 _DAMAGED = "Make it, or copy it here, again; nothing was imported"
 _SEARCHED = stat.S_IRUSR | stat.S_IXUSR

@@ -3,12 +3,24 @@ cannot carry, and what cannot be read."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
 from p2pdist.model.errors import UsageError, printable
 from p2pdist.package.image.squashfs import MTIME_MAX
-from p2pdist.package.source.scan import KINDS_DROPPED, Row, Scan, TreeScan, changed, is_opaque, unreadable
+from p2pdist.package.source.scan import (
+    CAPABILITIES,
+    EXECUTABLE,
+    KINDS_DROPPED,
+    Row,
+    Scan,
+    TreeScan,
+    changed,
+    has_capabilities,
+    is_opaque,
+    unreadable,
+)
 
 _MTIME_END_NS = (MTIME_MAX + 1) * 1_000_000_000
 
@@ -63,10 +75,12 @@ def _add(counts: Scan, scan: TreeScan, path: bytes, row: Row, times_kept: bool) 
         full = scan.path(path)
         if not os.access(full, os.R_OK, effective_ids=True):
             raise (
-                unreadable(os.fsdecode(full), "permission denied")
+                unreadable(os.fsdecode(full), PermissionError(errno.EACCES, "Permission denied"))
                 if os.path.lexists(full)
                 else changed(full, "vanished")
             )
+        if row.mode & EXECUTABLE and has_capabilities(full):
+            counts.drop(os.fsdecode(path), CAPABILITIES)
     if not stat.S_ISLNK(row.mode):
         if row.mode & stat.S_ISUID:
             counts.drop(os.fsdecode(path), "setuid bit")

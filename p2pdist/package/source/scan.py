@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError, printable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError, foreseen, printable
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX
 
 DROPPED_SHOWN_MAX = 1000
@@ -37,6 +37,12 @@ KINDS_DROPPED = {
 }
 
 
+CAPABILITIES = "file capabilities"
+ACCESS_LIST = "access control list"
+ATTRIBUTES = "extended attributes"
+EXECUTABLE = 0o111
+"""Of a mode: whether any user may execute the file. Only then may its capabilities matter."""
+
 Ignore = Callable[[bytes, bool], bool]
 """Whether to leave out the entry with this path below the source, which is a directory or not; a
 directory with all that is in it."""
@@ -46,7 +52,8 @@ directory with all that is in it."""
 class Dropped:
     """Something that a package does not carry. `path` is relative to the source, with surrogates
     for bytes that are not UTF-8; `what` is `socket`, `FIFO`, `block device`, `character device`,
-    `setuid bit` or `setgid bit`."""
+    `setuid bit`, `setgid bit`, `file capabilities`, `access control list` or `extended
+    attributes`."""
 
     path: str
     what: str
@@ -106,7 +113,7 @@ def source_path(source: Path, kind: str = "directory") -> Path:
 def _not_there(source: Path, kind: str, error: OSError) -> P2PDistError:
     shown = printable(str(source))
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-        return unreadable(str(source), error.strerror or str(error))
+        return unreadable(str(source), error)
     if not source.is_absolute() and not _has_working_directory():
         return NotFound(f"cannot look for {shown}: the working directory was removed", remedy="Name an absolute path")
     if error.errno == errno.ELOOP:
@@ -138,11 +145,14 @@ def leaves_out(path: bytes, is_directory: bool, ignore: Ignore | None, only: Col
     return (only is not None and path not in only) or (ignore is not None and ignore(path, is_directory))
 
 
-def unreadable(path: str, why: str) -> P2PDistError:
-    """The failure of packing an entry that may not be read."""
-    return P2PDistError(
-        f"cannot read {printable(path)}: {why.lower()}", remedy="Make it readable, or pack as its owner"
-    )
+def unreadable(path: str, error: OSError) -> P2PDistError:
+    """The failure of packing an entry that cannot be read."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        remedy = "Make it readable, or pack as its owner"
+    else:
+        known = foreseen(error)
+        remedy = known.remedy if known else ""
+    return P2PDistError(f"cannot read {printable(path)}: {(error.strerror or str(error)).lower()}", remedy=remedy)
 
 
 _S_IFMT = 0o170000
@@ -315,6 +325,17 @@ def is_opaque(path: bytes) -> bool:
         raise
 
 
+def has_capabilities(path: bytes) -> bool:
+    """Whether a file has capabilities (capabilities(7)), the finer sister of the setuid bit. Raises
+    OSError."""
+    try:
+        return bool(os.getxattr(path, "security.capability", follow_symlinks=False))
+    except OSError as error:
+        if error.errno in _NO_ATTRIBUTE:
+            return False
+        raise
+
+
 _Row = tuple[bytes, int, int, int, int, int, int, int]
 
 
@@ -383,7 +404,7 @@ def _opened(root: bytes, directory: bytes) -> Iterator[int]:
         raise changed(path, "or what is in it vanished") from error
     except OSError as error:
         where = error.filename if isinstance(error.filename, str | bytes) else path
-        raise unreadable(os.fsdecode(where), error.strerror or str(error)) from error
+        raise unreadable(os.fsdecode(where), error) from error
 
 
 def _name(row: Row) -> bytes:

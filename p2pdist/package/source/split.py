@@ -109,7 +109,7 @@ def _read(source: Path, path: bytes) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError, NotRegular):
         return None
     except OSError as error:
-        raise unreadable(os.fsdecode(full), error.strerror or str(error)) from error
+        raise unreadable(os.fsdecode(full), error) from error
     if len(data) > METADATA_BYTES_MAX:
         raise TooLarge(f"{source / os.fsdecode(path)} is over {METADATA_BYTES_MAX} bytes")
     return data

@@ -23,7 +23,17 @@ from p2pdist.model.tree import (
     Xattrs,
     content_hash,
 )
-from p2pdist.package.source.scan import KINDS_DROPPED, Row, TreeScan, changed, is_opaque, unreadable
+from p2pdist.package.source.scan import (
+    CAPABILITIES,
+    EXECUTABLE,
+    KINDS_DROPPED,
+    Row,
+    TreeScan,
+    changed,
+    has_capabilities,
+    is_opaque,
+    unreadable,
+)
 from p2pdist.package.tree.builder import CachedTree, Scanned, TreeBuilder, Unchanged
 from p2pdist.package.tree.cache import CachedDirectory, Stamp
 from p2pdist.package.tree.reader import ChangeTimes, FileToRead, stable
@@ -35,7 +45,8 @@ class Assembler:
     """Makes the TreeBuilder of a scan. `cached` is the tree of the last packing; `available` says
     whether packs have all contents of one of its directories or files. `mtime` is the latest
     modification time, in seconds, that an entry may have; `modes` replace the modes of entries, by
-    path; with `timeless` directories have the time 0; `world_readable` is chmod a+rX."""
+    path; with `timeless` directories have the time 0; `world_readable` is chmod a+rX. Without
+    `whiteouts` there is nothing below that they could hide, and they are left out."""
 
     def __init__(
         self,
@@ -48,10 +59,11 @@ class Assembler:
         modes: Mapping[bytes, int] | None = None,
         timeless: bool = False,
         world_readable: bool = False,
+        whiteouts: bool = True,
     ) -> None:
         self._scan, self._cached, self._available = scan, cached, available
         self._xattrs, self._timeless, self._world_readable = xattrs, timeless, world_readable
-        self._modes = modes or {}
+        self._modes, self._whiteouts = modes or {}, whiteouts
         self._latest_ns = (1 << 63) - 1 if mtime is None else mtime * 1_000_000_000
         self._builder = TreeBuilder()
         self._times = ChangeTimes()
@@ -113,7 +125,7 @@ class Assembler:
                 entries.append(Symlink(path, self._time(path, row), self._target(path)))
                 with self._failures(path):
                     scanned.stable &= self._times.count(row, self._scan.path(scanned.path))
-            elif kind == stat.S_IFCHR and row.size == 0:
+            elif kind == stat.S_IFCHR and row.size == 0 and self._whiteouts:
                 entries.append(Whiteout(path))
             else:
                 scanned.dropped.append((path, KINDS_DROPPED[kind]))
@@ -127,6 +139,10 @@ class Assembler:
             first = self._links.setdefault((row.device, row.inode), path)
             if first != path:
                 return HardLink(path, first)
+        if row.mode & EXECUTABLE:
+            with self._failures(path):
+                if has_capabilities(self._scan.path(path)):
+                    scanned.dropped.append((path, CAPABILITIES))
         if row.size > SIZE_MAX:
             raise UsageError(f"{self._shown(path)} of {row.size} bytes is larger than a file may be")
         stamp = Stamp(row.inode, row.device, row.mtime_ns, row.ctime_ns)
@@ -183,7 +199,7 @@ class Assembler:
             raise self._unreadable(path, error) from error
 
     def _unreadable(self, path: bytes, error: OSError) -> P2PDistError:
-        return unreadable(os.fsdecode(self._scan.path(path)), error.strerror or str(error))
+        return unreadable(os.fsdecode(self._scan.path(path)), error)
 
     def _drop_bits(self, scanned: Scanned, path: bytes, mode: int) -> None:
         if mode & (stat.S_ISUID | stat.S_ISGID):

@@ -160,6 +160,7 @@ def _assemble(built: Built, work: _Work, pool: PackPool, files_cache: FilesCache
         modes=options.modes,
         timeless=options.timeless,
         world_readable=options.world_readable,
+        whiteouts=work.base is not None,
     )
     builder = assembler.assemble()
     total = sum(file.row.size for file in builder.unread)

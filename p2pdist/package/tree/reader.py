@@ -288,7 +288,7 @@ class ContentReader:
         try:
             return self.times.count(file.row, file.path) and stable(file.row, now_ns)
         except OSError as error:
-            raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
+            raise unreadable(os.fsdecode(file.path), error) from error
 
     # -- large files
 
@@ -313,7 +313,7 @@ class ContentReader:
         except Truncated as error:
             raise changed(file.path) from error
         except OSError as error:
-            raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
+            raise unreadable(os.fsdecode(file.path), error) from error
         finally:
             os.close(handle)
         read = Read(whole.digest(), stable=clean and self._stable(file, now))
@@ -380,7 +380,7 @@ def _open(file: FileToRead) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
             raise changed(file.path) from error
-        raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
+        raise unreadable(os.fsdecode(file.path), error) from error
 
 
 def _write_back(handle: int, row: Row, now_ns: int) -> bool:
@@ -408,7 +408,7 @@ def _read_whole(file: FileToRead, now_ns: int) -> tuple[bytes, bool]:
             data += more
         _check_unchanged(file, os.fstat(handle))
     except OSError as error:
-        raise unreadable(os.fsdecode(file.path), error.strerror or str(error)) from error
+        raise unreadable(os.fsdecode(file.path), error) from error
     finally:
         os.close(handle)
     if len(data) != size:

@@ -107,7 +107,7 @@ def save(namespace: str, directory: Path | None, python: str, layout: Path, orig
         output.print_json({**_described(found, place), **counted})
         return
     click.echo(f"{found.reference}  {digest}")
-    click.echo(f"{files} files, {output.amount(size)}, {output.amount(sent)} sent")
+    click.echo(f"{output.counted(files, 'file')}, {output.amount(size)}, {output.amount(sent)} sent")
 
 
 @command.command("restore")
