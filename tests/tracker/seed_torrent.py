@@ -23,6 +23,7 @@ def main(torrent: str, directory: str) -> None:
         "allow_multiple_connections_per_ip": True,
         "min_reconnect_time": 1,  # a connection that a busy machine did not take at once
         "stop_tracker_timeout": 50,  # seconds; a goodbye may take as long on a busy machine
+        "alert_mask": libtorrent.alert.category_t.tracker_notification | libtorrent.alert.category_t.error_notification,
     }
     session = libtorrent.session(settings)
     wanted = libtorrent.load_torrent_buffer(Path(torrent).read_bytes())

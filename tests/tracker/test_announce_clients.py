@@ -45,13 +45,24 @@ async def aria2(site: TorrentSite, path: str) -> Path:
 
 
 @asynccontextmanager
-async def client(site: TorrentSite, path: str, directory: Path) -> AsyncIterator[None]:
+async def client(site: TorrentSite, path: str, directory: Path) -> AsyncIterator[Path]:
     """A libtorrent client takes part in the torrent at `path`, with what is in `directory`, until
-    the context ends."""
-    file = site.directory / f"{directory.name}.torrent"
+    the context ends. Yields its log."""
+    file, log = site.directory / f"{directory.name}.torrent", site.directory / f"{directory.name}.log"
     file.write_bytes(await site.get(path))
-    async with running(sys.executable, SEED, str(file), str(directory), output=file.with_suffix(".log")):
-        yield
+    async with running(sys.executable, SEED, str(file), str(directory), output=log):
+        yield log
+
+
+def answers(log: Path) -> int:
+    """How many of its announces a client knows to be answered. One that ends earlier says no
+    goodbye."""
+    return log.read_text().count("received peers")
+
+
+def holds(path: Path, digest: Digest) -> bool:
+    """Whether a file has this content. A client writes late."""
+    return path.is_file() and digest_of(path.read_bytes()) == digest
 
 
 def peers(site: TorrentSite, *, seeds: bool) -> int:
@@ -73,8 +84,8 @@ async def test_aria2_downloads_from_a_seed_that_it_knows_from_here(site: Torrent
     (tmp_path / "seed").mkdir()
     (tmp_path / "seed" / "weights.bin").write_bytes(data)
     path = f"/v1/blobs/{digest}/torrent?version=1"
-    async with client(site, path, tmp_path / "seed"):
-        await until(lambda: peers(site, seeds=True))
+    async with client(site, path, tmp_path / "seed") as log:
+        await until(lambda: peers(site, seeds=True) and answers(log))
         found = (await aria2(site, path)) / "weights.bin"
     assert digest_of(found.read_bytes()) == digest
     await until(lambda: site.service.announces.peers == 0)  # both said goodbye
@@ -88,15 +99,13 @@ async def test_libtorrent_downloads_a_hybrid_torrent(site: TorrentSite, tmp_path
         (tmp_path / name).mkdir()
     (tmp_path / "seed" / "weights.bin").write_bytes(data)
     path = f"/v1/blobs/{digest}/torrent"
-    async with client(site, path, tmp_path / "seed"):
-        await until(lambda: peers(site, seeds=True))
-        async with client(site, path, tmp_path / "leech"):
-            # By each hash: what is on its way at a goodbye would be taken for a new peer.
+    async with client(site, path, tmp_path / "seed") as seed:
+        await until(lambda: peers(site, seeds=True) and answers(seed) == 2)
+        async with client(site, path, tmp_path / "leech") as log:
             await until(lambda: seeds_by_hash(site) == [2, 2] and not peers(site, seeds=False))
             assert site.service.announces.peers == 2
-            await until(
-                lambda: digest_of((tmp_path / "leech" / "weights.bin").read_bytes()) == digest
-            )  # it writes late
+            await until(lambda: holds(tmp_path / "leech" / "weights.bin", digest))
+            await until(lambda: answers(log) == 4)  # that it begins and that it has all, by each hash
         await until(lambda: site.service.announces.peers == 1)
     await until(lambda: site.service.announces.peers == 0)
 
@@ -116,7 +125,8 @@ async def test_libtorrent_downloads_a_package(site: TorrentSite, tmp_path: Path)
         await until(lambda: peers(site, seeds=True))
         async with client(site, path, tmp_path / "leech"):
             await until(lambda: peers(site, seeds=True) == 2)
-            assert [(tmp_path / "leech" / name).read_bytes() for name in names] == blobs
+            for name, data in zip(names, blobs, strict=True):
+                await until(lambda: holds(tmp_path / "leech" / name, digest_of(data)))  # noqa: B023 - here and now
 
 
 @pytest.mark.slow
