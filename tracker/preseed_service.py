@@ -250,7 +250,7 @@ class PreseedService:
         stored = await asyncio.to_thread(self._database.read, identifier)
         created = stored is None
         if stored is None:
-            self.core.check_room()
+            self.core.check_room(owner)
             package, parts = await self._package(request.package, request.platform or "")
             now = self._clock.now()
             record = PreseedRecord(

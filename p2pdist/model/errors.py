@@ -207,6 +207,9 @@ _FORESEEN = {
 }
 """What can happen to a file on any machine, and what to do about it."""
 
+_OF_NAMES = frozenset({errno.ELOOP, errno.ENAMETOOLONG})
+"""What only a name that a user gave can have wrong with it."""
+
 
 def foreseen(error: OSError, subject: str = "") -> P2PDistError | None:
     """What an OSError means to a user; None for an error that no machine should meet. `subject` is
@@ -219,7 +222,8 @@ def foreseen(error: OSError, subject: str = "") -> P2PDistError | None:
     if isinstance(name, bytes):
         name = name.decode("utf-8", "backslashreplace")
     subject = subject or (str(name) if isinstance(name, str) else "")
-    return P2PDistError(f"{subject or 'a file'} cannot be used: {text}", remedy=remedy)
+    kind = Conflict if error.errno in _OF_NAMES else P2PDistError
+    return kind(f"{subject or 'a file'} cannot be used: {text}", remedy=remedy)
 
 
 _UNREACHED = {

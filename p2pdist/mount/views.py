@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError
+from p2pdist.model.errors import Conflict, NotFound, P2PDistError, Refused, UsageError, foreseen
 from p2pdist.model.manifest import LAYERS_MAX
 from p2pdist.model.messages import MOUNT_METHODS
 from p2pdist.mount import kernel
@@ -199,8 +199,9 @@ def check_target(target: Path, at: int | None) -> Path:
             ) from error
     except NotADirectoryError as error:
         raise Conflict(f"{target} is not a directory", remedy="Name an empty directory, or a new one") from error
-    except PermissionError as error:
-        raise failed(target, error) from error
+    except OSError as error:
+        known = None if isinstance(error, PermissionError) else foreseen(error, str(target))
+        raise known or failed(target, error) from error
     return target
 
 
@@ -210,7 +211,8 @@ def failed(target: Path, error: OSError) -> P2PDistError:
     remedy = "Name another directory, or see that the agent may write there and mount"
     if isinstance(error, NoUpper):
         remedy = "Leave out --how, or give the agent a --store on another file system"
-    return P2PDistError(f"the package cannot be shown at {target}: {place}: {error.strerror or error}", remedy=remedy)
+    kind = Conflict if error.filename and place == str(target) else P2PDistError  # which the user named
+    return kind(f"the package cannot be shown at {target}: {place}: {error.strerror or error}", remedy=remedy)
 
 
 def begin(record: Record, work: Path) -> Record:

@@ -137,6 +137,10 @@ def test_a_missing_image_and_bad_targets_are_refused(layer: Layer, tmp_path: Pat
         mount_view([image], tmp_path, work=work)
     with pytest.raises(Conflict, match="not a directory"):
         mount_view([image], image, work=work)
+    (tmp_path / "loop").symlink_to("loop")
+    for target, why in ((tmp_path / "loop", "too many symbolic links"), (tmp_path / ("x" * 300), "too long")):
+        with pytest.raises(Conflict, match=why):
+            mount_view([image], target, work=work)
     with pytest.raises(UsageError, match="no way"):
         mount_view([image], tmp_path / "view", work=work, method="magic")
     with pytest.raises(NotFound, match="no package is shown"):

@@ -171,6 +171,9 @@ def test_a_password_is_not_told() -> None:
     with pytest.raises(Unavailable) as failure:
         PreseedDatabase("postgresql://me:secret@127.0.0.1:1/none")
     assert "secret" not in str(failure.value) and "postgresql://me:***@127.0.0.1:1/none" in str(failure.value)
+    with pytest.raises(Unavailable) as failure:
+        PreseedDatabase("postgresql://me@127.0.0.1:1/none?password=secret&sslpassword=secret&sslmode=disable")
+    assert "secret" not in str(failure.value) and "127.0.0.1:1/none?sslmode=disable" in str(failure.value)
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:

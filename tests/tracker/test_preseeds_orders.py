@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -396,6 +397,30 @@ def test_limits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         world.tracker.core.check_room()
     world.cancel("q")
     world.tracker.core.check_room()
+
+
+def test_one_identity_leaves_room_for_the_orders_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIVE_MAX", 4)
+    monkeypatch.setattr(module, "KEPT_MAX", 10)
+    core = world.tracker.core
+
+    def order(name: str, owner: str) -> None:
+        core.check_room(owner)
+        world.ask(name, count=1)
+        world.rows[name] = core.by_id[name].record = replace(world.rows[name], owner=owner)
+
+    order("p", "alice")
+    order("q", "alice")
+    with pytest.raises(Conflict, match="2 preseeds of alice go on"):
+        core.check_room("alice")
+    order("r", "bob")
+    world.cancel("q")
+    for number in range(3):  # what has ended is remembered, too
+        order(f"q{number}", "alice")
+        world.cancel(f"q{number}")
+    with pytest.raises(Conflict, match="5 are remembered"):
+        core.check_room("alice")
+    core.check_room("bob")
 
 
 def test_what_is_looked_at_in_one_call_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -381,3 +384,35 @@ async def test_sessions_of_one_address_found_swarms_together(site: Site) -> None
     assert max(waits[:few]) == 0.0 < min(waits[few + 1 :])
     session, _ = service.open_session(Hello(PROTOCOL_VERSION, "other", "10.0.0.2:7071"), source="10.9.9.8")
     assert service.held_back_s(session, Holding(Digest("sha256:" + "ab" * 32), 1, 1, (1,))) == 0.0
+
+
+async def test_nothing_is_kept_of_a_connection_that_ended_before_its_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came of a message, up to its 4 MiB, goes with the connection, not with the heartbeat
+    that was to follow."""
+    monkeypatch.setattr(sessions, "HEARTBEAT_S", 3600.0)
+    opened: list[weakref.ref[web.WebSocketResponse]] = []
+
+    class Noted(web.WebSocketResponse):
+        async def prepare(self, request: web.BaseRequest) -> Any:
+            opened.append(weakref.ref(self))
+            return await super().prepare(request)
+
+    monkeypatch.setattr(sessions.web, "WebSocketResponse", Noted)
+    app = make_app(Service(Fleet(started_at=0.0), Content(None)))
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # as the service has it
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    _, writer = await asyncio.open_connection(*runner.addresses[0])
+    key = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MTIzNDU2Nzg5MDEyMzQ1Ng=="
+    head = f"GET /v1/session HTTP/1.1\r\nHost: t\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{key}\r\n\r\n"
+    frame = b"\x81\xff" + (MESSAGE_BYTES_MAX - 1).to_bytes(8, "big") + bytes(4)
+    writer.write(head.encode() + frame + b"x" * 100_000)
+    await until(lambda: opened)
+    writer.close()
+
+    def gone() -> bool:
+        gc.collect()
+        return opened[0]() is None
+
+    await until(gone)
+    await runner.cleanup()

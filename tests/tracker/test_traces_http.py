@@ -16,13 +16,14 @@ import pytest
 from access_rig import AccessSite, access_site, ask
 from aiohttp import web
 
+from p2pdist.model.access import OPEN, Identity
 from p2pdist.model.errors import NotFound, Refused, TooLarge, UsageError, from_problem
 from p2pdist.model.trace import WANTED_HEADER, Trace, TraceBuilder, decode_trace, encode_trace
 from p2pdist.model.tree import content_hash
 from tracker.content import Content
 from tracker.core.fleet import Fleet
 from tracker.http.app import make_app
-from tracker.http.traces import TraceList, TraceRequest
+from tracker.http.traces import TraceList, TraceRequest, recorder
 from tracker.service import Service
 from tracker.state.traces import TraceRecords
 from tracker.traces import Traces
@@ -216,3 +217,12 @@ async def test_a_trace_is_for_those_that_may_read_the_package(guarded: AccessSit
         url = guarded.url + path + "team-a/x:v1&starts=1"
         async with client.get(url) as answer:
             assert answer.status == 200 and (WANTED_HEADER in answer.headers) is records
+
+
+def test_an_address_records_once_whatever_names_it_gives() -> None:
+    """One client that gives eight names would push out what all others have recorded."""
+    names = [f"h{number}" for number in range(8)]
+    assert {recorder(OPEN, name, "192.0.2.1") for name in names} == {"192.0.2.1"}
+    assert {recorder(OPEN, name, f"2001:db8::{name[1:]}") for name in names} == {"2001:db8::"}
+    assert [recorder(OPEN, name, "127.0.0.1") for name in names] == names
+    assert recorder(Identity("agent", "h9"), "h0", "192.0.2.1") == str(Identity("agent", "h9"))

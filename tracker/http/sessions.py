@@ -70,11 +70,18 @@ def connection_book(descriptors: int = 0) -> ConnectionBook:
 
 async def session(request: web.Request) -> web.WebSocketResponse:
     """Open an agent's session, a WebSocket. Each frame is one JSON document."""
-    service = request.app[SERVICE]
     socket = web.WebSocketResponse(
         timeout=FAREWELL_S, max_msg_size=MESSAGE_BYTES_MAX, heartbeat=HEARTBEAT_S, compress=False
     )
     await socket.prepare(request)
+    try:
+        return await _serve(request, socket)
+    finally:
+        await socket.close()  # or its heartbeat keeps what came of a message for HEARTBEAT_S more
+
+
+async def _serve(request: web.Request, socket: web.WebSocketResponse) -> web.WebSocketResponse:
+    service = request.app[SERVICE]
     try:
         hello = await _hello(socket)
         identity, remote = identity_of(request), request.remote or ""
@@ -89,7 +96,6 @@ async def session(request: web.Request) -> web.WebSocketResponse:
         logger.warning("no session for %s: %s", request.remote, error)
         note_refusal(request, error)
         await socket.send_frame(encode(Reject(error.problem())), WSMsgType.TEXT)
-        await socket.close()
         return socket
     release(request)
     writer = asyncio.create_task(_write(socket, outbox))

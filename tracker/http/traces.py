@@ -12,11 +12,13 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from p2pdist.model.access import Right
+from p2pdist.model.access import Identity, Right
+from p2pdist.model.address import is_loopback
 from p2pdist.model.errors import Corrupt, NotFound, TooLarge, Unavailable, UsageError
 from p2pdist.model.manifest import parse_reference
 from p2pdist.model.preseed import decode_request
 from p2pdist.model.trace import TRACE_BYTES_MAX, TRACE_TYPE, WANTED_HEADER, check_entry
+from p2pdist.transfer.connections import address_key
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from tracker.core.traces.ledger import Key
@@ -29,7 +31,8 @@ RECORDERS: tuple[Right, ...] = ("agent", "preseed")
 
 class TraceRequest(msgspec.Struct, frozen=True):
     """Body of POST /v1/traces: the encoded trace of one start of a package. `host` is the host that
-    recorded it; while access is on the identity says that."""
+    recorded it; while access is on the identity says that, else
+    the address of the client, but on loopback."""
 
     reference: str
     entry: str
@@ -74,6 +77,15 @@ async def _key(request: web.Request, reference: str, entry: str) -> Key:
     return Key(named.name, check_entry(entry))
 
 
+def recorder(identity: Identity, given: str, remote: str) -> str:
+    """Whose recording it is, of which one is kept. While access is off a request may give any name,
+    and an address from elsewhere counts as one host: otherwise one client could push out what all
+    others have recorded."""
+    if identity.kind != "open":
+        return str(identity)
+    return given if not remote or is_loopback(remote) else address_key(remote)
+
+
 async def trace(request: web.Request) -> web.StreamResponse:
     """Serve the trace of an entry point of a package, for all its versions; nothing where none is
     known. The header P2pdist-Trace-Wanted asks a host that starts the package to record that."""
@@ -95,7 +107,7 @@ async def state(request: web.Request) -> web.Response:
     body = decode_request(await request.read(), TraceRequest)
     identity = identity_of(request)
     key = await _key(request, body.reference, body.entry)
-    host = body.host if identity.kind == "open" else str(identity)
+    host = recorder(identity, body.host, request.remote or "")
     recorded = await request.app[SERVICE].traces.state(key, host, body.trace)
     return _json(TraceStated(key.name, key.entry, recorded.chunks))
 

@@ -78,7 +78,8 @@ def _engine(where: str, name: str, *, durable: bool) -> tuple[sql.Engine, str]:
         raise UsageError(
             "psycopg, which talks to PostgreSQL, is not installed", remedy="pip install psycopg"
         ) from error
-    return engine, url.render_as_string(hide_password=True).replace("+psycopg", "", 1)
+    shown = url.difference_update_query([name for name in url.query if "password" in name.lower()])
+    return engine, shown.render_as_string(hide_password=True).replace("+psycopg", "", 1)
 
 
 def _sqlite(where: str, name: str, *, durable: bool) -> tuple[sql.Engine, str]:

@@ -177,6 +177,9 @@ LIVE_MAX = 1000
 KEPT_MAX = 4000
 """Preseeds that go on, and all that are remembered."""
 
+OWNER_PART = 2
+"""Of either one identity has one of so many parts, so that the others can order theirs."""
+
 VISITS_MAX = 50_000
 UNKNOWN_MAX = 10_000
 LEFT_MAX = 200_000
@@ -251,8 +254,19 @@ class Preseeds:
             raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
         return preseed
 
-    def check_room(self) -> None:
-        """Raises Conflict when no other preseed can be taken."""
+    def check_room(self, owner: str = "") -> None:
+        """Raises Conflict when no other preseed can be taken, of anybody or of `owner`; empty
+        while access is off."""
+        if owner:
+            own = [
+                preseed.record.state not in ENDED for preseed in self.by_id.values() if preseed.record.owner == owner
+            ]
+            if sum(own) >= LIVE_MAX // OWNER_PART or len(own) >= KEPT_MAX // OWNER_PART:
+                raise Conflict(
+                    f"{sum(own)} preseeds of {owner} go on and {len(own)} are remembered; "
+                    f"the limits are {LIVE_MAX // OWNER_PART} and {KEPT_MAX // OWNER_PART}",
+                    remedy="Cancel some, or give them a --ttl",
+                )
         live = sum(preseed.record.state not in ENDED for preseed in self.by_id.values())
         if live >= LIVE_MAX or len(self.by_id) >= KEPT_MAX:
             raise Conflict(
