@@ -551,6 +551,8 @@ async def _complete(view: LazyView, directory: Path) -> None:
 def _write_plain(directory: Path, trees: Sequence[Sequence[Entry]], layout: DeviceLayout) -> None:
     try:
         write_plain(directory, trees, layout)
+    except FileNotFoundError:
+        return  # it was unmounted
     except (P2PDistError, OSError) as error:
         logger.warning("the lazy view in %s stays as slow as it is: %s", directory, error)
 

@@ -12,7 +12,7 @@ Files of view and cover differ in device and number, by which the dynamic linker
 program that found one under two paths, before and after, would load it twice. They differ in the
 page cache as well: weights that one program has mapped of the view and another one of the cover are
 in memory twice. So a view is covered while no process has mapped anything of it, code or data, and
-by an agent that sees all processes alone; the pages of a file that is only open are few, or can go.
+by an agent that sees all processes alone. What was only read the kernel can drop.
 A writable view is never covered, since two overlays cannot write to one directory.
 
 What can take long is done before the record's mounts are locked: writing images, and looking at
