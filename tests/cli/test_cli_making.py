@@ -17,6 +17,7 @@ import pytest
 from test_cli_main import run
 
 from p2pdist.model.manifest import SQUASHFS_TYPE, TREE_TYPE
+from p2pdist.mount import kernel
 
 
 @pytest.fixture
@@ -250,3 +251,25 @@ def test_one_format_and_one_output(place: Path) -> None:
         assert archive.getnames()
     assert not (place / "tar").read_bytes()[-512:].strip(b"\0")
     assert out.is_symlink()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_a_layout_that_may_only_be_read_is_exported(place: Path, form: str) -> None:
+    """As one that a team has on a file server."""
+    done(place, "pack", place / "src", "-t", "a/b:v1", "--format", form)
+    (place / "shared").mkdir()
+    kernel.mount("shared", place / "shared", "tmpfs")
+    try:
+        shutil.copytree(place / "layout", place / "shared/layout")
+        subprocess.run(["mount", "-o", "remount,ro", place / "shared"], check=True)
+        layout = ("--layout", place / "shared/layout")
+        for kind in ("dir", "tar", "xar"):
+            made = run("export", "a/b:v1", f"--{kind}", "-o", place / kind, *layout)
+            assert made.returncode == 0, made.stderr
+        streamed = run("export", "a/b:v1", "--tar", "-o", "-", *layout, "-q")
+        assert streamed.returncode == 0, streamed.stderr
+        assert sorted(path.name for path in place.iterdir()) == ["dir", "layout", "shared", "src", "tar", "xar"]
+        assert (place / "dir/sub/deep").read_text() == "deep"
+    finally:
+        kernel.unmount(place / "shared")
