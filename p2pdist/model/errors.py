@@ -95,6 +95,11 @@ class Unavailable(P2PDistError):
     slug, title, exit_code, http_status = "unavailable", "A service is unavailable", 5, 503
 
 
+class Unsuitable(Unavailable):
+    """A service that lacks what it is needed for, such as byte ranges. Trying again does not help
+    before it is set up otherwise."""
+
+
 class Damaged(Unavailable):
     """Content of a store that changed on the disk after it had verified. What is wrong was dropped,
     so another pull brings it again. `blob` is the digest of the blob, "" for what is none."""
