@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import opened_layout
-from p2pdist.model.errors import Corrupt, Unavailable, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, Unavailable, UsageError
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     SQUASHFS_TYPE,
@@ -194,7 +194,12 @@ async def _check_blob(layer: Descriptor, layout: LocalLayout) -> None:
 
     from p2pdist.package.repository.contract import read_content
 
-    content = await asyncio.to_thread(read_content, layout.blob_path(layer.digest))
+    try:
+        content = await asyncio.to_thread(read_content, layout.blob_path(layer.digest))
+    except NotFound as error:
+        raise NotFound(
+            f"layer {layer.digest} is not at {layout.url}", remedy="Pack it there, with the base it stands on"
+        ) from error
     if content.digest != layer.digest:
         raise Corrupt(f"blob {layer.digest} at {layout.url} was altered", remedy="Delete it and pack again")
 

@@ -91,6 +91,8 @@ OTHER_NAMES = {
 
 CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
+_json_configured = False
+"""Whether the file says that the command prints JSON."""
 DAEMONS = frozenset(["tracker", "agent"])
 
 
@@ -162,6 +164,8 @@ class Verbs(click.Group):
             _use_utf8()
         if "_P2PDIST_COMPLETE" in os.environ:
             importlib.import_module("p2pdist.cli.verbs.completion")
+        global _json_configured  # noqa: PLW0603
+        _json_configured = False
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
         _conceal(given)
@@ -242,7 +246,10 @@ def _module(verb: str) -> str:
 
 def _wants_json(args: list[str]) -> bool:
     own = args[: args.index("--")] if "--" in args else args
-    return "--json" in own or os.environ.get("P2PDIST_JSON", "").lower() in ("1", "true", "yes")
+    verb = "_".join(word for word in own[:2] if word.isidentifier()).upper()
+    names = ("P2PDIST_JSON", f"P2PDIST_{own[0].upper()}_JSON", f"P2PDIST_{verb}_JSON") if own else ("P2PDIST_JSON",)
+    given = (os.environ.get(name, "").strip().lower() in ("1", "true", "t", "yes", "y", "on") for name in names)
+    return "--json" in own or any(given) or _json_configured
 
 
 class _NamedPath(click.ParamType):  # type: ignore[type-arg] # older releases of click take none
@@ -317,12 +324,16 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
     table: Any = body
     for name in path:
         table = table.get(name, {}) if isinstance(table, dict) else {}
+        if isinstance(table, list) and any(isinstance(item, dict) for item in table):
+            raise click.UsageError(f"{file}: [[{name}]] is a list of tables. Write [{name}]", ctx)
     for key, value in (table if isinstance(table, dict) else {}).items():
         if isinstance(ctx.command, click.Group) and isinstance(value, dict):
             continue  # the table of a verb of its own
         if key not in settings:
             raise click.UsageError(f"{file}: [{'.'.join(path)}] has no option {key!r}", ctx)
         values[key] = value
+    global _json_configured  # noqa: PLW0603 # a process runs one command; its failure is reported outside of it
+    _json_configured = values.get("json") is True
     ctx.default_map = {settings[key].name or "": _as_given(settings[key], value) for key, value in values.items()}
 
 
@@ -367,11 +378,11 @@ def _underscored(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_given(option: click.Option, value: Any) -> Any:
-    """A TOML value in the form that the flag takes: a list for an option that may be repeated, else
-    JSON text of lists and tables."""
-    if isinstance(value, (bool, int, float, str)) or (isinstance(value, list) and option.multiple):
-        return value
-    return json.dumps(value) if isinstance(value, (list, dict)) else str(value)
+    """A TOML value as the text that the flag takes, so that it is checked as that is: a list of
+    texts for an option that may be repeated, else JSON text of lists and tables."""
+    if isinstance(value, list) and option.multiple:
+        return [_as_given(option, item) for item in value if not isinstance(item, list)]
+    return json.dumps(value, default=str) if isinstance(value, (bool, list, dict)) else str(value)
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -31,6 +31,12 @@ INTERRUPTED = 130
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
+
+def wants_json(ctx: click.Context, as_json: bool) -> bool:
+    """Whether --json was given to this verb (`as_json`) or to the one that it is part of."""
+    return as_json or (ctx.parent is not None and bool(ctx.parent.params.get("as_json")))
+
+
 QUIET, NO_PROGRESS = "p2pdist.quiet", "p2pdist.no_progress"
 """Keys of a command's context: whether --quiet and --no-progress are given."""
 

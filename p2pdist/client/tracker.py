@@ -107,10 +107,12 @@ class Tracker:
         quorum: float = 1.0,
         pause_s: float = WAIT_S,
         told: Callable[[Progress], None] | None = None,
+        away: Callable[[Unavailable], None] | None = None,
     ) -> Progress:
         """Wait until a share of a preseed's hosts is done or it has ended; `told` hears of each
-        answer, every `pause_s` at most. Trackers may be away for AWAY_S_MAX. A preseed without a
-        deadline may never end: then bound this with asyncio.timeout."""
+        answer, every `pause_s` at most. Trackers may be away for AWAY_S_MAX; `away` hears of each
+        time that none answers. A preseed without a deadline may never end: then bound this with
+        asyncio.timeout."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while True:
@@ -122,9 +124,11 @@ class Tracker:
                     told(progress)
                 if is_over(progress, quorum):
                     return progress
-            except Unavailable:
+            except Unavailable as error:
                 if loop.time() - since > AWAY_S_MAX:
                     raise
+                if away is not None:
+                    away(error)
             except NotFound:
                 if loop.time() - since > UNREAD_S_MAX:
                     raise

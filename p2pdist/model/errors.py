@@ -95,6 +95,11 @@ class Unavailable(P2PDistError):
     slug, title, exit_code, http_status = "unavailable", "A service is unavailable", 5, 503
 
 
+class Unsuitable(Unavailable):
+    """A service that lacks what it is needed for, such as byte ranges. Trying again does not help
+    before it is set up otherwise."""
+
+
 class Damaged(Unavailable):
     """Content of a store that changed on the disk after it had verified. What is wrong was dropped,
     so another pull brings it again. `blob` is the digest of the blob, "" for what is none."""
@@ -126,23 +131,32 @@ class Space(Protocol):
 class DiskFull(P2PDistError):
     """Not enough space, or no inode for another file. `needed` and `free` are bytes, and so is
     `capacity`, which is given where `needed` would not fit into an empty store: then no retry
-    helps, here or on another machine like this one. `short_of` says what is missing."""
+    helps, here or on another machine like this one. `short_of` says what is missing. `kept`: it is
+    a store, which keeps what has arrived."""
 
     slug, title, http_status = "disk-full", "Not enough disk space", 507
 
     def __init__(
-        self, where: str, *, needed: int, free: int, short_of: str = "space", capacity: int | None = None
+        self,
+        where: str,
+        *,
+        needed: int,
+        free: int,
+        short_of: str = "space",
+        capacity: int | None = None,
+        kept: bool = True,
     ) -> None:
-        kept = "what has arrived is kept for a retry"
         if short_of == "inodes":
             what = f"{where} lacks inodes: no more files can be made there, though {free} bytes are free"
-            remedy = f"Remove files, or give the store a file system with more inodes (df -i shows them); {kept}"
+            remedy = "Remove files, or take a file system with more inodes (df -i shows them)"
         elif short_of == "quota":
             what = f"{where} lacks quota: {needed} bytes needed, and this user may use no more there"
-            remedy = f"Have the quota raised, or remove files of this user; {kept}"
+            remedy = "Have the quota raised, or remove files of this user"
         else:
             what = f"{where} lacks space: {needed} bytes needed, {free} bytes free"
-            remedy = f"Free some space or give the store another disk; {kept}"
+            remedy = "Free some space there or take another disk"
+        if kept:
+            remedy += "; what has arrived is kept for a retry"
         if capacity is not None:
             what += f", at most {capacity} bytes in all"
             remedy = "Make it smaller, or give the store a larger --capacity or disk"
@@ -153,12 +167,15 @@ class DiskFull(P2PDistError):
             self.details["capacity"] = capacity
 
     @classmethod
-    def on(cls, where: str, space: Space, *, needed: int, code: int | None = errno.ENOSPC) -> DiskFull:
+    def on(
+        cls, where: str, space: Space, *, needed: int, code: int | None = errno.ENOSPC, kept: bool = True
+    ) -> DiskFull:
         """The failure of a write to `where` that ended with the error `code`; `space` is that of
         its file system."""
         without_inodes = space.f_files and not space.f_favail  # 0 of 0 where their number is not fixed
         short_of = "quota" if code == errno.EDQUOT else "inodes" if without_inodes else "space"
-        return cls(where, needed=needed, free=space.f_bavail * space.f_frsize, short_of=short_of)
+        free = space.f_bavail * space.f_frsize
+        return cls(where, needed=needed, free=free, short_of=short_of, kept=kept)
 
     @property
     def never_fits(self) -> bool:

@@ -275,7 +275,8 @@ def _refusal(answer: Answer, cause: str, what: str, cloud: Cloud, right: str, pr
         details.append(f"it is {answer.place}")
     remedy = _REMEDIES.get(cause, "")
     if answer.status == 407:
-        remedy = f"Give the proxy {proxy} a user and password in HTTP_PROXY or HTTPS_PROXY"
+        named = f"the proxy {proxy}" if proxy else "the proxy on the way"
+        remedy = f"Give {named} a user and password in HTTP_PROXY or HTTPS_PROXY"
     elif answer.status == 451:
         remedy = "Its server may not give it away for legal reasons"
     elif not remedy and cloud == "web":

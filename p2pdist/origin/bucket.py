@@ -25,7 +25,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError,
 from obstore.store import HTTPStore, from_url
 
 from p2pdist.files import read_small
-from p2pdist.model.errors import P2PDistError, Refused, TooLarge, Unavailable, UsageError
+from p2pdist.model.errors import P2PDistError, Refused, TooLarge, Unavailable, Unsuitable, UsageError
 from p2pdist.model.url import redacted
 from p2pdist.origin.answer import Cloud, failure, missing_storage, read_answer
 from p2pdist.origin.contract import WEB_SCHEMES
@@ -231,8 +231,9 @@ class Bucket:
         except (P2PDistError, AlreadyExistsError, PreconditionError):
             raise
         except NotSupportedError as error:
-            raise Unavailable(
-                f"{self.url} cannot {what}: it does not serve byte ranges", remedy="Use a web server that honours Range"
+            raise Unsuitable(
+                f"{self.url} cannot {what}: it does not serve byte ranges",
+                remedy="Use a web server that honours Range, such as nginx; Python's http.server does not",
             ) from error
         except (BaseError, FileNotFoundError) as error:
             answer = read_answer(error)

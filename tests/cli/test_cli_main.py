@@ -282,3 +282,38 @@ def test_a_path_that_is_empty_is_no_directory(tmp_path: Path, monkeypatch: pytes
         assert (done.returncode, "path is empty" in done.stderr) == (2, True)
     assert run("pack", "source", "-t", "a:1", "--layout", "made", P2PDIST_LAYOUT="").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "source"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("quiet = 3", "not a valid boolean"),
+        ("level = 3.7", "not a valid integer"),
+        ("level = true", "not a valid integer"),
+        ("[[pack]]\nlevel = 3", "a list of tables"),
+    ],
+)
+def test_values_of_the_file_are_checked_as_flags_are(tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "file.toml").write_text(text)
+    done = run("pack", tmp_path / "source", "-t", "a:1", "--config", tmp_path / "file.toml")
+    assert (done.returncode, word in done.stderr) == (2, True), done.stderr
+
+
+def test_a_failure_is_json_wherever_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file.toml").write_text("json = true")
+    verb = ("pack", tmp_path / "none", "-t", "a:1")
+    for arguments, environment in (
+        ((*verb, "--json"), {}),
+        ((*verb, "--config", tmp_path / "file.toml"), {}),
+        (verb, {"P2PDIST_JSON": "on"}),
+        (verb, {"P2PDIST_PACK_JSON": "1"}),
+    ):
+        done = run(*arguments, **environment)
+        assert json.loads(done.stdout)["status"] == 404
+    assert run(*verb).stdout == ""
+
+
+def test_a_registry_that_is_away_is_said_in_plain_words() -> None:
+    done = run("ls", "--at-origin", "--origin", "oci://127.0.0.1:1/packages")
+    assert (done.returncode, "connection refused" in done.stderr, "ssl" in done.stderr) == (5, True, False), done.stderr

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from test_cli_main import run
 
+from p2pdist.cli.verbs.blob import named_file
 from p2pdist.model.manifest import SQUASHFS_TYPE, TREE_TYPE
+from p2pdist.mount import kernel
 
 
 @pytest.fixture
@@ -250,3 +252,47 @@ def test_one_format_and_one_output(place: Path) -> None:
         assert archive.getnames()
     assert not (place / "tar").read_bytes()[-512:].strip(b"\0")
     assert out.is_symlink()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("form", ["squashfs", "tree"])
+def test_a_layout_that_may_only_be_read_is_exported(place: Path, form: str) -> None:
+    """As one that a team has on a file server."""
+    done(place, "pack", place / "src", "-t", "a/b:v1", "--format", form)
+    (place / "shared").mkdir()
+    kernel.mount("shared", place / "shared", "tmpfs")
+    try:
+        shutil.copytree(place / "layout", place / "shared/layout")
+        subprocess.run(["mount", "-o", "remount,ro", place / "shared"], check=True)
+        layout = ("--layout", place / "shared/layout")
+        for kind in ("dir", "tar", "xar"):
+            made = run("export", "a/b:v1", f"--{kind}", "-o", place / kind, *layout)
+            assert made.returncode == 0, made.stderr
+        streamed = run("export", "a/b:v1", "--tar", "-o", "-", *layout, "-q")
+        assert streamed.returncode == 0, streamed.stderr
+        assert sorted(path.name for path in place.iterdir()) == ["dir", "layout", "shared", "src", "tar", "xar"]
+        assert (place / "dir/sub/deep").read_text() == "deep"
+    finally:
+        kernel.unmount(place / "shared")
+
+
+def test_a_layer_that_is_elsewhere_is_said(place: Path) -> None:
+    """As the base of a package that was packed onto one at the origin."""
+    packed = done(place, "pack", place / "src", "-t", "a/b:v1")
+    (place / "layout/blobs/sha256" / packed["layers"][0]["digest"][7:]).unlink()
+    problem = done(place, "export", "a/b:v1", "--tar", "-o", place / "tar", code=3)
+    assert "layer sha256:" in problem["detail"] and "base" in problem["remedy"]
+
+
+def test_a_blob_becomes_a_file_and_nothing_else(tmp_path: Path) -> None:
+    """/dev/stdout is a link: a file took its place."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "to fifo").symlink_to("fifo")
+    (tmp_path / "to file").symlink_to("new")
+    socket = tmp_path / "agent.sock"
+    digest = f"sha256:{'0' * 64}"
+    for output in ("-", tmp_path / "fifo", tmp_path / "to fifo"):
+        refused = run("blob", "pull", digest, "-o", output, "--socket", socket)
+        assert (refused.returncode, "is no file" in refused.stderr) == (2, True), refused.stderr
+    assert named_file(tmp_path / "to file") == tmp_path / "new"
+    assert named_file(tmp_path / "plain") == tmp_path / "plain"

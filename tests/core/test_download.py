@@ -42,7 +42,7 @@ from p2pdist.core.sources import (
     Sources,
 )
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, Unsuitable
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
 from p2pdist.model.rendezvous import ranked
@@ -348,10 +348,12 @@ def test_with_a_tracker_a_keeper_does_not_read_the_origin() -> None:
         assert not any(isinstance(each, OpenStream) and each.source == ORIGIN for each in pull(Tick(), 0.25))
 
 
-@pytest.mark.parametrize("error", [NotFound("no such blob"), Refused("no"), Unavailable("no origin")])
+@pytest.mark.parametrize(
+    "error", [NotFound("no such blob"), Refused("no"), Unsuitable("no ranges"), Unavailable("no origin")]
+)
 def test_what_a_keeper_cannot_read_of_its_own_accord_does_not_end_its_pull(error: P2PDistError) -> None:
     """Others may have it; with a lease all wait for what its holder finds out."""
-    reason = {NotFound: "missing", Refused: "refused", Unavailable: "failed"}[type(error)]
+    reason = {NotFound: "missing", Refused: "refused", Unsuitable: "refused", Unavailable: "failed"}[type(error)]
     pull = Pull(host="B")
     pull.alone(B)
     assert pull.until_commands() == [OpenStream(1, ORIGIN, 0)]
@@ -424,6 +426,14 @@ def test_an_origin_that_lacks_the_blob_ends_the_pull_at_once() -> None:
     pull.plan(0, ORIGIN)
     error = NotFound("no such blob")
     assert pull(StreamEnded(1, "missing", error=error)) == [Complain(0, ORIGIN, "missing"), GaveUp(error)]
+
+
+def test_an_origin_that_serves_no_ranges_ends_the_pull() -> None:
+    """It is unavailable, and stays so until it is set up otherwise: nobody waits for that."""
+    pull = Pull()
+    pull.plan(0, ORIGIN)
+    error = Unsuitable("it does not serve byte ranges")
+    assert pull(StreamEnded(1, "refused", error=error)) == [Complain(0, ORIGIN, "refused"), GaveUp(error)]
 
 
 def test_what_this_host_did_wrong_ends_the_pull_and_blames_nobody() -> None:

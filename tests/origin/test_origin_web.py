@@ -13,7 +13,7 @@ import pytest
 from origin_rig import Web, free_port, store_file
 
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, Unsuitable, UsageError
 from p2pdist.model.manifest import Descriptor, parse_reference
 from p2pdist.origin import bucket
 from p2pdist.origin.contract import Origin
@@ -120,8 +120,9 @@ async def test_what_a_server_answers_decides_the_failure(
 async def test_a_server_without_ranges_is_told_apart(web: StartWeb, stored: Stored) -> None:
     directory, digest, _ = stored
     async with opened(web(directory, "max_ranges 0;").url) as origin:
-        with pytest.raises(Unavailable, match="byte ranges"):
+        with pytest.raises(Unsuitable, match="byte ranges") as caught:
             await origin.read_range(digest, 10, 10)
+    assert caught.value.exit_code == Unavailable.exit_code
 
 
 async def test_nobody_listens() -> None:

@@ -47,6 +47,8 @@ def test_no_pattern_leaves_nothing_out() -> None:
 def test_a_wrong_pattern_is_named() -> None:
     with pytest.raises(UsageError, match=r"'!' in the flags"):
         matcher(["*.log", "!"], where="the flags")
+    with pytest.raises(UsageError, match=r"'\[z-a\]' in the flags"):
+        matcher(["*.log", "[z-a]"], where="the flags")
     with pytest.raises(TooLarge):
         matcher(["x"] * (PATTERNS_MAX + 1))
 

@@ -333,8 +333,9 @@ async def test_a_failure_leaves_no_image(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     stand_in(tmp_path / "bin", "echo 'Write failed because No space left on device' >&2\nexit 1", monkeypatch)
-    with pytest.raises(DiskFull, match="5000 bytes needed"):
+    with pytest.raises(DiskFull, match="5000 bytes needed") as full:
         await build_image(tmp_path / "a", tmp_path / "image", size_estimate=5000)
+    assert "kept" not in full.value.remedy  # the draft is gone
 
 
 async def test_cancelling_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

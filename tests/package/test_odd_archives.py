@@ -4,6 +4,7 @@ whole."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import os
 import shutil
@@ -13,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -20,12 +22,13 @@ import odd_archives as odd
 import pytest
 from test_archive_import import image_layout
 
-from p2pdist.model.errors import Corrupt, P2PDistError, TooLarge
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, TooLarge
 from p2pdist.model.manifest import parse_reference
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.archive.import_ import unpack_source
 from p2pdist.package.archive.untar import Applied, apply_tar, finish
 from p2pdist.package.pack import pack
+from p2pdist.package.source.scan import source_path
 
 REFERENCE = parse_reference("a/b:v1")
 Tree = dict[bytes, tuple[str, int, bytes]]
@@ -270,3 +273,46 @@ def test_what_is_no_tar_is_called_so(tmp_path: Path, data: bytes) -> None:
     """A zip or an lz4 is no damaged tar: copying it again does not help."""
     with pytest.raises(Corrupt, match="is no tar"):
         imported(data, tmp_path)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_archive_comes_through_a_pipe(tmp_path: Path, compressed: bool) -> None:
+    """As of `docker save NAME | p2pdist import -`, of a FIFO and of <(...) of a shell, a few bytes
+    at a time."""
+    data = odd.file(b"name", b"x" * 70_000) + odd.END
+    data = gzip.compress(data) if compressed else data
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+
+    def write() -> None:
+        with open(tmp_path / "fifo", "wb", buffering=0) as pipe:
+            for part in (data[:2], data[2:5], data[5:]):
+                pipe.write(part)
+
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(write)
+        (tmp_path / "work").mkdir()
+        unpacked = unpack_source(source_path(tmp_path / "link", "archive"), tmp_path / "work")
+        written.result()
+    assert (unpacked.root / "name").stat().st_size == 70_000
+    with pytest.raises(NotFound, match="it is a device"):
+        unpack_source(Path("/dev/null"), tmp_path / "work")
+
+
+def test_settings_of_an_image_that_no_program_can_have(tmp_path: Path) -> None:
+    """Runtimes of containers ignore entries without a name or a value, and end ".." at the root."""
+    config = {"Env": ["A=1", "NAMELESS", "=x", "B="], "WorkingDir": "/../../srv/./app/.."}
+    image_layout(tmp_path / "image", [odd.file(b"file") + odd.END], config)
+    (tmp_path / "work").mkdir()
+    unpacked = unpack_source(tmp_path / "image", tmp_path / "work")
+    assert unpacked.config.env == ("A=1", "B=")
+    assert unpacked.config.working_dir == "/srv"
+    assert ["NAMELESS" in note for note in unpacked.notes] == [True]
+
+
+def test_an_index_of_nothing_is_called_so(tmp_path: Path) -> None:
+    image_layout(tmp_path / "image", [odd.file(b"file") + odd.END], {})
+    (tmp_path / "image/index.json").write_text('{"schemaVersion": 2, "manifests": []}')
+    (tmp_path / "work").mkdir()
+    with pytest.raises(NotFound, match="there is no image in it"):
+        unpack_source(tmp_path / "image", tmp_path / "work")

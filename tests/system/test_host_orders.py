@@ -91,6 +91,8 @@ def test_a_drained_host_serves_no_other_and_is_picked_by_no_preseed(site: Site) 
         first.start()
         until(lambda: client.host("h0").present)
         assert client.host("h0").drained, "a new start of the agent changes nothing"
+        assert site.command("hosts", "fill", "h0", *at)[:2] == (0, {"host": "h0", "drained": False})
+        assert site.command("hosts", "--json", "drain", "h0", *at)[:2] == (0, {"host": "h0", "drained": True})
         client.fill("h0")
         assert not client.host("h0").drained
         told(client, "h2")

@@ -130,3 +130,15 @@ async def test_a_token_is_shown_over_tls_to_its_own_fleet(tmp_path: Path) -> Non
                 await client.hosts()
         with pytest.raises(Unauthenticated, match="expired"):
             Tracker(site.url, token=site.token("slurm", now=1.0))
+
+
+async def test_a_wait_tells_that_no_tracker_answers() -> None:
+    """It goes on, as trackers start anew; nobody needs to guess what it waits for."""
+    heard: list[str] = []
+    async with Tracker(f"http://127.0.0.1:{free_port()}") as client:
+        waiting = asyncio.ensure_future(client.wait("one", away=lambda error: heard.append(error.what)))
+        while not heard:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        waiting.cancel()
+    assert "does not answer" in heard[0]

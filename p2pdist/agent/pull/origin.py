@@ -16,7 +16,7 @@ from typing import Protocol
 from p2pdist.agent.pull.vouched import VouchedPull
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, Unsuitable
 from p2pdist.model.selection import Selection
 from p2pdist.origin.contract import Origin
 from p2pdist.origin.drivers import open_origin
@@ -268,7 +268,7 @@ class OriginReader:
                 return StreamClosed(self.number, "corrupt", str(error))
             case NotFound():
                 return StreamClosed(self.number, "missing", error.what, error)
-            case Refused():
+            case Refused() | Unsuitable():
                 return StreamClosed(self.number, "refused", error.what, error)
             case Unavailable():
                 return StreamClosed(self.number, "busy", error.what, error)

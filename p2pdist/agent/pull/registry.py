@@ -205,7 +205,7 @@ class Registry:
     def stop_fetching(self, error: P2PDistError | None = None) -> None:
         """End all pulls, with `error`, or because the agent stops; what has arrived stays."""
         for pull in list(self._fetching.values()):
-            pull.reject(error or Unavailable("the agent stops"))
+            pull.reject(error or Unavailable("the agent stops", remedy="Pull again when it has been started"))
 
     def leave_revoked(self) -> None:
         """Receive nothing more from hosts that are revoked."""

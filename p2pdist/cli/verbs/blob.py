@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +151,7 @@ def _wanted(names: Sequence[str], directory: Path | None, target: Path | None, o
     if len(chosen) > FILES_MAX:
         raise UsageError(f"{len(chosen)} files are over the limit of {FILES_MAX}", remedy="Name fewer at a time")
     if target is not None:
+        target = named_file(target)
         if len(chosen) > 1:
             raise UsageError(f"{len(chosen)} files cannot become {target}", remedy="Give -d DIRECTORY")
         return [_Wanted(digest, target) for digest in chosen]
@@ -194,6 +196,16 @@ def _file_name(digest: Digest, title: str) -> str:
     """A name below the directory and nowhere else, whatever the origin says."""
     safe = title not in ("", ".", "..") and "/" not in title and "\0" not in title
     return title if safe else hex_of(digest)
+
+
+def named_file(target: Path) -> Path:
+    """The file that --output names, or that a link of this name leads to. Raises UsageError for
+    what is no file, as another name of standard output is."""
+    if str(target) == "-" or (target.exists() and not target.is_file() and not target.is_dir()):
+        raise UsageError(
+            f"{target} is no file but standard output, a device or a pipe", remedy="Name a file; - is one as ./-"
+        )
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
 def _make(directory: Path) -> None:

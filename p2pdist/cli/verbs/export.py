@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
@@ -93,7 +95,7 @@ class _Export:
         async with opened_layout(directory) as layout:
             described, manifest, _ = await read_manifest(reference, [layout])
             config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
-            with layout.stage_directory(f"{described.digest} exported as {self._kind}") as stage:
+            with self._stage(layout, f"{described.digest} exported as {self._kind}") as stage:
                 if self._kind == "modelpack":
                     await self._write_model(reference, manifest, layout, stage)
                 else:
@@ -104,6 +106,18 @@ class _Export:
             if self._kind in ("xar", "tar") and self._target.is_file():
                 document["size"] = self._target.stat().st_size
         return document
+
+    def _stage(self, layout: LocalLayout, purpose: str) -> AbstractContextManager[Path]:
+        """A directory for what is made on the way: in the layout or, where that may only be read,
+        beside what is written."""
+        from p2pdist.origin.drafts import stage_directory
+        from p2pdist.package.archive.export import is_stream
+
+        if os.access(layout.directory, os.W_OK):
+            return layout.stage_directory(purpose)
+        streamed = str(self._target) == "-" or is_stream(self._target)
+        place = Path(tempfile.gettempdir()) if streamed else self._target.absolute().parent
+        return stage_directory(place, f"{purpose} from {layout.url} to {self._target}")
 
     async def _write(self, manifest: Manifest, config: Config, layout: LocalLayout, stage: Path) -> None:
         from p2pdist.package.archive.export import write_xar

@@ -47,7 +47,7 @@ def command(ctx: click.Context, tracker: str, as_json: bool) -> None:
 def show(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
     """Show one host: where it is, how it does, and what it shows."""
     found = asyncio.run(_host(tracker_named(ctx, tracker), host))
-    if as_json:
+    if output.wants_json(ctx, as_json):
         output.print_json(found)
         return
     rate = output.amount
@@ -72,23 +72,31 @@ def show(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
 @command.command("drain")
 @click.argument("host", metavar="HOST")
 @tracker_option
+@output.json_option
 @click.pass_context
-def drain(ctx: click.Context, host: str, tracker: str) -> None:
+def drain(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
     """Have HOST serve no other host: its children get other parents, and no preseed picks it. It
     goes on to receive, and its agent goes on; p2pdist drain, on the host, ends that. It lasts until
     p2pdist hosts fill, at all trackers, also where they start anew and have a --state."""
     asyncio.run(_drain(tracker_named(ctx, tracker), host, drained=True))
-    output.say(f"{host} serves no other host")
+    if output.wants_json(ctx, as_json):
+        output.print_json({"host": host, "drained": True})
+    else:
+        output.say(f"{host} serves no other host")
 
 
 @command.command("fill")
 @click.argument("host", metavar="HOST")
 @tracker_option
+@output.json_option
 @click.pass_context
-def fill(ctx: click.Context, host: str, tracker: str) -> None:
+def fill(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
     """Have HOST, which is drained, serve other hosts again."""
     asyncio.run(_drain(tracker_named(ctx, tracker), host, drained=False))
-    output.say(f"{host} serves other hosts again")
+    if output.wants_json(ctx, as_json):
+        output.print_json({"host": host, "drained": False})
+    else:
+        output.say(f"{host} serves other hosts again")
 
 
 def _state(host: HostStatus) -> str:

@@ -65,9 +65,10 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2), an OCI image
-    layout, or what docker save writes, unpacked or not; or of an image docker://REGISTRY/NAME:TAG,
-    which comes straight from its registry. Its credentials are those of docker login.
+    """Make a package of SOURCE: a directory, a tar (also .gz, .zst, .xz, .bz2; - is standard
+    input), an OCI image layout, or what docker save writes, unpacked or not; or of an image
+    docker://REGISTRY/NAME:TAG, which comes straight from its registry. Its credentials are
+    those of docker login.
 
     The layers of an image are merged into one. Its entrypoint, command, environment and working
     directory are kept; options win over them. Its user, owners, devices, setuid bits and file
@@ -82,6 +83,7 @@ def command(
     """
     from p2pdist.package.source.scan import source_path
 
+    source = "/dev/stdin" if source == "-" else source
     if (tag is None) == (name is None):
         raise UsageError("say once what to call the package", remedy="Write -t NAME:TAG")
     reference = parse_reference(tag or name or "")

@@ -171,12 +171,12 @@ def command(
 ) -> None:
     """Pack the directory SOURCE as a package into the local layout.
 
-    Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs
-    and setuid bits are left out and named; with a --base, whiteouts (character devices 0/0) stay.
-    Files that match a pattern in SOURCE/.p2pdistignore are left out, too. Symbolic links are packed
-    as links; warnings name links that lead out of the package or nowhere, and files that only their
-    owner may read. The links of a Hugging Face snapshot to the blobs of its cache are packed as
-    files.
+    Equal files, modes and modification times give an equal package. Device nodes, sockets, FIFOs,
+    setuid bits and file capabilities are left out and named; with a --base, whiteouts (character
+    devices 0/0) stay. Files that match a pattern in SOURCE/.p2pdistignore are left out, too.
+    Symbolic links are packed as links; warnings name links that lead out of the package or nowhere,
+    and files that only their owner may read. The links of a Hugging Face snapshot to the blobs of
+    its cache are packed as files.
 
     The project file p2pdist.toml in SOURCE, or without SOURCE in this directory, may say most of
     this: name, tag, base, entrypoint, working_dir, format, ignore, a table [env], and for several

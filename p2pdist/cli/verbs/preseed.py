@@ -9,7 +9,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.connect import hosts_options, tracker_option
 from p2pdist.cli.options import parse_share
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import P2PDistError, Unavailable, UsageError
 from p2pdist.model.image import canonical_reference
 from p2pdist.model.preseed import PreseedRequest, PreseedSummary, Progress
 from p2pdist.model.units import parse_duration
@@ -136,11 +136,12 @@ async def _order(tracker: str, order: PreseedRequest, share: float | None, *, qu
         _show_notes(preseed, shown)
         if share is None or is_over(preseed, share):
             return preseed
-        said_at, said = asyncio.get_running_loop().time(), ""
+        said_at, said, is_away = asyncio.get_running_loop().time(), "", False
         with output.Progress(quiet=quiet) as bar:
 
             def told(found: Progress) -> None:
-                nonlocal said_at, said
+                nonlocal said_at, said, is_away
+                is_away = False
                 bar(found.package.partition("@")[0], found.bytes_done, found.bytes_total)
                 _show_notes(found, shown)
                 now, waits = asyncio.get_running_loop().time(), _waits_for(found)
@@ -149,8 +150,14 @@ async def _order(tracker: str, order: PreseedRequest, share: float | None, *, qu
                     if not quiet:
                         output.note(f"preseed {found.id}: {waits}")
 
+            def away(error: Unavailable) -> None:
+                nonlocal is_away
+                if not is_away and not quiet:
+                    output.note(f"preseed {preseed.id}: {error.what}; waiting for it")
+                is_away = True
+
             bar(preseed.package.partition("@")[0], preseed.bytes_done, preseed.bytes_total)
-            return await client.wait(preseed.id, quorum=share, pause_s=WAIT_S, told=told)
+            return await client.wait(preseed.id, quorum=share, pause_s=WAIT_S, told=told, away=away)
 
 
 def _waits_for(preseed: Progress) -> str:

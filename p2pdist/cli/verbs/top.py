@@ -159,14 +159,14 @@ def _totals(state: FleetState) -> Text:
     totals = state.totals
     if totals is None:
         return Text("nothing is known yet")
-    text = Text.assemble((f"{totals.hosts} hosts", "bold"), f", {totals.receiving} receiving")
+    text = Text.assemble((output.counted(totals.hosts, "host"), "bold"), f", {totals.receiving} receiving")
     for count, word, style in (
         (totals.away, "away", "red"),
         (totals.slow, "slow", "yellow"),
         (totals.blamed, "blamed", "magenta"),
     ):
         text.append(f", {count} {word}", style if count else "dim")
-    text.append(f"   {totals.swarms} swarms, {totals.running} running")
+    text.append(f"   {output.counted(totals.swarms, 'swarm')}, {totals.running} running")
     if totals.stalled:
         text.append(f", {totals.stalled} stalled", "bold red")
     text.append(f"   origin leases {totals.origin_leases}   delivered {output.amount(totals.rate_bytes_s)}/s")

@@ -38,22 +38,30 @@ def command(ctx: click.Context, tracker: str, as_json: bool) -> None:
 @command.command("drain")
 @click.argument("tracker_id", metavar="ID")
 @tracker_option
+@output.json_option
 @click.pass_context
-def drain(ctx: click.Context, tracker_id: str, tracker: str) -> None:
+def drain(ctx: click.Context, tracker_id: str, tracker: str, as_json: bool) -> None:
     """Have a tracker give all its blobs to the others, as before its machine is taken away. Streams
     go on. It lasts until the tracker starts anew, or p2pdist trackers fill."""
     asyncio.run(_ask(tracker_named(ctx, tracker), "POST", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
-    output.say(f"{tracker_id} gives its blobs to the other trackers")
+    if output.wants_json(ctx, as_json):
+        output.print_json({"tracker": tracker_id, "draining": True})
+    else:
+        output.say(f"{tracker_id} gives its blobs to the other trackers")
 
 
 @command.command("fill")
 @click.argument("tracker_id", metavar="ID")
 @tracker_option
+@output.json_option
 @click.pass_context
-def fill(ctx: click.Context, tracker_id: str, tracker: str) -> None:
+def fill(ctx: click.Context, tracker_id: str, tracker: str, as_json: bool) -> None:
     """Have a tracker that drains take its share of the blobs again, a little at a time."""
     asyncio.run(_ask(tracker_named(ctx, tracker), "DELETE", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
-    output.say(f"{tracker_id} takes its share of the blobs again")
+    if output.wants_json(ctx, as_json):
+        output.print_json({"tracker": tracker_id, "draining": False})
+    else:
+        output.say(f"{tracker_id} takes its share of the blobs again")
 
 
 def _show(answer: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ from p2pdist.core.download.stripe import Complete, Receiving, Stripe, Waiting
 from p2pdist.core.origin_seeding import Readers
 from p2pdist.core.sources import Candidates, Sources
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable
+from p2pdist.model.errors import Corrupt, P2PDistError, Unavailable, Unsuitable
 from p2pdist.model.messages import Reason
 from p2pdist.model.pieces import PieceLayout, PieceSet
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
@@ -417,7 +417,7 @@ class Download:
         self._patience.failure = f"{source}: {event.error.what if event.error else reason}", now
         out.append(Complain(stripe.number, source, reason, event.piece))
         leased = source == ORIGIN and stripe.candidates.parent == ORIGIN
-        if leased and event.error is not None and event.error.exit_code in (3, 4):
+        if leased and event.error is not None and _is_lasting(event.error):
             self._give_up(event.error, out)
             return
         stripe.candidates.failed(source)
@@ -513,6 +513,11 @@ def _out_of_patience(download: Download, now: float) -> Unavailable | None:
     if now - since <= patience_s or download.held:
         return None
     return _starved(download.blob, patience_s, download._patience.failure[0], tracker=tracker)
+
+
+def _is_lasting(error: P2PDistError) -> bool:
+    """Whether reading the origin again would fail as well."""
+    return error.exit_code in (3, 4) or isinstance(error, Unsuitable)
 
 
 def _complaint(reason: str) -> Reason:

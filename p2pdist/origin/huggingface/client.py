@@ -26,6 +26,7 @@ from p2pdist.model.errors import (
     Unauthenticated,
     Unavailable,
     printable,
+    unreached,
 )
 from p2pdist.model.hub import Code, failure
 from p2pdist.origin.registry.addresses import AllowedAddresses, ElsewhereResolver, HomeResolver
@@ -195,5 +196,5 @@ class HubClient:
         return Refused(what, remedy="See the log of the hub")
 
     def _away(self, method: str, url: URL, error: Exception) -> Unavailable:
-        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        return Unavailable(f"{self.url} cannot be reached ({method} {url.path}): {why}", remedy="Try again later")
+        what = f"{self.url} cannot be reached ({method} {url.path}): {unreached(error)}"
+        return Unavailable(what, remedy="Check that the address is right and the server is up")

@@ -24,7 +24,7 @@ from aiohttp.abc import AbstractResolver
 from aiohttp.helpers import get_env_proxy_for_url
 from yarl import URL
 
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, TooLarge, Unavailable, unreached
 from p2pdist.origin.registry.accounts import Account, Accounts, Fixed, docker_accounts
 from p2pdist.origin.registry.addresses import (
     AllowedAddresses,
@@ -264,8 +264,8 @@ class RegistryClient:
         return Unavailable(what, remedy="Try again later", **details)
 
     def _away(self, method: str, url: URL, error: Exception) -> Unavailable:
-        why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        return Unavailable(f"{self.url} cannot be reached ({method} {url.path}): {why}", remedy="Try again later")
+        what = f"{self.url} cannot be reached ({method} {url.path}): {unreached(error)}"
+        return Unavailable(what, remedy="Check that the address is right and the server is up")
 
 
 def redirect_target(shown: str, base: URL, url: URL, location: str) -> URL:

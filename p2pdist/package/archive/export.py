@@ -414,7 +414,7 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             space = os.statvfs(output.parent)
-            raise DiskFull.on(str(output.parent), space, needed=needed, code=error.errno) from error
+            raise DiskFull.on(str(output.parent), space, needed=needed, code=error.errno, kept=False) from error
         raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error
 
 

@@ -81,7 +81,7 @@ def write_objects(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = sum(entry.size for entry in entries if isinstance(entry, File))
-            raise DiskFull.on(str(objects), os.statvfs(objects), needed=needed, code=error.errno) from error
+            raise DiskFull.on(str(objects), os.statvfs(objects), needed=needed, code=error.errno, kept=False) from error
         raise P2PDistError(f"cannot write the files of the package: {error.strerror}") from error
     finally:
         for handle in handles.values():

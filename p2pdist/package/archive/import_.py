@@ -22,6 +22,7 @@ import io
 import lzma
 import os
 import platform
+import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Iterator
@@ -164,8 +165,8 @@ def unpack_source(
         parse_platform(platform)
     if source.is_dir():
         return _image(source, work, choice, report) or Unpacked(source, "directory")
-    if not source.is_file():
-        raise NotFound(f"there is no directory or archive {source}")
+    if not source.is_file() and not source.is_fifo():
+        raise NotFound(f"there is no directory or archive {source}" + (": it is a device" * source.exists()))
     outer = work / "archive"
     outer.mkdir()
     applied = choice.applied()
@@ -250,7 +251,7 @@ class _Images:
         name = self.choice.image
         images = {image.config: image for image in saved if not name or _is_called(name, image.repo_tags or [], "")}
         if len(images) != 1:
-            raise _ambiguous(name, [tag for image in saved for tag in image.repo_tags or []])
+            raise _ambiguous(name, [tag for image in saved for tag in image.repo_tags or []], len(saved))
         (chosen,) = images.values()
         config = _decoded(self._small(self._inside(chosen.config)), _Image, "the image's config")
         return self._apply([self._inside(layer) for layer in chosen.layers], config, "docker archive")
@@ -264,7 +265,7 @@ class _Images:
             if not name or _is_called(name, _names_of(manifest), manifest.digest)
         }
         if not named or not depth:
-            raise _ambiguous(name, [other for manifest in images for other in _names_of(manifest)])
+            raise _ambiguous(name, [other for manifest in images for other in _names_of(manifest)], len(images))
         chosen = _chosen(list(named.values()), self.choice.platform, name)
         data = self._blob_bytes(chosen)
         if b'"manifests"' in data and b'"layers"' not in data:
@@ -302,7 +303,10 @@ class _Images:
         finish(root, applied)
         run = image.config or _Execution()
         program = (*(run.entrypoint or ()), *(run.cmd or ()))
-        config = Config(program, tuple(run.env or ()), run.working_dir or "")
+        env = [entry for entry in run.env or () if entry.partition("=")[0] and "=" in entry]
+        if impossible := [entry for entry in run.env or () if entry not in env]:
+            notes += (f"the image's environment entries without name or value are left out: {impossible[:5]}"[:500],)
+        config = Config(program, tuple(env), _cleaned(run.working_dir or ""))
         notes += _notes(applied)
         return Unpacked(root, kind, config, applied.seen, applied.closed, tuple(notes), run.user or "")
 
@@ -336,6 +340,11 @@ class _Images:
         if Path(os.path.realpath(self.place)) not in path.parents:
             raise Corrupt(f"the image names {name[:200]!r}, which lies outside of it")
         return path
+
+
+def _cleaned(working_dir: str) -> str:
+    """A working directory as runtimes of containers take it: ".." does not lead above the root."""
+    return posixpath.normpath(working_dir) if working_dir.startswith("/") else working_dir
 
 
 def _is_saved(place: Path) -> bool:
@@ -439,10 +448,14 @@ def this_platform() -> Platform:
     return machine_platform(platform.machine(), cpu)
 
 
-def _ambiguous(name: str, names: list[str]) -> P2PDistError:
+def _ambiguous(name: str, names: list[str], images: int = 1) -> P2PDistError:
+    """The failure of choosing one of so many `images` by a name; "" for any."""
     shown = ", ".join(dict.fromkeys(names)) or "they have no names"
     if name:
-        return NotFound(f"there is no image {name!r} in it; there is: {shown[:500]}")
+        others = f"; there is: {shown[:500]}" if names else ": its images have no names"
+        return NotFound(f"there is no image {name!r} in it{others}")
+    if not images:
+        return NotFound("there is no image in it: its list of images is empty")
     return UsageError(
         f"it does not hold exactly one image for this machine: {shown[:500]}", remedy="Choose with --image"
     )
@@ -474,12 +487,9 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
 def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
     """The decompressed bytes of an archive, and whether it is compressed: then reading them to
     their end shows that they are whole."""
-    with _regular(Path(os.path.realpath(path))) as file:
-        head = file.read(6)
-        file.seek(0)
-        counted = cast(
-            IO[bytes], io.BufferedReader(_Counted(file, os.fstat(file.fileno()).st_size, report), CHUNK_BYTES)
-        )
+    with _readable(path) as file:
+        counted = io.BufferedReader(_Counted(file, os.fstat(file.fileno()).st_size, report), CHUNK_BYTES)
+        head = counted.peek(6)[:6]
         stream: Any = None
         if head.startswith(b"\x1f\x8b"):
             stream = gzip.GzipFile(fileobj=counted, mode="rb")
@@ -493,6 +503,22 @@ def _opened(path: Path, report: Report) -> Iterator[tuple[IO[bytes], bool]]:
             yield counted, False
         else:
             yield cast(IO[bytes], io.BufferedReader(stream, CHUNK_BYTES)), True
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[IO[bytes]]:
+    """A file or a pipe, such as /dev/stdin, open for reading. Raises as _regular does."""
+    if not path.is_fifo():
+        with _regular(Path(os.path.realpath(path))) as file:
+            yield file
+        return
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
 
 
 class _Frames(io.RawIOBase):

@@ -585,7 +585,7 @@ def _wrong(path: bytes, what: str) -> Corrupt:
 
 
 def _full(target: Path, needed: int, code: int | None = errno.ENOSPC) -> DiskFull:
-    return DiskFull.on(str(target), os.statvfs(target), needed=needed, code=code)
+    return DiskFull.on(str(target), os.statvfs(target), needed=needed, code=code, kept=False)
 
 
 _ATTRIBUTE, _ACCESS_LIST = "SCHILY.xattr.", "SCHILY.acl."

@@ -255,7 +255,7 @@ def _failure(source: Path, output: Path, message: str, code: int, size_estimate:
         return _without_memory(source, code)
     if "No space left" in message or "Disk quota" in message:
         code = errno.EDQUOT if "Disk quota" in message else errno.ENOSPC
-        return DiskFull.on(str(output.parent), os.statvfs(output.parent), needed=size_estimate, code=code)
+        return DiskFull.on(str(output.parent), os.statvfs(output.parent), needed=size_estimate, code=code, kept=False)
     if "invalid option" in message:
         return P2PDistError("the installed mksquashfs is too old", remedy="Install squashfs-tools 4.5 or later")
     lines = [line.strip() for line in message.splitlines() if line.strip()]

@@ -8,6 +8,7 @@ the project file. What lies in a directory that is left out is left out with it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def matcher(patterns: Sequence[str], *, where: str = "the patterns") -> Ignore |
 
     try:
         spec = GitIgnoreSpec.from_lines(patterns)
-    except ValueError:
+    except (ValueError, re.error):  # gitignore(5) takes [z-a]; no file matches it
         wrong = next((pattern for pattern in patterns if not _is_pattern(pattern)), "")
         raise UsageError(
             f"{wrong[:200]!r} in {where} is not a pattern", remedy="Write patterns as in a .gitignore file"
@@ -69,6 +70,6 @@ def _is_pattern(pattern: str) -> bool:
 
     try:
         GitIgnoreSpec.from_lines([pattern])
-    except ValueError:
+    except (ValueError, re.error):
         return False
     return True

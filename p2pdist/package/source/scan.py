@@ -107,6 +107,8 @@ def source_path(source: Path, kind: str = "directory") -> Path:
     except ValueError as error:  # a NUL
         raise UsageError(f"{str(source)!r} is not a path", remedy="Name the directory to pack") from error
     except OSError as error:
+        if error.errno == errno.ENOENT and source.is_fifo():  # /dev/stdin is a link to what has no path
+            return source.absolute()
         raise _not_there(source, kind, error) from error
 
 

@@ -93,7 +93,9 @@ def stage(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = sum(entry.status.st_size for entry in walk(source, ignore=ignore, only=only))
-            raise DiskFull.on(str(target.parent), os.statvfs(target.parent), needed=needed, code=error.errno) from error
+            raise DiskFull.on(
+                str(target.parent), os.statvfs(target.parent), needed=needed, code=error.errno, kept=False
+            ) from error
         where = printable(os.fsdecode(error.filename or b""))
         raise P2PDistError(f"cannot stage {source}: {where}: {error.strerror}") from error
 

@@ -82,7 +82,7 @@ class PackWriter:
     def _failure(self, error: OSError) -> P2PDistError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             space = os.statvfs(self._directory)
-            return DiskFull.on(str(self._directory), space, needed=self._limit, code=error.errno)
+            return DiskFull.on(str(self._directory), space, needed=self._limit, code=error.errno, kept=False)
         return P2PDistError(f"cannot write to {self._directory}: {error.strerror}", remedy="Check the disk under it")
 
 
