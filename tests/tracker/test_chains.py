@@ -75,7 +75,8 @@ def test_those_who_are_ahead_stand_first() -> None:
     late = Late(FOUR)
     order = ["a 2", "a 0", "a 3", "a 1"]
     for place, name in enumerate(order):
-        late.member(name).counts[0] -= 10 * place
+        member = late.member(name)
+        member.counts = (member.counts[0] - 10 * place, *member.counts[1:])
     line_up(late.swarm, now=NOW)
     assert [late.parents()[name] for name in order] == ["a head", *order[:-1]]
 

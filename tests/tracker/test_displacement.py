@@ -81,7 +81,7 @@ def test_what_is_below_a_late_host_is_no_position() -> None:
     orphans = swarm.members[victim].children[0]
     late = [name for name in swarm.members if swarm.edges.depth(0, name) <= 3 and name != victim]
     for name in late:
-        swarm.members[name].counts = [20, 20]
+        swarm.members[name].counts = (20, 20)
     swarm.remove(victim)
     displacement = Displacement(swarm, 0)
     for orphan in orphans:

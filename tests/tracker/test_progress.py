@@ -424,8 +424,8 @@ def test_where_all_have_whole_stripes_what_is_typical_can_still_rise() -> None:
     whole = swarm.totals[0]
     for step in range(1, 41):
         for number, member in enumerate(swarm.members.values()):
-            counts = [whole, member.counts[1] + (10 if number else step == 1)]
-            member.counts[0] = whole
+            counts = (whole, member.counts[1] + (10 if number else step == 1))
+            member.counts = (whole, *member.counts[1:])
             note_rates(swarm, member, counts, now=step / 4)
             member.counts, member.heard_at = counts, step / 4
     assert swarm.typical_rate > 15

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
-from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.member import FROM_ORIGIN, Member, add, set_time
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Edges:
 
     members: dict[str, Member]
     """The swarm's members by host name, shared with the Swarm, which adds and removes them."""
-    totals: list[int]
+    totals: tuple[int, ...]
     """Pieces of each stripe, shared with the Swarm."""
     roots: list[dict[str, None]] = field(default_factory=list)
     """Hosts that read a stripe from the origin, by stripe. `attach`, `detach`."""
@@ -64,7 +64,8 @@ class Edges:
         assert not member.seed and not self.receives_through(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
         member.parents[stripe] = parent
-        member.moved_at[stripe] = member.attached_at[stripe] = self.now
+        member.moved_at = set_time(member.moved_at, stripe, self.now)
+        member.attached_at = set_time(member.attached_at, stripe, self.now)
         member.set_lag(stripe, None)
         member.promised &= ~(1 << stripe)
         if parent == FROM_ORIGIN:
@@ -73,7 +74,8 @@ class Edges:
             above = self.members[parent]
             member.promised |= bool(above.counts[stripe]) << stripe
             above.children[stripe] += (child,)
-            above.taken[stripe] += not member.slow_receiver
+            if not member.slow_receiver:
+                above.taken = add(above.taken, stripe, 1)
         self.unplanned.pop((stripe, child), None)
         if not self.unplanned:
             self.unplanned.clear()  # an emptied dictionary keeps its room otherwise
@@ -95,7 +97,7 @@ class Edges:
         """`child` leaves its parent, which is a host, for another, which allots a slot for it."""
         above = self.members[child.parents[stripe] or ""]
         if not child.slow_receiver and above.allotted[stripe] >= above.taken[stripe]:
-            above.allotted[stripe] -= 1
+            above.allot(stripe, -1)
         parent.grant_slot(stripe)
         self.attach(stripe, child.host, parent.host)
 
@@ -128,7 +130,7 @@ class Edges:
         member.slow_receiver = slow
         for stripe, parent in enumerate(member.parents):
             if above := self.members.get(parent or ""):
-                above.taken[stripe] += -1 if slow else 1
+                above.taken = add(above.taken, stripe, -1 if slow else 1)
                 overloads = overloads or 0 < above.slots < above.load
         return overloads
 
@@ -144,7 +146,8 @@ class Edges:
         elif parent in self.members:
             above = self.members[parent]
             above.children[stripe] = tuple(name for name in above.children[stripe] if name != member.host)
-            above.taken[stripe] -= not member.slow_receiver
+            if not member.slow_receiver:
+                above.taken = add(above.taken, stripe, -1)
 
     # -- what hosts are still to be told
 

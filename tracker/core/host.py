@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from sys import intern
 
 from p2pdist.model.address import is_loopback, network_of
 from p2pdist.model.digest import Digest
@@ -103,7 +104,7 @@ class Host:
     @property
     def location(self) -> str:
         """Its site and zone, as members of swarms have them (member.py)."""
-        return f"{self.site}{SITE_END}{self.zone}" if self.site else self.zone
+        return intern(f"{self.site}{SITE_END}{self.zone}" if self.site else self.zone)
 
     @property
     def available(self) -> bool:

@@ -94,7 +94,7 @@ class Imports:
         if self.budgets and member.site in self.budgets:
             swarm.wan.untold[member.host] = None
 
-    def advanced(self, swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
+    def advanced(self, swarm: Swarm, member: Member, counts: tuple[int, ...], *, now: float) -> None:
         """A member reports these counts, which it is still to be given."""
         wan = swarm.wan
         ledger = self.ledgers.get(member.site) if wan.imports or wan.stopped else None
