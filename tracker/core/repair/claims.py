@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
+from tracker.core.edges import changes
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.schedule import Schedule
@@ -97,7 +98,7 @@ class Claims:
         `interval_s`."""
         if not swarm.claims:
             return
-        for child, stripe in swarm.edges.changed:
+        for child, stripe in changes(swarm.edges):
             parent = swarm.members[child].parents[stripe]
             if parent and swarm.claims.get(parent):
                 served = sum(map(len, swarm.members[parent].children))
