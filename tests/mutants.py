@@ -282,7 +282,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "allot the slots of one stripe only where they lack",
         "tracker/core/repair/reputation.py",
         "            member.allot_all()",
-        "            member.allotted[0] = min(member.allotted[0], member.slots)",
+        "            member.allotted = (min(member.allotted[0], member.slots),)",
         ("tests/tracker/test_fanout.py",),
     ),
     Mutant(

@@ -30,7 +30,7 @@ class Late:
         self, tree: dict[str, str], *, lack: int = 100, idle: tuple[str, ...] = (), moved_at: float = 0.0
     ) -> None:
         self.swarm = Swarm(BLOB, LAYOUT)
-        self.swarm.edges.now = moved_at
+        self.swarm.edges.set_now(moved_at)
         for name in (*dict.fromkeys(tree.values()), *idle):
             if name not in tree:
                 self.add(name, 0)
@@ -75,7 +75,8 @@ def test_those_who_are_ahead_stand_first() -> None:
     late = Late(FOUR)
     order = ["a 2", "a 0", "a 3", "a 1"]
     for place, name in enumerate(order):
-        late.member(name).counts[0] -= 10 * place
+        member = late.member(name)
+        member.counts = (member.counts[0] - 10 * place, *member.counts[1:])
     line_up(late.swarm, now=NOW)
     assert [late.parents()[name] for name in order] == ["a head", *order[:-1]]
 
@@ -166,7 +167,7 @@ def four_stripes(*lacks: int) -> Swarm:
     for number in range(3):
         counts = [total - lack for total, lack in zip(swarm.totals, lacks, strict=True)]
         swarm.add(f"h{number}", counts, slots=4, now=NOW)
-        swarm.edges.now = 0.0
+        swarm.edges.set_now(0.0)
         for stripe, lack in enumerate(lacks):
             if lack:
                 swarm.edges.attach(stripe, f"h{number}", "source")
@@ -182,7 +183,7 @@ def test_what_the_downlink_has_to_take_anyway_is_no_reason_to_move() -> None:
     for number in range(3):
         swarm.add(f"other{number}", list(swarm.totals), slots=4, now=NOW)
         swarm.forget_pieces(f"h{number}", [swarm.totals[0] - 100, swarm.totals[1] - 200, *swarm.totals[2:]])
-        swarm.edges.now = 0.0
+        swarm.edges.set_now(0.0)
         swarm.edges.attach(1, f"h{number}", f"other{number}")
     assert line_up(swarm, now=NOW) == 0
 

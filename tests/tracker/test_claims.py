@@ -399,12 +399,12 @@ def test_the_word_of_a_host_counts_of_parents_that_claim_pieces_and_that_it_was_
     for name in others:
         say_starved(control, "h1", name)
     assert control.parent("h1") == parent and not swarm.starved
-    swarm.members[parent].counts = [0]
+    swarm.members[parent].counts = (0,)
     control.fleet.hosts[parent].gave = True  # else it may be one that wants the blob and does nothing
     say_starved(control, "h1", parent)
     assert control.parent("h1") == parent, "it may be waiting itself"
     control.report("h1", 1)
-    swarm.members[parent].counts = [3]
+    swarm.members[parent].counts = (3,)
     say_starved(control, "h1", parent)
     assert control.parent("h1") == parent, "it has something"
 

@@ -1,11 +1,15 @@
 """Where hosts that feed others go when they have lost their parent."""
 
+from random import Random
+
 import pytest
 
 from p2pdist.model.digest import digest_of
 from p2pdist.model.pieces import PieceLayout
+from tracker.core.edges import changes
 from tracker.core.planning.displacement import LEVELS_MIN, Displacement
 from tracker.core.planning.planner import Planner
+from tracker.core.planning.slot_index import SlotIndex
 from tracker.core.swarm import Swarm
 
 BLOB = digest_of(b"a tree with gaps")
@@ -40,7 +44,7 @@ def lose(swarm: Swarm, host: str) -> int:
     Planner().plan(swarm, leases=2)
     assert not swarm.edges.unplanned
     assert all(swarm.edges.rooted(stripe, name) for stripe in STRIPES for name in swarm.members)
-    return len(swarm.edges.changed)
+    return len(list(changes(swarm.edges)))
 
 
 @pytest.mark.parametrize("depth", range(1, 7))
@@ -64,10 +68,39 @@ def test_trees_stay_flat_though_one_host_after_the_other_is_lost() -> None:
     assert max(member.load for member in swarm.members.values()) <= 2
 
 
+def test_many_hosts_that_are_lost_at_once_make_no_tree_much_deeper() -> None:
+    """Each position that is taken changes the levels below all hosts above it. Where these were not
+    counted anew, hosts that feed most by now went further down: trees became four levels deeper."""
+    for seed in (1, 2, 6):
+        swarm = flowing(1000)
+        before = deepest(swarm)
+        roots = {name for names in swarm.edges.roots for name in names}
+        for name in Random(seed).sample([name for name in swarm.members if name not in roots], 150):
+            swarm.remove(name)
+        Planner().plan(swarm, leases=2)
+        assert deepest(swarm) <= before + 4
+
+
+def test_the_depth_of_the_shallowest_free_slot_is_found_behind_taken_ones() -> None:
+    """The first of a heap may have been taken by way of another entry of it."""
+    swarm = flowing(300)
+    leaves = [name for name, each in swarm.members.items() if each.parents[0] and not each.children[0]]
+    for name in Random(1).sample(leaves, 60):
+        swarm.edges.detach(0, name)
+    index, child = SlotIndex(swarm, 0, []), swarm.members["h0"]
+    assert index.depth_for(child) is not None
+    reached = (name for name, each in swarm.members.items() if each.free(0) > 0 and swarm.edges.rooted(0, name))
+    free = sorted((swarm.edges.depth(0, name), name) for name in reached)
+    for number in range(len(free) - 1):
+        depth, name = free[number]
+        assert index.depth_for(child) == depth + 1
+        swarm.members[name].allot(0, -swarm.members[name].free(0))
+
+
 def test_a_host_waits_for_few_pieces_at_its_new_parent() -> None:
     swarm = flowing(1000)
     lose(swarm, inner(swarm, 0, 2))
-    for name, stripe in swarm.edges.changed:
+    for name, stripe in changes(swarm.edges):
         member = swarm.members[name]
         parent = swarm.members[member.parents[stripe] or ""]
         if member.children[stripe]:
@@ -81,7 +114,7 @@ def test_what_is_below_a_late_host_is_no_position() -> None:
     orphans = swarm.members[victim].children[0]
     late = [name for name in swarm.members if swarm.edges.depth(0, name) <= 3 and name != victim]
     for name in late:
-        swarm.members[name].counts = [20, 20]
+        swarm.members[name].counts = (20, 20)
     swarm.remove(victim)
     displacement = Displacement(swarm, 0)
     for orphan in orphans:

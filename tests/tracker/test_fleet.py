@@ -276,7 +276,7 @@ def test_what_a_host_had_before_it_speaks_of_itself_is_no_rate() -> None:
     control.tick(0.2)
     control.join("h1", 6, "h3")
     swarm = control.fleet.swarms[BLOB]
-    assert swarm.members["h1"].counts == [6]
+    assert swarm.members["h1"].counts == (6,)
     assert swarm.typical_rate == 0
     control.tick(0.5)
     control.report("h1", 7)
@@ -698,7 +698,7 @@ def test_who_says_that_a_blob_is_cut_differently_is_alone_in_its_swarm(known: st
         describe(control)
     control.report("h1", 3)
     mine = next(swarm for swarm in control.fleet.swarms.values() if "h1" in swarm.members)
-    assert set(mine.members) == {"h1", "h2"} and mine.members["h1"].counts == [3]
+    assert set(mine.members) == {"h1", "h2"} and mine.members["h1"].counts == (3,)
     assert mine.key == BLOB or (first and known == "never")
     assert control.fleet.swarms[mine.key] is mine
     for host in ("h1", "h2", "liar"):
@@ -726,7 +726,7 @@ def test_a_liar_does_not_draw_others_into_its_swarm() -> None:
     control.join("h2", 0, "h1")
     control.report("h2", 5)
     assert set(control.fleet.swarms[BLOB].members) == {"h1", "h2"}
-    assert control.fleet.swarms[BLOB].members["h2"].counts == [5]
+    assert control.fleet.swarms[BLOB].members["h2"].counts == (5,)
 
 
 def test_the_first_manifest_counts() -> None:

@@ -374,7 +374,7 @@ def test_whatever_hosts_do_the_counts_agree_and_all_ends(actions: list[tuple[str
             _act(script, host, action)
             open_hosts -= {host} if action == "close" else set()
         for running in broadcasts.running.values():
-            assert running.outstanding == sum(bool(each.waiting) for each in running.receivers.values())
+            assert running.outstanding == sum(bool(each.lacks) for each in running.receivers.values())
             assert all(each.wanted_bytes >= 0 for each in running.receivers.values())
         assert broadcasts.receivers == sum(len(running.receivers) for running in broadcasts.running.values())
     for host in open_hosts:

@@ -163,6 +163,48 @@ def test_of_the_children_of_an_overloaded_host_those_with_most_levels_below_stay
         assert max(swarm.edges.depth(0, name) for name in swarm.members) <= max(depths.values()) + 2
 
 
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_a_child_that_could_only_come_back_stays(first: int) -> None:
+    """The only hosts with unused slots may receive through the child. Once such a child left its
+    parent twice a second, and was given it again each time."""
+    for seed in range(first, first + 10):
+        swarm = short_of_slots(seed)
+        for step in range(40):
+            swarm.edges.notified()
+            if swarm.passes.strained:
+                spread_overload(swarm, now=2.0 + step / 2)
+                Planner().plan(swarm, leases=2)
+        assert not swarm.edges.changed
+
+
+def short_of_slots(seed: int) -> Swarm:
+    """A swarm with large pieces in which hosts have died, their children turned to the next host
+    above, and some hosts have one slot only."""
+    random = Random(seed)
+    swarm = Swarm(BLOB, PieceLayout(512 << 24, 1 << 24))
+    hosts = random.choice([30, 60])
+    racks = random.choice([1, 1, 2, 4])
+    for number in range(hosts):
+        swarm.add(f"h{number}", [0, 0], slots=2, now=0.0, rack=f"r{number % racks}")
+    Planner().plan(swarm, leases=2)
+    for name in swarm.members:
+        late = [random.choice([1, 1, 2]) * swarm.edges.depth(stripe, name) for stripe in range(2)]
+        swarm.advance(name, [200 - each for each in late], now=1.0)
+    for name in random.sample(list(swarm.members), max(1, hosts // random.choice([8, 20, 40]))):
+        parents, children = list(swarm.members[name].parents), list(swarm.members[name].children)
+        swarm.remove(name)
+        if random.random() < 0.6:
+            for stripe, upper in enumerate(parents):
+                for child in children[stripe] if upper else ():
+                    swarm.edges.attach(stripe, child, upper or "")
+    for member in random.sample(list(swarm.members.values()), hosts // 20):
+        member.clear_slots()
+        member.set_slots(random.choice([1, 3]))
+    Planner().plan(swarm, leases=2)
+    swarm.passes.strain()
+    return swarm
+
+
 def flowing_evenly(hosts: int) -> Swarm:
     swarm = Swarm(BLOB, PieceLayout(512 << 24, 1 << 24))
     for number in range(hosts):

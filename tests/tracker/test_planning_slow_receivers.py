@@ -101,10 +101,10 @@ def test_one_that_has_come_to_be_in_the_way_moves_once_there_is_a_better_place()
     slow_down(swarm, ["h3"])
     late = swarm.members["h3"]
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
-    swarm.edges.now = 10.0
+    swarm.edges.set_now(10.0)
     swarm.edges.attach(0, "h3", upper.host)
     assert not relocate(swarm, late, now=10.0 + STAY_S)
-    late.moved_at[0] = 10.5
+    late.moved_at = (10.5, *late.moved_at[1:])
     assert not relocate(swarm, late, now=10.0 + STAY_S / 2)
     assert relocate(swarm, late, now=10.0 + STAY_S)
     check(swarm)
@@ -116,7 +116,7 @@ def test_one_that_has_got_no_piece_where_it_is_stays_for_longer() -> None:
     swarm = planned(16)
     slow_down(swarm, ["h3"])
     upper = next(each for each in swarm.members.values() if any(feeds_others(swarm, each)))
-    swarm.edges.now = 10.0
+    swarm.edges.set_now(10.0)
     swarm.edges.attach(0, "h3", upper.host)
     assert not relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S - 0.1)
     assert relocate(swarm, swarm.members["h3"], now=10.0 + STAY_MAX_S)
@@ -199,7 +199,7 @@ def test_the_slot_of_one_who_is_slow_no_more_is_not_given_away_in_another_stripe
     swarm = Swarm(BLOB, LAYOUT)
     for name in ("a", "b", "slow"):
         swarm.add(name, [0, 0], slots=2, now=0.0)
-    swarm.members["a"].allotted, swarm.members["slow"].slow_receiver = [0, 2], True
+    swarm.members["a"].allotted, swarm.members["slow"].slow_receiver = (0, 2), True
     for stripe in range(2):
         swarm.edges.attach(stripe, "a", "")
     swarm.edges.attach(0, "slow", "a")
@@ -223,9 +223,9 @@ def test_nor_is_it_taken_from_the_stripe_in_which_the_host_has_its_first() -> No
     ):
         swarm.add(name, counts, slots=0 if name == "slow" else 4, now=0.0)
     upper, slow = swarm.members["a"], swarm.members["slow"]
-    slow.slow_receiver, upper.allotted = True, [1, 0, 1, 2]
+    slow.slow_receiver, upper.allotted = True, (1, 0, 1, 2)
     for name in "bcd":
-        swarm.members[name].allotted = [0] * 4
+        swarm.members[name].allotted = (0,) * 4
     for stripe, name in ((3, "b"), (0, "slow"), (1, "slow")):
         swarm.edges.attach(stripe, name, "a")
     reclassify(swarm, slow, slow_receiver=False)
@@ -268,9 +268,9 @@ def test_one_that_brings_a_stripe_into_its_rack_moves_to_who_has_it_there() -> N
     slow_down(swarm, ["h12"])
     late = swarm.members["h12"]
     feeder = next(name for name in swarm.racks[" r0"] if not any(feeds_others(swarm, swarm.members[name])))
-    swarm.edges.now = 10.0
+    swarm.edges.set_now(10.0)
     swarm.edges.attach(0, "h12", feeder)
-    late.moved_at[0] = 11.0
+    late.moved_at = (11.0, *late.moved_at[1:])
     assert relocate(swarm, late, now=10.0 + STAY_S)
     assert swarm.members[late.parents[0] or ""].rack == " r1"
     check(swarm)

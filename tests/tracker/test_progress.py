@@ -250,7 +250,7 @@ def test_a_new_parent_is_not_called_slow_for_what_comes_from_the_old_one() -> No
         site.go(4)
         parent = next(each for each in site.swarm.members.values() if each.parents[0] and len(each.children[0]) == 2)
         children = list(parent.children[0])
-        site.swarm.edges.now = site.now
+        site.swarm.edges.set_now(site.now)
         for child in children:
             site.swarm.edges.detach(0, child)
             site.swarm.edges.attach(0, child, parent.host)
@@ -424,8 +424,8 @@ def test_where_all_have_whole_stripes_what_is_typical_can_still_rise() -> None:
     whole = swarm.totals[0]
     for step in range(1, 41):
         for number, member in enumerate(swarm.members.values()):
-            counts = [whole, member.counts[1] + (10 if number else step == 1)]
-            member.counts[0] = whole
+            counts = (whole, member.counts[1] + (10 if number else step == 1))
+            member.counts = (whole, *member.counts[1:])
             note_rates(swarm, member, counts, now=step / 4)
             member.counts, member.heard_at = counts, step / 4
     assert swarm.typical_rate > 15
@@ -617,7 +617,7 @@ def test_where_slots_are_short_the_burden_goes_round() -> None:
     Planner().plan(swarm, leases=8)
     carried = set()
     for step in range(40):
-        swarm.edges.now = step * 0.5
+        swarm.edges.set_now(step * 0.5)
         spread_overload(swarm, now=swarm.edges.now)
         carried |= {each.host for each in swarm.members.values() if each.slots and each.load > each.slots}
         assert all(swarm.edges.rooted(stripe, host) for stripe in range(2) for host in swarm.members)

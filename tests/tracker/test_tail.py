@@ -54,7 +54,8 @@ def test_a_host_that_serves_one_takes_another_from_one_that_serves_four() -> Non
 def test_the_latest_goes_first_and_idle_hosts_without_slow_children_are_best() -> None:
     """A slow child counts for nothing in a load, but a new one would wait for it."""
     tail = Tail("a", "b", "c")
-    tail.swarm.members["b"].counts[0] -= 50
+    member = tail.swarm.members["b"]
+    member.counts = (member.counts[0] - 50, *member.counts[1:])
     tail.whole("burdened")
     tail.whole("free")
     tail.add("slow", 400)

@@ -40,7 +40,7 @@ class Counts:
         self,
         swarm: Swarm,
         member: Member,
-        counts: list[int],
+        counts: tuple[int, ...],
         origin_bytes: int | None = None,
         *,
         judge: bool,

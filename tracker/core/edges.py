@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
-from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.member import FROM_ORIGIN, Member, add, set_time, shared
 
 
 @dataclass(slots=True)
@@ -26,16 +26,16 @@ class Edges:
 
     members: dict[str, Member]
     """The swarm's members by host name, shared with the Swarm, which adds and removes them."""
-    totals: list[int]
+    totals: tuple[int, ...]
     """Pieces of each stripe, shared with the Swarm."""
     roots: list[dict[str, None]] = field(default_factory=list)
     """Hosts that read a stripe from the origin, by stripe. `attach`, `detach`."""
     unplanned: dict[tuple[int, str], None] = field(default_factory=dict)
     """(stripe, host) of receivers that wait for a parent. `wait`, `attach`, `detach`, `remove`,
     `finish`."""
-    changed: dict[tuple[str, int], None] = field(default_factory=dict)
-    """(host, stripe) whose parent the host is still to be told. `attach`, `notify`, `notified`,
-    `forget_change`."""
+    changed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """By host the stripes of which it is still to be told the parent. `attach`, `notify`,
+    `notified`, `forget_change`."""
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     """(child, parent) pairs that failed, and the time until which they are not joined again.
     `avoid`, `forgive`, `expire`."""
@@ -47,15 +47,18 @@ class Edges:
     """Time before which no such pair has had its time. `avoid`, `part`, `expire`."""
     now: float = 0.0
     """Time that `attach` notes for an edge. `set_now`."""
+    times: tuple[float, ...] = ()
+    """It for each stripe. `set_now`."""
 
     def __post_init__(self) -> None:
-        self.roots = [{} for _ in self.totals]
+        self.roots, self.times = [{} for _ in self.totals], (self.now,) * len(self.totals)
 
     # -- changes
 
     def set_now(self, now: float) -> None:
         """Edges that are made from now on are of this time."""
-        self.now = now
+        if now != self.now:
+            self.now, self.times = now, (now,) * len(self.totals)
 
     def attach(self, stripe: int, child: str, parent: str) -> None:
         """`child` receives `stripe` from `parent` (FROM_ORIGIN: with the lease). A cycle is a bug
@@ -64,7 +67,8 @@ class Edges:
         assert not member.seed and not self.receives_through(stripe, parent, child), f"cycle: {child} under {parent}"
         self._unlink(stripe, member)
         member.parents[stripe] = parent
-        member.moved_at[stripe] = member.attached_at[stripe] = self.now
+        member.moved_at = set_time(member.moved_at, stripe, self.times)
+        member.attached_at = set_time(member.attached_at, stripe, self.times)
         member.set_lag(stripe, None)
         member.promised &= ~(1 << stripe)
         if parent == FROM_ORIGIN:
@@ -73,11 +77,12 @@ class Edges:
             above = self.members[parent]
             member.promised |= bool(above.counts[stripe]) << stripe
             above.children[stripe] += (child,)
-            above.taken[stripe] += not member.slow_receiver
+            if not member.slow_receiver:
+                above.taken = add(above.taken, stripe, 1)
         self.unplanned.pop((stripe, child), None)
         if not self.unplanned:
             self.unplanned.clear()  # an emptied dictionary keeps its room otherwise
-        self.changed[child, stripe] = None
+        self.notify(child, stripe)
 
     def rescue(self, stripe: int, child: str) -> None:
         """`child`, which was starved, keeps the lease of a stripe that it has, besides the root of
@@ -95,7 +100,7 @@ class Edges:
         """`child` leaves its parent, which is a host, for another, which allots a slot for it."""
         above = self.members[child.parents[stripe] or ""]
         if not child.slow_receiver and above.allotted[stripe] >= above.taken[stripe]:
-            above.allotted[stripe] -= 1
+            above.allot(stripe, -1)
         parent.grant_slot(stripe)
         self.attach(stripe, child.host, parent.host)
 
@@ -108,7 +113,7 @@ class Edges:
         free."""
         self._unlink(stripe, member)
         self.unplanned.pop((stripe, member.host), None)
-        self.changed.pop((member.host, stripe), None)
+        self.forget_change(member.host, stripe)
 
     def remove(self, member: Member) -> None:
         """A host that left the swarm has no edges any more: its children wait for other parents.
@@ -119,7 +124,7 @@ class Edges:
                 self.unplanned[stripe, child] = None
             self._unlink(stripe, member)
             self.unplanned.pop((stripe, member.host), None)
-            self.changed.pop((member.host, stripe), None)
+        self.changed.pop(member.host, None)
 
     def set_slow_receiver(self, member: Member, slow: bool) -> bool:
         """A member takes no slots of its parents any more, or takes them again; returns whether
@@ -128,7 +133,7 @@ class Edges:
         member.slow_receiver = slow
         for stripe, parent in enumerate(member.parents):
             if above := self.members.get(parent or ""):
-                above.taken[stripe] += -1 if slow else 1
+                above.taken = add(above.taken, stripe, -1 if slow else 1)
                 overloads = overloads or 0 < above.slots < above.load
         return overloads
 
@@ -144,23 +149,30 @@ class Edges:
         elif parent in self.members:
             above = self.members[parent]
             above.children[stripe] = tuple(name for name in above.children[stripe] if name != member.host)
-            above.taken[stripe] -= not member.slow_receiver
+            if not member.slow_receiver:
+                above.taken = add(above.taken, stripe, -1)
 
     # -- what hosts are still to be told
 
     def notify(self, host: str, stripe: int) -> None:
         """The host is to be told its parent in a stripe (again)."""
-        self.changed[host, stripe] = None
+        stripes = self.changed.get(host, ())
+        if stripe not in stripes:
+            self.changed[host] = shared((*stripes, stripe))
 
     def notify_children(self, host: str) -> None:
         """The host is back, perhaps at another address: its children are to be told."""
         for stripe, children in enumerate(self.members[host].children):
             for child in children:
-                self.changed[child, stripe] = None
+                self.notify(child, stripe)
 
     def forget_change(self, host: str, stripe: int) -> None:
         """The host has the parent that it was told of before."""
-        self.changed.pop((host, stripe), None)
+        left = shared(tuple(each for each in self.changed.get(host, ()) if each != stripe))
+        if left:
+            self.changed[host] = left
+        else:
+            self.changed.pop(host, None)
 
     def notified(self) -> None:
         """All hosts have been told."""
@@ -245,6 +257,11 @@ class Edges:
                 return current is not None
             current = self.members[current].parents[stripe]
         raise AssertionError(f"the way up from {host} is a cycle")
+
+
+def changes(edges: Edges) -> Iterator[tuple[str, int]]:
+    """(host, stripe) of every parent that a host is still to be told."""
+    return ((host, stripe) for host, stripes in edges.changed.items() for stripe in stripes)
 
 
 def only_leaves(members: Mapping[str, Member], stripe: int, member: Member) -> bool:

@@ -278,7 +278,7 @@ class Fleet:
         """A host says what it holds of a blob, and from which hosts it receives it."""
         self.policies.admit(host.zone, holding, host.site)
         swarm = self.membership.swarm_of(host, holding)
-        counts = list(holding.counts)
+        counts = holding.counts
         swarm.check_counts(counts)
         if host.name in holding.parents:
             raise UsageError(f"{host.name} says that it receives from itself")
@@ -316,7 +316,7 @@ class Fleet:
             self.schedule.ask(blob, "back", now)
         advanced = {host.key(advance.blob): advance for advance in report.blobs}
         for blob, advance in advanced.items():
-            swarm, counts = self.swarms.get(blob), list(advance.counts)
+            swarm, counts = self.swarms.get(blob), advance.counts
             if swarm is not None and name in swarm.members:
                 swarm.check_counts(counts)
                 judge = self.handover.settled(swarm.blob, now=now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 
 from p2pdist.model.address import is_loopback, network_of
@@ -19,6 +20,16 @@ VOUCHERS, VOUCHERS_MAX = 2, 64
 
 SITE_END = "\t"
 """Stands between the names of a site and a zone, in which there is no white space."""
+
+PLACES_MAX = 16384
+"""Names of sites, zones and racks that all hosts there share."""
+
+
+@lru_cache(PLACES_MAX)
+def zone_at(site: str, zone: str) -> str:
+    """The name of a zone with that of its site, where it has one."""
+    return f"{site}{SITE_END}{zone}" if site else zone
+
 
 PENALTY_S = 60.0
 CORRUPT_PENALTY_S = 600.0
@@ -103,7 +114,7 @@ class Host:
     @property
     def location(self) -> str:
         """Its site and zone, as members of swarms have them (member.py)."""
-        return f"{self.site}{SITE_END}{self.zone}" if self.site else self.zone
+        return zone_at(self.site, self.zone)
 
     @property
     def available(self) -> bool:

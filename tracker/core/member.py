@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 
 from p2pdist.model.plan import Source, StripePlan
-from tracker.core.host import SITE_END
+from tracker.core.host import PLACES_MAX, SITE_END
 
 FROM_ORIGIN = ""
 """Stands for the origin where a parent's host name is expected."""
@@ -47,9 +48,39 @@ TOLD_MAX = 8
 """Plans in which a host may complain of parents and alternates; it forgets earlier ones itself."""
 
 
+ROWS_MAX = 1024
+"""Rows that members share, with an entry for each stripe: most members have one of few."""
+
+
+@lru_cache(ROWS_MAX)
+def shared(row: tuple[int, ...]) -> tuple[int, ...]:
+    """The row that is kept for all members that have an equal one; of few slots or stripes, not of
+    counts, which differ."""
+    return row
+
+
+def add(row: tuple[int, ...], stripe: int, count: int) -> tuple[int, ...]:
+    """A row with `count` more in one stripe."""
+    return shared((*row[:stripe], row[stripe] + count, *row[stripe + 1 :]))
+
+
+def set_time(row: tuple[float, ...], stripe: int, times: tuple[float, ...]) -> tuple[float, ...]:
+    """A row with the time of another one in one stripe; that one itself where both are equal."""
+    later = (*row[:stripe], times[stripe], *row[stripe + 1 :])
+    return times if later == times else later
+
+
+@lru_cache(PLACES_MAX)
 def site_of(zone: str) -> str:
     """The site of a zone, as a member has it."""
     return zone.partition(SITE_END)[0]
+
+
+@lru_cache(PLACES_MAX)
+def rack_in(zone: str, rack: str) -> str:
+    """The name of a rack, as a member has it: racks of one name in two zones are two, and names
+    hold no white space, so a space keeps them apart."""
+    return f"{zone} {rack}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +157,7 @@ class Starvation:
             and len({parent for (_, parent), gives in self.stopped_by.items() if not gives}) >= STARVED_BY
         )
 
-    def feed(self, counts: list[int], moved: list[int]) -> bool:
+    def feed(self, counts: tuple[int, ...], moved: list[int]) -> bool:
         """The host has so many pieces by stripe, of some at least one, and got some of the `moved`
         ones; whether it is starved still, of another stripe."""
         self.failed_by = {each: None for each in self.failed_by if not counts[each[0]]}
@@ -152,12 +183,12 @@ class Starvation:
 class Member:
     """One host in a swarm. `Edges` writes parents, children and taken slots, `Swarm` counts and
     location, `Claims` what it brought; everything else changes through the methods below. Lists
-    have an entry for each stripe."""
+    and tuples of numbers have an entry for each stripe; most equal tuples are one object."""
 
     host: str
-    counts: list[int]
+    counts: tuple[int, ...]
     """Verified pieces. Swarm.advance, Swarm.forget_pieces."""
-    allotted: list[int]
+    allotted: tuple[int, ...]
     """Upload slots allotted to the stripe. `allot`, `grant_slot`, `clear_slots`, Edges.move."""
     parents: list[str | None]
     """Host name, FROM_ORIGIN or None. Edges."""
@@ -169,9 +200,9 @@ class Member:
     """Upload slots in all stripes together; below zero never. `set_slots`, `reduce_slots`."""
     complaints: tuple[int, ...]
     """Complaints since the host last got a piece of the stripe. `complain`, `forgive`."""
-    moved_at: list[float]
+    moved_at: tuple[float, ...]
     """Time at which pieces last came or the parent changed. Swarm.advance, Edges.attach."""
-    attached_at: list[float]
+    attached_at: tuple[float, ...]
     """Time at which the parent changed. Edges.attach."""
     rates: Sequence[float]
     """Pieces a second between the last two reports. `set_rates`."""
@@ -205,7 +236,7 @@ class Member:
     """Time at which its slots were reduced. `reduce_slots`."""
     fair_reports: int = 0
     """Reports in a row that show that a slow receiver is none. `count_fair_report`."""
-    taken: list[int] = field(default_factory=list)
+    taken: tuple[int, ...] = ()
     """Upload slots that children take. Edges."""
     claimed: bool = False
     """Whether it brought pieces that no parent here gave it. Claims."""
@@ -249,8 +280,8 @@ class Member:
         return self.allotted[stripe] - self.taken[stripe]
 
     def allot(self, stripe: int, count: int) -> None:
-        """Give a stripe `count` of the unallotted slots."""
-        self.allotted[stripe] += count
+        """Give a stripe `count` of the unallotted slots; below zero it loses as many."""
+        self.allotted = add(self.allotted, stripe, count)
 
     def grant_slot(self, stripe: int) -> None:
         """Allot one more slot to a stripe, from the unallotted ones or from a stripe where one is
@@ -260,16 +291,16 @@ class Member:
             donor = next((other for other in stripes if other != stripe and self.free(other) > 0), None)
             if donor is None:
                 return
-            self.allotted[donor] -= 1
-        self.allotted[stripe] += 1
+            self.allot(donor, -1)
+        self.allot(stripe, 1)
 
     def allot_all(self) -> None:
         """Allot every slot to the one stripe of a small blob."""
-        self.allotted[0] = self.slots
+        self.allotted = shared((self.slots, *self.allotted[1:]))
 
     def clear_slots(self) -> None:
         """Take all slots from the stripes."""
-        self.allotted = [0] * len(self.allotted)
+        self.allotted = shared((0,) * len(self.allotted))
 
     def set_slots(self, slots: int) -> None:
         """The host may serve so many children."""

@@ -110,7 +110,7 @@ class Membership:
             self.leave(host, self.swarms[other], "it says that the blob is cut differently", now=now)
         self.swarms[swarm.key] = swarm
 
-    def join(self, host: Host, swarm: Swarm, counts: list[int], *, now: float) -> Member:
+    def join(self, host: Host, swarm: Swarm, counts: tuple[int, ...], *, now: float) -> Member:
         """Add a host to a swarm, with the upload slots that it has."""
         if not swarm.members and not self.described(swarm.blob):
             host.found(swarm.blob, wants=not any(counts))
@@ -136,7 +136,7 @@ class Membership:
             host = self.hosts[name] = Host(name, absent_since=now, drained=name in self.reputation.drained)
         if host.leaving or host.key(swarm.blob) in host.swarms:  # in a swarm of the blob it speaks for itself
             return False
-        self.join(host, swarm, [0] * swarm.stripes, now=now)
+        self.join(host, swarm, (0,) * swarm.stripes, now=now)
         self.presence.named(host, swarm, now)
         return True
 

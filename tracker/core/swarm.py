@@ -18,6 +18,7 @@ with the members; everything here is soft and is built again from what agents re
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
@@ -28,7 +29,7 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.messages import Holding, Priority
 from p2pdist.model.pieces import PIECE_SIZE_MAX, PIECE_SIZE_MIN, PIECES_LIMIT, PieceLayout
 from tracker.core.edges import Edges
-from tracker.core.member import Member, site_of
+from tracker.core.member import Member, rack_in, set_time, shared, site_of
 
 STORY_EVENTS_MAX = 256
 
@@ -289,7 +290,7 @@ class Swarm:
     """Pieces of a stripe that a typical host gets in a second; 0 while unknown.
     `set_typical_rate`."""
     stripes: int = field(init=False)
-    totals: list[int] = field(init=False)
+    totals: tuple[int, ...] = field(init=False)
     """Pieces of each stripe."""
     edges: Edges = field(init=False)
     origin: OriginReads = field(init=False)
@@ -304,14 +305,14 @@ class Swarm:
         self.key = self.key or self.blob
         count = self.layout.count
         self.stripes = self.fanout = self.layout.stripes
-        self.totals = [len(range(stripe, count, self.stripes)) for stripe in range(self.stripes)]
+        self.totals = tuple(len(range(stripe, count, self.stripes)) for stripe in range(self.stripes))
         self.edges = Edges(self.members, self.totals)
-        self._none_yet, self._no_lags = (0,) * self.stripes, (None,) * self.stripes
+        self._none_yet, self._no_lags = shared((0,) * self.stripes), (None,) * self.stripes
         self.origin = OriginReads([-inf] * self.stripes, [0.0] * self.stripes)
 
     # -- members
 
-    def check_counts(self, counts: list[int]) -> None:
+    def check_counts(self, counts: tuple[int, ...]) -> None:
         """Raises UsageError unless `counts` can be piece counts of this blob."""
         possible = (0 <= count <= total for count, total in zip(counts, self.totals, strict=True))
         if len(counts) != self.stripes or not all(possible):
@@ -320,7 +321,7 @@ class Swarm:
     def add(
         self,
         host: str,
-        counts: list[int],
+        piece_counts: Iterable[int],
         *,
         slots: int,
         now: float,
@@ -328,30 +329,30 @@ class Swarm:
         rack: str = "",
         slow_receiver: bool = False,
     ) -> Member:
-        """A host joins with `counts` verified pieces per stripe. Racks of one name in two zones are
-        two; names hold no white space, so a space keeps them apart."""
-        stripes = self.stripes
+        """A host joins with `piece_counts` verified pieces per stripe."""
+        stripes, counts = self.stripes, self._shared(tuple(piece_counts))
+        none, times = self._none_yet, (now,) * self.stripes
         member = Member(
             host,
             counts,
-            allotted=[0] * stripes,
+            allotted=none,
             parents=[None] * stripes,
             children=[()] * stripes,
             joined_at=now,
             slots=slots,
-            complaints=self._none_yet,
-            moved_at=[now] * stripes,
-            attached_at=[now] * stripes,
-            rates=self._none_yet,
+            complaints=none,
+            moved_at=times,
+            attached_at=times,
+            rates=none,
             lags=self._no_lags,
             order=order_key(self.blob, host),
             zone=zone,
             site=site_of(zone),
-            rack=f"{zone} {rack}",
+            rack=rack_in(zone, rack),
             seed=counts == self.totals,
             heard_at=now,
             slow_receiver=slow_receiver,
-            taken=[0] * stripes,
+            taken=none,
         )
         self.members[host] = member
         self._count(member)
@@ -380,17 +381,17 @@ class Swarm:
             self.receivers -= 1
         self.edges.remove(member)
 
-    def advance(self, host: str, counts: list[int], *, now: float) -> bool:
+    def advance(self, host: str, piece_counts: Iterable[int], *, now: float) -> bool:
         """Take new piece counts; returns whether the host became a seed. A finished stripe frees
         its parent's upload slot."""
-        member = self.members[host]
+        member, counts = self.members[host], self._shared(tuple(piece_counts))
         if member.seed:
             return False
         self.edges.set_now(now)
         moved = [stripe for stripe, (old, new) in enumerate(zip(member.counts, counts, strict=True)) if new > old]
         for stripe in moved:
             member.forgive(stripe)
-            member.moved_at[stripe] = now
+            member.moved_at = set_time(member.moved_at, stripe, self.edges.times)
             if counts[stripe] == self.totals[stripe]:
                 self.edges.finish(stripe, member)
         if member.starvation is not None and any(counts) and not member.starvation.feed(counts, moved):
@@ -407,9 +408,9 @@ class Swarm:
         self.swarming.pop(host, None)
         return True
 
-    def forget_pieces(self, host: str, counts: list[int]) -> None:
+    def forget_pieces(self, host: str, piece_counts: Iterable[int]) -> None:
         """The host holds less than it said before, as after losing its store."""
-        member = self.members[host]
+        member, counts = self.members[host], self._shared(tuple(piece_counts))
         if member.seed:
             member.seed = False
             self.tree_seeds.pop(host, None)
@@ -421,6 +422,10 @@ class Swarm:
                 self.edges.finish(stripe, member)
             elif member.parents[stripe] is None:
                 self.edges.wait(stripe, host)
+
+    def _shared(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """These counts, as one object for all members that have nothing, or everything."""
+        return self.totals if counts == self.totals else counts if any(counts) else self._none_yet
 
     def _count(self, member: Member) -> None:
         """Note the bytes that a member holds. Which of its pieces is the last, shorter one is not
@@ -448,7 +453,7 @@ class Swarm:
 
     def set_location(self, host: str, zone: str, rack: str) -> None:
         """The host says its zone and rack; its streams stay until they are planned anew."""
-        member, name = self.members[host], f"{zone} {rack}"
+        member, name = self.members[host], rack_in(zone, rack)
         if (member.zone, member.rack) == (zone, name):
             return
         self._exit(member)

@@ -250,7 +250,7 @@ async def swarm(request: web.Request) -> web.Response:
         return elsewhere
     swarm = _find_swarm(request)
     members = [
-        MemberStatus(member.host, member.counts, member.parents, member.seed, member.load)
+        MemberStatus(member.host, list(member.counts), member.parents, member.seed, member.load)
         for member in swarm.members.values()
     ]
     return _answer(SwarmDetail(**msgspec.structs.asdict(_swarm(swarm)), members=members))

@@ -140,16 +140,21 @@ async def _read(socket: web.WebSocketResponse, service: Service, number: int, ou
         if outbox.ended or frame.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return
         try:
-            for part in _parts(decode_from_agent(frame.data)):
-                if (wait_s := service.held_back_s(number, part)) > 0:
-                    await asyncio.sleep(wait_s)
-                service.submit(Received(number, part))
-                if isinstance(part, Holdings):
-                    await asyncio.sleep(0)  # between two parts others have their turn
+            await _submit(service, number, decode_from_agent(frame.data))
         except UsageError as error:
             logger.warning("session %d ends: %s", number, error)
             outbox.put(Reject(error.problem()))
             return
+        del frame  # the next one may be long in coming, and there are many sessions
+
+
+async def _submit(service: Service, number: int, message: FromAgent) -> None:
+    for part in _parts(message):
+        if (wait_s := service.held_back_s(number, part)) > 0:
+            await asyncio.sleep(wait_s)
+        service.submit(Received(number, part))
+        if isinstance(part, Holdings):
+            await asyncio.sleep(0)  # between two parts others have their turn
 
 
 def _why_closed(socket: web.WebSocketResponse, outbox: Outbox) -> str:
@@ -177,6 +182,7 @@ async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:
                 if message is None:
                     return
                 await socket.send_frame(message if isinstance(message, bytes) else encode(message), WSMsgType.TEXT)
+                del message  # the next one may be long in coming, and there are many sessions
     except (ConnectionError, RuntimeError) as error:
         logger.debug("a session broke while writing: %r", error)
     finally:

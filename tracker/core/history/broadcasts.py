@@ -55,7 +55,7 @@ class _Receiver:
 
     began_at: float
     """Time of its first join. `join`."""
-    waiting: dict[Digest, None] = field(default_factory=dict)
+    lacks: int = 0
     """Blobs of which it lacks pieces. `join`, `_complete`, `leave`."""
     missed: dict[Digest, None] | None = None
     """Blobs whose swarms it left before it was complete. `miss`; `join` takes them back."""
@@ -97,6 +97,8 @@ class Running:
     """When a receiver last joined, was complete or left."""
     blobs: dict[Digest, int] = field(default_factory=dict)
     """Sizes of its blobs."""
+    waiting: dict[Digest, dict[str, None]] = field(default_factory=dict)
+    """By blob the receivers that lack it. `join`, `advance`, `leave`."""
     unseeded: dict[Digest, int] = field(default_factory=dict)
     """Sizes of the blobs that no host held when the first one joined."""
     receivers: dict[str, _Receiver] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class Running:
     """Superpeers read shares by BitTorrent, of which no tracker hears."""
     resumed: int = 0
     uplinks: dict[str, None] = field(default_factory=dict)
-    """Hosts that could send: receivers, and those that held something."""
+    """Hosts that could send besides the receivers: they were in a swarm when a blob of it came."""
 
     def ended(self, now: float) -> bool:
         """Whether it is over."""
@@ -147,8 +149,9 @@ class Broadcasts:
             receiver = running.receivers[member.host] = _Receiver(now)
             self.receivers += 1
             running.resumed += any(member.counts)
-        running.outstanding += not receiver.waiting
-        receiver.waiting[blob] = None
+        running.outstanding += not receiver.lacks
+        running.waiting[blob][member.host] = None
+        receiver.lacks += 1
         if receiver.missed:
             receiver.missed.pop(blob, None)
         receiver.completed_at, receiver.reason = None, ""
@@ -156,7 +159,7 @@ class Broadcasts:
         running.changed_at = now
 
     def advance(
-        self, swarm: Swarm, member: Member, counts: list[int], origin_bytes: int | None = None, *, now: float
+        self, swarm: Swarm, member: Member, counts: tuple[int, ...], origin_bytes: int | None = None, *, now: float
     ) -> None:
         """A member that lacks pieces reports new counts, which the swarm does not have yet, and
         what its pull has read of the origin so far. Of an agent that does not say that, the pieces
@@ -185,11 +188,12 @@ class Broadcasts:
         if running is None:
             return
         receiver = running.receivers[host]
-        del receiver.waiting[swarm.blob]
+        del running.waiting[swarm.blob][host]
+        receiver.lacks -= 1
         receiver.miss(swarm.blob)
         receiver.wanted_bytes -= swarm.layout.size - swarm.bytes_held[host]
         receiver.reason, running.changed_at = why, now
-        running.outstanding -= not receiver.waiting
+        running.outstanding -= not receiver.lacks
 
     def origin_bytes(self, blob: Digest) -> int | None:
         """What hosts have read of a blob from the origin in the broadcasts that run; None without
@@ -217,8 +221,7 @@ class Broadcasts:
     def _find(self, blob: Digest, host: str) -> Running | None:
         """The broadcast in which a host lacks a blob."""
         for key in self._of_blob.get(blob, ()):
-            receiver = self.running[key].receivers.get(host)
-            if receiver is not None and blob in receiver.waiting:
+            if host in self.running[key].waiting[blob]:
                 return self.running[key]
         return None
 
@@ -242,25 +245,25 @@ class Broadcasts:
         if blob not in running.blobs:
             if len(running.blobs) >= BLOBS_MAX:
                 return None
-            running.blobs[blob] = swarm.layout.size
+            running.blobs[blob], running.waiting[blob] = swarm.layout.size, {}
             if not any(member.seed for member in swarm.members.values()):
                 running.unseeded[blob] = swarm.layout.size
-            running.uplinks.update(dict.fromkeys(swarm.members))
+            running.uplinks.update((name, None) for name in swarm.members if name != host)
         self._of_blob.setdefault(blob, {})[key] = None
-        running.uplinks[host] = None
         return running
 
     # -- receivers
 
     def _complete(self, running: Running, swarm: Swarm, member: Member, now: float) -> None:
         receiver = running.receivers[member.host]
-        del receiver.waiting[swarm.blob]
+        del running.waiting[swarm.blob][member.host]
+        receiver.lacks -= 1
         if receiver.origin_read:
             receiver.origin_read.pop(swarm.blob, None)
         running.changed_at = now
         if 2 * running.outstanding <= len(running.receivers):  # one of the later half
             receiver.reason = self._reason(receiver, member, now) or receiver.reason
-        if not receiver.waiting:
+        if not receiver.lacks:
             running.outstanding -= 1
             receiver.completed_at = now if not receiver.missed else None
 
@@ -316,7 +319,7 @@ class Broadcasts:
         )
 
     def _links(self, running: Running) -> Links:
-        uplinks = [self.capacities.uplink(host) for host in running.uplinks]
+        uplinks = [self.capacities.uplink(host) for host in {**running.uplinks, **running.receivers}]
         known = [rate for rate in uplinks if rate is not None]
         downlinks = [
             (receiver.wanted_bytes, host.download_bytes_s)
@@ -334,7 +337,7 @@ class Broadcasts:
         for name, receiver in running.receivers.items():
             joined_s = round(receiver.began_at - running.began_at, 3)
             if receiver.completed_at is None:
-                reason = receiver.reason or ("still receiving" if receiver.waiting else UNKNOWN)
+                reason = receiver.reason or ("still receiving" if receiver.lacks else UNKNOWN)
                 lost.append(Straggler(name, reason, joined_s))
             elif (seconds := receiver.completed_at - receiver.began_at) > late_s:
                 slow.append(Straggler(name, receiver.reason or UNKNOWN, joined_s, round(seconds, 3)))

@@ -110,7 +110,7 @@ def silent_parents(
     return silent
 
 
-def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
+def note_rates(swarm: Swarm, member: Member, counts: tuple[int, ...], *, now: float) -> None:
     """Note how fast a host advances; to be called before its counts change. Of a host that has not
     spoken itself before, it is not known what it had."""
     passed_s = now - member.heard_at
@@ -142,7 +142,9 @@ def note_rates(swarm: Swarm, member: Member, counts: list[int], *, now: float) -
             member.set_lag(stripe, Lag(max(member.heard_at, member.attached_at[stripe]), member.counts[stripe]))
 
 
-def _rates_of_large(swarm: Swarm, member: Member, counts: list[int], *, now: float) -> tuple[list[float], list[float]]:
+def _rates_of_large(
+    swarm: Swarm, member: Member, counts: tuple[int, ...], *, now: float
+) -> tuple[list[float], list[float]]:
     """The rates of a host, by stripe, and those of them that show what is usual, where pieces are
     large: each since the last piece that was told of. Without a new one the rate is what it was, or
     the usual one, but no more than one piece in that time. The first piece from a parent may be one
@@ -168,7 +170,7 @@ def imports(swarm: Swarm, member: Member, stripe: int) -> bool:
     return bool(parent) and SITE_END in member.zone and swarm.members[parent or ""].site != member.site
 
 
-def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: list[int]) -> bool:
+def _lags(swarm: Swarm, child: Member, stripe: int, name: str, counts: tuple[int, ...]) -> bool:
     """Whether a child lags behind its parent in a stripe, with these new counts."""
     if counts[stripe] >= swarm.totals[stripe]:
         return False

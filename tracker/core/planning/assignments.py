@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from p2pdist.model.messages import Assign
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
+from tracker.core.edges import changes
 from tracker.core.events import Send
 from tracker.core.host import SITE_END, Host
 from tracker.core.member import FROM_ORIGIN
@@ -40,7 +41,8 @@ def assignments(swarm: Swarm, hosts: Mapping[str, Host], epoch: int = 0) -> list
     for name in untold:
         if name in swarm.members and not swarm.members[name].seed:
             plans.setdefault(name, [])
-    for name, stripes in plans.items():
+    for name in list(plans):
+        stripes = plans.pop(name)  # of each host once only: all at once they take much memory
         session, member = hosts[name].session, swarm.members[name]
         if session is not None:
             if member.site not in sites:
@@ -73,7 +75,7 @@ def changed_plans(swarm: Swarm, source: Callable[[str], Source | None]) -> dict[
     sites: dict[str, list[str]] = {}
     racks: dict[str, list[str]] = {}
     plans: dict[str, list[StripePlan]] = {}
-    for host, stripe in swarm.edges.changed:
+    for host, stripe in changes(swarm.edges):
         name = swarm.members[host].parents[stripe]
         parent = source(name) if name is not None else None
         if name is None and (host, stripe) in swarm.wan.stopped:

@@ -72,6 +72,10 @@ class Displacement:
         """A host that waited has a parent, and what is below it a path up; returns those of it that
         are in its rack."""
         members, below = self.swarm.members, [child.host]
+        above: str | None = child.host
+        while above:  # what was displaced there had fewer levels below
+            self._heights.pop(above, None)
+            above = members[above].parents[self.stripe]
         for name in below:
             below += members[name].children[self.stripe]
         inside = [members[name] for name in below[1:] if members[name].rack == child.rack]

@@ -130,5 +130,5 @@ class Schedule:
 def _pause_s(swarm: Swarm) -> float:
     """How long a swarm rests after the plan that is about to be made."""
     members = len(swarm.members)
-    edges = len(swarm.edges.unplanned) + len(swarm.edges.changed)
+    edges = len(swarm.edges.unplanned) + sum(map(len, swarm.edges.changed.values()))
     return PAUSE_S_PER_MEMBER * max(0, min(members, members // 10 + MEMBERS_PER_EDGE * edges) - AT_ONCE_MAX)

@@ -97,7 +97,9 @@ class _RackSlots:
     def depth_for(self, child: Member) -> int | None:
         """The depth that a host would get in its rack, if there is a parent."""
         rack = self._rack(child.rack)
-        free = next((each[0] for each in rack.free if self.swarm.members[each[3]].free(self.stripe) > 0), None)
+        while rack.free and self.swarm.members[rack.free[0][3]].free(self.stripe) <= 0:
+            heapq.heappop(rack.free)  # it is taken, and the next one of the list need not be the shallowest
+        free = rack.free[0][0] if rack.free else None
         if free is None and (best := self._best_extra(self._extras(child.rack), child)) is not None:
             free = best[3]
         return None if free is None else free + 1

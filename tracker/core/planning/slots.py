@@ -225,7 +225,7 @@ def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
         member.clear_slots()
         for stripe, parent in enumerate(member.parents):
             if parent is not None and parent != FROM_ORIGIN:
-                if (member.host, stripe) not in swarm.edges.changed:
+                if stripe not in swarm.edges.changed.get(member.host, ()):
                     parents[member.host, stripe] = parent
                 swarm.edges.detach(stripe, member.host)
     return parents

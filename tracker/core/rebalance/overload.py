@@ -68,24 +68,21 @@ def spread_overload(swarm: Swarm, *, now: float) -> int:
         if rack is None:
             rack = racks[member.rack] = _Rack(swarm, member.rack, rooted)
         gained = rack.relieve(member, inner[member.host])
-        if swarm.layout.large and not gained and inner[member.host] and rack.has_room():
+        if swarm.layout.large and not gained and inner[member.host] and rack.leaver(member)[1]:
             left.append(member)
         moved += gained
     # All that moves above has a path up, which what is below these loses for a moment.
-    return moved + sum(_release(swarm, member) for member in left[: max(0, limit - moved)])
+    return moved + sum(_release(swarm, racks[member.rack], member) for member in left[: max(0, limit - moved)])
 
 
-def _release(swarm: Swarm, member: Member) -> int:
-    """Let one child of an overloaded host wait for another parent: in the stripe with most children
-    beyond its slots the one with the fewest levels below it; return how many do."""
+def _release(swarm: Swarm, rack: _Rack, member: Member) -> int:
+    """Let one child of an overloaded host of a rack wait for another parent; return how many do.
+    Where moves have taken the room meanwhile, hosts that feed leaves alone bear the overload."""
     stripe = min(range(swarm.stripes), key=member.free)
-    height = Displacement(swarm, stripe).height  # moves may have changed what it was before
-    children = [name for name in member.children[stripe] if not swarm.members[name].slow_receiver]
-    if not children:
-        return 0
-    child = min(children, key=lambda name: (height(name), -swarm.members[name].order))
-    swarm.edges.detach(stripe, child)
-    return 1
+    child, _ = rack.leaver(member)
+    if child:
+        swarm.edges.detach(stripe, child)
+    return int(bool(child))
 
 
 class _Rooted:
@@ -155,9 +152,25 @@ class _Rack:
             self._bearing.sort(key=lambda each: (-_lowest(self.swarm, each), each.order))
         return self._bearing
 
-    def has_room(self) -> bool:
-        """Whether a host with an unused slot has a path up in some stripe."""
-        return any(self.rooted(stripe, each.host) for each in self.idle[:TRIES] for stripe in range(self.swarm.stripes))
+    def leaver(self, member: Member) -> tuple[str, bool]:
+        """Which child an overloaded host should lose in the stripe with most children beyond its
+        slots, and whether a host has room for it: one with an unused slot, and a path up that does
+        not lead through the child, which would come back. It is the one with the fewest levels
+        below it for which there is room, else of all; empty where all are slow receivers."""
+        swarm, stripe = self.swarm, min(range(self.swarm.stripes), key=member.free)
+        room = [each.host for each in self.idle[:TRIES] if self.rooted(stripe, each.host)]
+        children = [name for name in member.children[stripe] if not swarm.members[name].slow_receiver]
+        height = Displacement(swarm, stripe).height  # moves may have changed what it was before
+        children.sort(key=lambda name: (height(name), -swarm.members[name].order))
+        for child in children:
+            if any(self._opens(stripe, child, host) for host in room):
+                return child, True
+        return (children[0] if children else ""), False
+
+    def _opens(self, stripe: int, child: str, host: str) -> bool:
+        """Whether a host may be the parent of a child that waits."""
+        edges = self.swarm.edges
+        return (child, host) not in edges.avoided and not edges.receives_through(stripe, host, child)
 
     def most(self, stripe: int) -> float:
         """The pieces of a stripe that the best of those hosts has that are tried first, and that
@@ -193,7 +206,7 @@ class _Rack:
                     return 1
         if not inner:
             return self._change_places(*min(children, key=lambda each: (each[1].counts[each[0]], each[1].order)))
-        if large and self.has_room():
+        if large and self.leaver(member)[1]:
             return 0
         for stripe, child in children:
             for carrier in self.bearing[:TRIES]:

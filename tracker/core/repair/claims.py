@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from p2pdist.model.digest import Digest
+from tracker.core.edges import changes
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.schedule import Schedule
@@ -61,7 +62,7 @@ class Claims:
     _ends: list[tuple[float, Digest, str]] = field(default_factory=list)
     """Heap of doubts by their end: key of the swarm, host. `_doubt`, `look`."""
 
-    def entered(self, host: Host, swarm: Swarm, counts: list[int], *, timed: bool, now: float) -> None:
+    def entered(self, host: Host, swarm: Swarm, counts: tuple[int, ...], *, timed: bool, now: float) -> None:
         """A host has joined a swarm, with pieces or without."""
         if any(counts):
             swarm.passes.set_under_way()
@@ -97,14 +98,14 @@ class Claims:
         `interval_s`."""
         if not swarm.claims:
             return
-        for child, stripe in swarm.edges.changed:
+        for child, stripe in changes(swarm.edges):
             parent = swarm.members[child].parents[stripe]
             if parent and swarm.claims.get(parent):
                 served = sum(map(len, swarm.members[parent].children))
                 wait_s = FIRST_PIECE_S + interval_s + served * swarm.layout.piece_size / SLOW_BYTES_S
                 heapq.heappush(self._watched, (now + wait_s, swarm.key, child, stripe, parent))
 
-    def progressed(self, swarm: Swarm, member: Member, counts: list[int], *, judge: bool, now: float) -> None:
+    def progressed(self, swarm: Swarm, member: Member, counts: tuple[int, ...], *, judge: bool, now: float) -> None:
         """A member reports these counts, which it is still to be given: parents of stripes with new
         pieces have proved what they claim, and pieces without a parent are a claim where the
         tracker may `judge`."""

@@ -108,7 +108,7 @@ class LeaseTurnover:
         else:
             self.waiting.pop(swarm.key, None)
 
-    def progressed(self, member: Member, counts: list[int], *, now: float) -> None:
+    def progressed(self, member: Member, counts: tuple[int, ...], *, now: float) -> None:
         """A member reports these counts, which it is still to be given: a holder's first piece says
         how long one takes."""
         for stripe, parent in enumerate(member.parents):

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from p2pdist.model.digest import Digest
+from tracker.core.edges import changes
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.planning.schedule import Schedule
@@ -94,7 +95,7 @@ class Imports:
         if self.budgets and member.site in self.budgets:
             swarm.wan.untold[member.host] = None
 
-    def advanced(self, swarm: Swarm, member: Member, counts: list[int], *, now: float) -> None:
+    def advanced(self, swarm: Swarm, member: Member, counts: tuple[int, ...], *, now: float) -> None:
         """A member reports these counts, which it is still to be given."""
         wan = swarm.wan
         ledger = self.ledgers.get(member.site) if wan.imports or wan.stopped else None
@@ -127,7 +128,7 @@ class Imports:
         if swarm.key not in self._watched:
             return
         wan, came = swarm.wan, False
-        for host, stripe in swarm.edges.changed:
+        for host, stripe in changes(swarm.edges):
             edge = host, stripe
             if self._crosses(swarm, host, stripe):
                 came = came or edge not in wan.imports
