@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from test_cli_main import run
 
-from p2pdist.cli.verbs.blob import named_file
+from p2pdist.cli.verbs.blob import NOWHERE, named_file
 from p2pdist.model.manifest import SQUASHFS_TYPE, TREE_TYPE
 from p2pdist.mount import kernel
 
@@ -296,3 +296,5 @@ def test_a_blob_becomes_a_file_and_nothing_else(tmp_path: Path) -> None:
         assert (refused.returncode, "is no file" in refused.stderr) == (2, True), refused.stderr
     assert named_file(tmp_path / "to file") == tmp_path / "new"
     assert named_file(tmp_path / "plain") == tmp_path / "plain"
+    (tmp_path / "to nowhere").symlink_to("/dev/null")
+    assert named_file(Path("/dev/null")) == named_file(tmp_path / "to nowhere") == NOWHERE

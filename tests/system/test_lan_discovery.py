@@ -182,7 +182,10 @@ def test_networks_with_different_names_do_not_see_each_other(lan: Lan) -> None:
         until(lambda member=member, url=url: member.is_up() and member.tracker() == url)  # type: ignore[misc]
     for member in (h1, h2):
         assert member.pull(blob=digest).bytes_origin == SIZE, "the other network's copy is not seen"
-    failed, _, errors = lan.site.command("blob", "pull", digest, "-o", "/dev/null", "--socket", str(green.socket))
+    to_store = ("blob", "pull", digest, "-o", "/dev/null", "--socket")
+    code, done, _ = lan.site.command(*to_store, str(h1.socket))
+    assert (code, done["bytes_cached"]) == (0, SIZE) and Path("/dev/null").is_char_device()
+    failed, _, errors = lan.site.command(*to_store, str(green.socket))
     assert failed == 5 and "no tracker was found" in errors
 
 

@@ -2,11 +2,13 @@
 
 from itertools import pairwise
 
+import pytest
 from test_fleet import PIECE, Control
 
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.messages import (
     PROTOCOL_VERSION,
+    Advance,
     Assign,
     Complaint,
     Hello,
@@ -15,12 +17,13 @@ from p2pdist.model.messages import (
     NotOwner,
     OriginShare,
     OwnershipChanged,
+    Report,
     Welcome,
 )
 from p2pdist.model.ownership import Ownership, Tracker, owner
 from tracker.core.events import Broadcast, Command, Followed, LeasesAllowed, Received, Send, SessionOpened
 from tracker.core.monitor.presence import GRACE_S
-from tracker.core.ownership.handover import NEWCOMER_S, PUSHED_MAX
+from tracker.core.ownership.handover import GATHER_S, NEWCOMER_S, PUSHED_MAX
 from tracker.core.planning.schedule import JOIN_BATCH_S
 
 BOTH = Ownership(5, (Tracker("a"), Tracker("b")))
@@ -151,6 +154,46 @@ def test_a_blob_that_begins_just_after_the_change_waits_for_a_moment() -> None:
     assert [plan.plan.blob for plan in plans(control.tick(JOIN_BATCH_S))] == [MINE[0]]
     told = [plan for _ in range(round(NEWCOMER_S / 0.1) + 6) for plan in plans(control.tick(0.1))]
     assert [plan.plan.blob for plan in told] == [THEIRS[0]]
+
+
+@pytest.mark.parametrize("after_s", [GRACE_S, GATHER_S + 1])
+def test_hosts_that_come_late_from_another_owner_read_the_rest_in_place_of_newcomers(after_s: float) -> None:
+    """For as long as such hosts may come. Later, and of a blob that was this tracker's before, what
+    a host says that it has is a claim, and takes no lease."""
+    control = Owner()
+    control.open("new", "old")
+    control.follow(ALONE)
+    for blob in (THEIRS[0], MINE[0]):
+        control.hold("new", blob)
+    for _ in range(round(after_s / 0.1)):
+        control.tick(0.1)
+    for blob in (THEIRS[0], MINE[0]):
+        assert roots(control, blob) == ["new"]
+        control.hold("old", blob, 6)
+    for _ in range(6):
+        control.tick(0.1)
+    assert roots(control, THEIRS[0]) == (["old"] if after_s < GATHER_S else ["new"])
+    assert roots(control, MINE[0]) == ["new"]
+    assert not control.fleet.swarms[THEIRS[0]].edges.unplanned, "the other one receives from it"
+
+
+def test_a_newcomer_that_has_nearly_as_much_goes_on_to_read() -> None:
+    control = Owner()
+    control.open("new", "old")
+    control.follow(ALONE)
+    control.hold("new", THEIRS[0])
+    for _ in range(40):
+        control.tick(0.1)
+    control.say("new", Report((Advance(THEIRS[0], (6,)),)))
+    control.hold("old", THEIRS[0], 6)
+    for _ in range(6):
+        control.tick(0.1)
+    assert roots(control, THEIRS[0]) == ["new"]
+
+
+def roots(control: Owner, blob: Digest) -> list[str]:
+    """Who reads the first stripe."""
+    return list(control.fleet.swarms[blob].edges.roots[0])
 
 
 def test_without_leave_no_lease_is_granted_and_what_runs_goes_on() -> None:

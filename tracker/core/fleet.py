@@ -86,6 +86,7 @@ from tracker.core.rebalance.overload import pause_s, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
+from tracker.core.repair.overtaken import yield_leases
 from tracker.core.repair.remedies import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
@@ -380,12 +381,12 @@ class Fleet:
         leases, owned = self._turnover.leases(), self.handover
         for swarm in due:
             swarm.edges.set_now(now)
-            before = swarm.leases()
+            before, knows = swarm.leases(), owned.granting(swarm, now=now)
             self.reputation.set_fanout(swarm, now=now)
             free, rescues = (leases.free(swarm), leases.rescues(swarm)) if owned.leases_allowed else (0, 0)
-            knows = owned.granting(swarm, now=now)
             self.imports.prepare(swarm)
-            self.planner.plan(swarm, leases=free * knows, rescues=rescues, imports=knows or not owned.leases_allowed)
+            free = free * knows + (yield_leases(swarm, now=now) if owned.gathers(swarm.blob, now=now) else 0)
+            self.planner.plan(swarm, leases=free, rescues=rescues, imports=knows or not owned.leases_allowed)
             if owned.leases_allowed:
                 share_origin(swarm, leases.room(swarm, before))
             leases.granted(swarm, swarm.leases() - before)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 FILES_MAX = 10_000
 """Files of one command."""
 
+NOWHERE = Path(os.devnull)
+"""The output of a pull that brings a blob to the agent's store alone."""
+
 
 @click.group("blob")
 def command() -> None:
@@ -86,7 +89,13 @@ async def _push(
 
 @command.command("pull")
 @click.argument("names", metavar="DIGEST|NAME...", nargs=-1, required=True)
-@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Where to put the file.")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(path_type=Path),
+    help="Where to put the file; /dev/null: the store alone.",
+)
 @click.option(
     "-d",
     "--directory",
@@ -199,8 +208,10 @@ def _file_name(digest: Digest, title: str) -> str:
 
 
 def named_file(target: Path) -> Path:
-    """The file that --output names, or that a link of this name leads to. Raises UsageError for
-    what is no file, as another name of standard output is."""
+    """The file that --output names, or that a link of this name leads to; NOWHERE by any name of
+    it. Raises UsageError for what is no file, as another name of standard output is."""
+    if target.exists() and target.samefile(NOWHERE):
+        return NOWHERE
     if str(target) == "-" or (target.exists() and not target.is_file() and not target.is_dir()):
         raise UsageError(
             f"{target} is no file but standard output, a device or a pipe", remedy="Name a file; - is one as ./-"
@@ -220,14 +231,15 @@ def _make(directory: Path) -> None:
 def _bring(wanted: _Wanted, socket: Path, *, as_json: bool) -> dict[str, Any]:
     """Bring a blob to its file; returns the JSON document. Raises what the pull raises."""
     blob, target = wanted.blob, wanted.target
-    before = _seen(target)
+    before, stored = _seen(target), target == NOWHERE
+    to_file = None if stored else str(target.absolute())
     with output.Progress(quiet=as_json) as progress:
-        status = _pull(PullRequest(blob=blob, output=str(target.absolute())), socket, progress, quiet=as_json)
+        status = _pull(PullRequest(blob=blob, output=to_file), socket, progress, quiet=as_json)
     if status.error is not None:
         raise from_problem(status.error)
     if status.state != "done":
         raise P2PDistError(f"the agent gave up on {blob}: {status.note or status.state}")
-    if _seen(target) in (None, before):
+    if not stored and _seen(target) in (None, before):
         raise Conflict(
             f"the agent wrote {target.absolute()}, where this process does not see it: it has mounts or a root of its own",
             remedy="Name a file in a directory that the agent and this process share",
@@ -267,6 +279,6 @@ def _pull(request: PullRequest, socket: Path, progress: output.Progress, *, quie
         if status.note and status.note != noted and not quiet:
             output.note(status.note)
         noted = status.note
-        progress(Path(request.output or "").name, status.bytes_done, status.bytes_total)
+        progress(Path(request.output or request.blob or "").name, status.bytes_done, status.bytes_total)
 
     return LocalClient(socket).pull(request, show)

@@ -37,6 +37,9 @@ from tracker.core.host import Host
 from tracker.core.monitor.presence import GRACE_S
 from tracker.core.swarm import Swarm
 
+GATHER_S = 15.0
+"""Within so long hosts of a tracker that hangs have turned to another one."""
+
 NEWCOMER_S = 1.0
 PUSHED_MAX = 2000
 CHECKED_MAX = 1000
@@ -45,7 +48,7 @@ GIVEN_MEMBERS_MAX = 4000
 
 KNOWN_MAX = 200_000
 FORMER_MAX = 16
-"""Ownerships of the last GRACE_S that are remembered."""
+"""Ownerships of the last GATHER_S that are remembered."""
 
 
 @dataclass(slots=True)
@@ -94,7 +97,7 @@ class Handover:
                 if self.ownership is None:
                     self.started_at = now  # until now no swarm was this tracker's
                 else:
-                    self._former = [each for each in self._former if now - each[0] < GRACE_S][-FORMER_MAX + 1 :]
+                    self._former = [each for each in self._former if now - each[0] < GATHER_S][-FORMER_MAX + 1 :]
                     self._former.append((now, self.ownership))
                 self.ownership, self.me = ownership, me
                 self._mine.clear()
@@ -149,6 +152,11 @@ class Handover:
         """Whether what hosts say of a blob is news. For GRACE_S after this tracker started, or
         another one owned the blob, they only say again what they hold, all at once."""
         return now - self.started_at >= GRACE_S and not self._came(blob, GRACE_S, now)
+
+    def gathers(self, blob: Digest, *, now: float) -> bool:
+        """Whether hosts of a blob's swarm may still come from the tracker that owned it before, as
+        they do once they know that it is gone."""
+        return self._came(blob, GATHER_S, now)
 
     def _came(self, blob: Digest, within_s: float, now: float) -> bool:
         """Whether another tracker owned a blob `within_s` ago."""
