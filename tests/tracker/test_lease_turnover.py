@@ -11,8 +11,9 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core import membership
 from tracker.core.events import Command, Described, Received, Send, SessionOpened, Tick
 from tracker.core.fleet import Fleet
+from tracker.core.member import FROM_ORIGIN
 from tracker.core.planning.schedule import JOIN_BATCH_S
-from tracker.core.repair.lease_turnover import DEADLINE_MAX_S, PATIENCE
+from tracker.core.repair.lease_turnover import DEADLINE_MAX_S, DEADLINE_MIN_S, PATIENCE
 from tracker.core.repair.remedies import AVOID_S
 
 PIECE, LEASES = 65536, 8
@@ -124,6 +125,25 @@ def test_a_holder_that_reads_nothing_hands_its_lease_on_within_the_swarm() -> No
     control.want("h1", REAL)
     control.run(0.5)
     assert control.reads("h1", REAL)
+
+
+def test_a_stripe_that_its_holder_does_not_read_goes_to_a_host_with_another_one() -> None:
+    """It waits far below the holder, among hosts that all want the blob and read nothing: the lease
+    went from one of them to the next."""
+    idle = [f"s{number}" for number in range(20)]
+    control, size = Control(*idle, "good"), 128 * PIECE
+    for host in (*idle, "good"):
+        control.do(Received(control.numbers[host], Holding(REAL, size, PIECE, (0, 0))))
+        control.run(0.1)
+    swarm = control.fleet.swarms[REAL]
+    assert (swarm.stripes, "good" in swarm.readers()) == (2, False)
+    (holder,) = swarm.edges.roots[1]
+    swarm.edges.set_now(control.now)
+    swarm.edges.detach(1, holder)
+    swarm.edges.attach(1, "good", FROM_ORIGIN)
+    control.do(Received(control.numbers["good"], Report((Advance(REAL, (0, 64)),))))
+    control.run(DEADLINE_MIN_S + 1.5)
+    assert "good" in swarm.edges.roots[0]
 
 
 def test_an_origin_that_is_slow_for_all_moves_no_lease_soon() -> None:

@@ -4,13 +4,13 @@ Theory. Any process may say that it wants a blob, and a lease is granted before 
 anything. So a lease is kept by progress alone: a holder that has no verified piece of its stripe
 within a deadline is idle. The deadline follows what other holders take for their first piece.
 
-Within a swarm an idle lease moves on as soon as another member lacks the stripe. Between swarms it
-is taken only while a swarm waits for a lease and none is left: those of blobs that no manifest read
-here names come first, then those of the hosts that hold the most. Where that is not enough, blobs
-that no manifest names keep half of the leases: progress is what their holders say, and no host
-other than these may be there to see it. Swarms wait in an order: blobs of manifests first, then
-those that lost the fewest leases so, then those of hosts that hold the fewest, then in the order in
-which they came.
+Within a swarm an idle lease moves on as soon as another member lacks the stripe, to one that got
+pieces of other stripes where there is any. Between swarms it is taken only while a swarm waits for
+a lease and none is left: those of blobs that no manifest read here names come first, then those of
+the hosts that hold the most. Where that is not enough, blobs that no manifest names keep half of
+the leases: progress is what their holders say, and no host other than these may be there to see it.
+Swarms wait in an order: blobs of manifests first, then those that lost the fewest leases so, then
+those of hosts that hold the fewest, then in the order in which they came.
 
 Leases that agents brought along, as they do after a restart of the tracker, may exceed the cap: as
 many are taken as are over it.
@@ -168,7 +168,7 @@ class LeaseTurnover:
         patience_s = PATIENCE * deadline_s if self.measured else max(DEADLINE_MAX_S, PATIENCE * deadline_s)
         for swarm in self.reading():
             if len(swarm.members) > 1:
-                self._move(swarm, now - patience_s, now)
+                self._move(swarm, deadline_s, patience_s, now)
         if self.waiting:
             self._feed(now - deadline_s, now)
 
@@ -194,15 +194,21 @@ class LeaseTurnover:
         swarm.record(now, f"{idle.host} loses the lease of stripe {stripe}: it was starved, and has read nothing")
         return True
 
-    def _move(self, swarm: Swarm, before: float, now: float) -> None:
-        """Move the idle leases of a swarm to other members."""
+    def _move(self, swarm: Swarm, deadline_s: float, patience_s: float, now: float) -> None:
+        """Move the idle leases of a swarm to other members: after the deadline to one that shows
+        that the origin can be read, else after a longer time."""
         for stripe, holders in enumerate(swarm.edges.roots):
             for host in list(holders):
                 member = swarm.members[host]
                 paced = member.site in swarm.wan.paced  # by a budget: its first piece may take long
-                empty = not member.counts[stripe] and not paced and _idle(member, stripe, before)
-                if empty and move_lease(swarm, stripe, host, now=now, at_once=False):
+                if member.counts[stripe] or paced or not _idle(member, stripe, now - deadline_s):
+                    continue
+                heir = _heir(swarm, stripe, member.site)
+                late = heir is not None or _idle(member, stripe, now - patience_s)
+                if late and move_lease(swarm, stripe, host, now=now, at_once=False):
                     swarm.record(now, f"{host} loses the lease of stripe {stripe}: it has read nothing")
+                    if heir is not None:
+                        swarm.edges.attach(stripe, heir.host, FROM_ORIGIN)
                     self.schedule.ask(swarm.key, "idle lease", now)
 
     def _feed(self, before: float, now: float) -> None:
@@ -256,6 +262,22 @@ class LeaseTurnover:
             swarm.edges.detach(stripe, host)
             swarm.record(now, f"{host} loses the lease of stripe {stripe} to another blob")
             self.schedule.ask(swarm.key, "lease taken", now + AVOID_S)
+
+
+def _heir(swarm: Swarm, stripe: int, site: str) -> Member | None:
+    """Who of a site is to read a stripe that its holder did not: the host that got most of other
+    stripes and nothing of this one, wherever it is in the tree. Else the lease goes from one that
+    reads nothing to the next, and a host below them waits for all."""
+    fit = (
+        member
+        for member in swarm.members.values()
+        if member.site == site
+        and member.present
+        and any(member.counts)
+        and not (member.counts[stripe] or member.claimed or member.slow_receiver or member.hearsay)
+        and (member.host, FROM_ORIGIN) not in swarm.edges.avoided
+    )
+    return max(fit, key=lambda member: (sum(member.counts), member.order), default=None)
 
 
 def _untouched(member: Member, stripe: int) -> bool:
