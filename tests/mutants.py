@@ -211,8 +211,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "grant leases while roots may come back",
         "tracker/core/fleet.py",
-        "leases=free * knows,",
-        "leases=free,",
+        "free = free * knows + (",
+        "free = free + (",
         ("tests/tracker/test_fleet.py",),
     ),
     Mutant(
