@@ -204,7 +204,8 @@ class LeaseTurnover:
                 if member.counts[stripe] or paced or not _idle(member, stripe, now - deadline_s):
                     continue
                 heir = _heir(swarm, stripe, member.site)
-                late = heir is not None or _idle(member, stripe, now - patience_s)
+                early = heir is not None and not swarm.layout.large  # or one piece may take as long
+                late = early or _idle(member, stripe, now - patience_s)
                 if late and move_lease(swarm, stripe, host, now=now, at_once=False):
                     swarm.record(now, f"{host} loses the lease of stripe {stripe}: it has read nothing")
                     if heir is not None:
