@@ -68,6 +68,13 @@ async def test_many_packages_keys_and_buttons() -> None:
         await page.until("location.hash === '#host=h1'")
         await press(page, "k", 75)
         await page.until("location.hash === '#host=h0'")
+        # Keys that come before the page has followed the first of them.
+        await page.evaluate(
+            "'jjk'.split('').forEach((key) => document.body.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true })))"
+        )
+        await page.until("location.hash === '#host=h1'")
+        await press(page, "k", 75)
+        await page.until("location.hash === '#host=h0'")
         await page.until(f"/Drain/.test({text('#host .orders')}) && /team-/.test({text('#host .orders')})")
         await press(page, "/", 191)
         await page.until("document.activeElement === document.querySelector('#find input')")

@@ -12,8 +12,6 @@ const LOOK_MS = 3000, LINES_MAX = 30, PACKAGES_MAX = 12;
 let shown = null, timer = 0; // the name of the host that is shown
 let offered = ""; // what the buttons of the host were made for
 
-export const shownHost = () => shown;
-
 // Show a host; null closes the view.
 export function showHost(name) {
   shown = name;

@@ -7,7 +7,7 @@ import { element, make, readInk, resized } from "./canvas.js";
 import { followDay } from "./day.js";
 import { hasPending, hosts, listen, nodes, select, selection, takePending } from "./feed.js";
 import { describeHost, drawHosts, forgetPlaces, hostAt } from "./host_map.js";
-import { showHost, shownHost } from "./host_view.js";
+import { showHost } from "./host_view.js";
 import { isShown, packagesMoved, packagesOf, showPackages, unfold } from "./packages.js";
 import * as rate from "./plot.js";
 import { learnRights } from "./orders.js";
@@ -136,7 +136,9 @@ function press(event) {
   const back = key === "k" || key === "ArrowLeft", arrow = key.startsWith("Arrow");
   if (!["j", "k", "ArrowLeft", "ArrowRight"].includes(key) || (arrow && target !== element("#hosts canvas"))) return;
   const names = [...hosts.values()].sort((a, b) => (a.key < b.key ? -1 : 1)).map((host) => host.name);
-  const now = names.indexOf(shownHost()), next = now < 0 ? (back ? -1 : 0) : now + (back ? -1 : 1);
+  // By the address, which is ahead of what is shown while keys come fast.
+  const now = names.findIndex((name) => location.hash === `#host=${encodeURIComponent(name)}`);
+  const next = now < 0 ? (back ? -1 : 0) : now + (back ? -1 : 1);
   if (names.length) location.hash = `host=${encodeURIComponent(names[(next + names.length) % names.length])}`;
   event.preventDefault();
 }
