@@ -177,6 +177,20 @@ def test_hosts_that_come_late_from_another_owner_read_the_rest_in_place_of_newco
     assert not control.fleet.swarms[THEIRS[0]].edges.unplanned, "the other one receives from it"
 
 
+def test_without_leave_nobody_takes_the_lease_of_a_newcomer() -> None:
+    control = Owner()
+    control.open("new", "old")
+    control.follow(ALONE)
+    control.hold("new", THEIRS[0])
+    for _ in range(40):
+        control.tick(0.1)
+    control.fleet.handle(LeasesAllowed(False), now=control.now)
+    control.hold("old", THEIRS[0], 6)
+    for _ in range(6):
+        control.tick(0.1)
+    assert roots(control, THEIRS[0]) == ["new"]
+
+
 def test_a_newcomer_that_has_nearly_as_much_goes_on_to_read() -> None:
     control = Owner()
     control.open("new", "old")

@@ -155,8 +155,8 @@ class Handover:
 
     def gathers(self, blob: Digest, *, now: float) -> bool:
         """Whether hosts of a blob's swarm may still come from the tracker that owned it before, as
-        they do once they know that it is gone."""
-        return self._came(blob, GATHER_S, now)
+        they do once they know that it is gone, and leases may be granted."""
+        return self.leases_allowed and self._came(blob, GATHER_S, now)
 
     def _came(self, blob: Digest, within_s: float, now: float) -> bool:
         """Whether another tracker owned a blob `within_s` ago."""
