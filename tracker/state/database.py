@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from tracker.state.files import make_private
 
 CONNECT_TIMEOUT_S = 10
 STATEMENT_TIMEOUT_MS = 15_000
+MEMORY = "in memory"
+"""How a database is called that lasts as long as the object."""
 
 
 class Database:
@@ -33,8 +35,11 @@ class Database:
         self._engine, self._where = _engine(where, name, durable=durable)
 
     def close(self) -> None:
-        """Disconnect."""
-        self._engine.dispose()
+        """Disconnect. A transaction that runs in another thread ends first where the database is in
+        memory: its one connection would be freed below it, and the process would crash. Others it
+        gives back later, and they may hang."""
+        with nullcontext() if self._where != MEMORY else self._lock:
+            self._engine.dispose()
 
     @contextmanager
     def transaction(self) -> Iterator[sql.Connection]:
@@ -84,9 +89,7 @@ def _engine(where: str, name: str, *, durable: bool) -> tuple[sql.Engine, str]:
 
 def _sqlite(where: str, name: str, *, durable: bool) -> tuple[sql.Engine, str]:
     if not where:
-        return sql.create_engine(
-            "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-        ), "in memory"
+        return sql.create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}), MEMORY
     path = Path(where) / name
     try:
         make_private(path)
