@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 import effort
 import pytest
 from programs import PROGRAMS
-from tidiness import TOKEN_VARIABLE, leftovers, namespaces, remove_leftovers
+from tidiness import TOKEN_VARIABLE, leftovers, namespaces, namespaces_left, remove_leftovers
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,7 +101,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """With several workers, namespaces are checked once all of them have finished."""
     if hasattr(session.config, "workerinput"):
         return
-    left = namespaces() - session.config.stash.get(_before, namespaces())
+    left = namespaces_left(session.config.stash.get(_before, namespaces()))
     if left:
         print(f"\nleft behind by the tests: network namespaces {', '.join(sorted(left))}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

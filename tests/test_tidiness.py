@@ -9,7 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-from tidiness import NETNS_PREFIX, TOKEN_VARIABLE, leftovers, mounts_below, processes_with, remove_leftovers
+from tidiness import (
+    NETNS_PREFIX,
+    TOKEN_VARIABLE,
+    leftovers,
+    mounts_below,
+    namespaces_left,
+    processes_with,
+    remove_leftovers,
+)
 
 DETACHED = "import os, sys, time; os.fork() and sys.exit(); os.setsid(); time.sleep(60)"
 
@@ -44,9 +52,11 @@ def test_a_mount_is_found_and_removed(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_namespace_in_which_another_run_works_is_not_named(tmp_path: Path) -> None:
-    """It is named once nobody is in it any more."""
-    name = f"{NETNS_PREFIX}-tidy-{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
+    """It is named once nobody is in it any more, and so is the one beside it of the same set."""
+    name, beside = f"{NETNS_PREFIX}-tidy{os.getpid()}-a", f"{NETNS_PREFIX}-tidy{os.getpid()}-b"
+    made = {name, beside}
+    for each in made:
+        subprocess.run(["ip", "netns", "add", each], check=True)
     try:
         told = f"network namespace {name}"
         environment = {**os.environ, TOKEN_VARIABLE: "another"}
@@ -60,10 +70,14 @@ def test_a_namespace_in_which_another_run_works_is_not_named(tmp_path: Path) -> 
             assert process.stdout is not None
             assert process.stdout.readline() == "in\n"
             assert told not in leftovers(tmp_path, "nobody", set(), settle_s=0)
+            assert not namespaces_left(set(), settle_s=0) & made
             process.communicate("\n")
         assert told in leftovers(tmp_path, "nobody", set(), settle_s=0)
+        assert namespaces_left(set(), settle_s=0) >= made
+        assert not namespaces_left(made, settle_s=0) & made
     finally:
-        subprocess.run(["ip", "netns", "delete", name], check=True)
+        for each in made:
+            subprocess.run(["ip", "netns", "delete", each], check=True)
 
 
 def test_a_tidy_run_leaves_nothing(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Whatever a test starts inherits TOKEN_VARIABLE, so a process that outlives its test is found even
 when it has detached itself from its parent. Mounts are looked for below the run's own temporary
-directory, namespaces by NETNS_PREFIX, without those in which another run's processes are; so
-several runs can share a machine.
+directory, namespaces by NETNS_PREFIX, without those in which another run's processes are and those
+of one set with them; so several runs can share a machine.
 """
 
 from __future__ import annotations
@@ -57,19 +57,30 @@ def namespaces() -> set[str]:
         return set()
 
 
-def others_namespaces(token: str) -> set[str]:
-    """Those in which processes run whose environment does not carry `token`."""
-    ours, used = processes_with(token), set()
+def others_namespaces(token: str | None) -> set[str]:
+    """Those in which processes run whose environment does not carry `token` (None: any process),
+    and those that were made with one of these for a network: they share a name up to the last
+    hyphen."""
+    ours, used = processes_with(token) if token is not None else {}, set()
     for directory in Path("/proc").iterdir():
         if directory.name.isdecimal() and int(directory.name) not in ours:
             with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to somebody else
                 used.add((directory / "ns" / "net").stat().st_ino)
-    found = set()
+    sets = set()
     for name in namespaces():
         with contextlib.suppress(OSError):
             if (NETNS_DIRECTORY / name).stat().st_ino in used:
-                found.add(name)
-    return found
+                sets.add(name.rpartition("-")[0])
+    return {name for name in namespaces() if name.rpartition("-")[0] in sets}
+
+
+def namespaces_left(before: set[str], *, settle_s: float = SETTLE_S) -> set[str]:
+    """Namespaces that were not there before, and in which nobody works within `settle_s` seconds:
+    another run makes its own before it starts something in them."""
+    deadline = time.monotonic() + settle_s
+    while (left := namespaces() - before - others_namespaces(None)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def leftovers(directory: Path, token: str, namespaces_before: set[str], *, settle_s: float = SETTLE_S) -> list[str]:
