@@ -108,7 +108,7 @@ async def test_a_package_comes_again_where_the_disk_changed_a_part(
     assert pull.error is None, pull.error
     await asyncio.to_thread(shows_everything, agent, manifest, tmp_path / "source")
     assert blob.complete and not await asyncio.to_thread(blob.verify)
-    assert agent.store.integrity.damaged["blob"] == 1
+    assert agent.store.integrity.damaged["blob"] >= 1  # a reader may meet it while another one reads all of it
 
 
 async def test_a_disk_that_goes_on_is_named(
@@ -149,7 +149,7 @@ async def test_an_older_object_that_is_damaged_costs_another_attempt(
     manifest = decode_manifest(await layout.read((await layout.resolve(second)).digest))
     await asyncio.to_thread(shows_everything, agent, manifest, source)
     assert large not in agent.store.objects
-    assert agent.store.integrity.damaged["object"] == 1
+    assert agent.store.integrity.damaged["object"] >= 1
 
 
 @pytest.mark.parametrize("liar", ["disk", "origin"])
