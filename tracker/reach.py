@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from p2pdist.model.address import host_part, is_loopback, parse_address
+from p2pdist.model.address import Vicinity, host_part, is_loopback, parse_address
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, printable
 from p2pdist.model.messages import Reachability
-from p2pdist.transfer.names import NAMES, Resolver
+from p2pdist.transfer.names import NAMES, Resolver, require_near
 from tracker.core.host import BAN_REPORTERS_MIN, Host
 
 CONNECT_S = 2.0
@@ -95,7 +95,12 @@ class Reach:
             which = name if name == found[0][1] else f"{name} stands for {found[0][1]}, which"
             return f"{which} is another machine for each that asks: itself"
         try:
-            return _stranger(host, *await ask_health(host.address, tls=host.tls, timeout_s=CONNECT_S))
+            require_near(name, found, Vicinity(seen_from))
+        except OSError as error:
+            return str(error)
+        asking = ask_health(host.address, tls=host.tls, timeout_s=CONNECT_S, seen_from=seen_from)
+        try:
+            return _stranger(host, *await asking)
         except aiohttp.ClientConnectorSSLError:
             return f"what listens on port {port} speaks no TLS, as this agent does"
         except aiohttp.ClientConnectorError as error:
@@ -114,12 +119,16 @@ class Reach:
         return any(not is_loopback(host_part(other.address)) for other in others)
 
 
-async def ask_health(address: str, *, tls: bool, timeout_s: float, nonce: str = "") -> tuple[int, bytes]:
-    """Status and body of the answer to GET /healthz at an agent's address. Raises
-    aiohttp.ClientError, TimeoutError, OSError."""
+async def ask_health(
+    address: str, *, tls: bool, timeout_s: float, seen_from: str, nonce: str = ""
+) -> tuple[int, bytes]:
+    """Status and body of the answer to GET /healthz at an agent's address. A name leads to this
+    machine or its links only for an agent that comes from there (`seen_from`), as check_address has
+    it of addresses in numbers. Raises aiohttp.ClientError, TimeoutError, OSError."""
     url = f"{'https' if tls else 'http'}://{address}/healthz" + (f"?nonce={nonce}" if nonce else "")
     limits = aiohttp.ClientTimeout(total=timeout_s)
-    connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(NAMES), use_dns_cache=False, ssl=False)
+    resolver = Resolver(NAMES, lambda: Vicinity(seen_from))
+    connector = aiohttp.TCPConnector(force_close=True, resolver=resolver, use_dns_cache=False, ssl=False)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=limits) as http,
         http.get(url, allow_redirects=False) as answer,

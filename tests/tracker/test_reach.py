@@ -10,7 +10,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from ports import free_port
@@ -212,3 +214,30 @@ async def test_an_agent_hears_that_it_cannot_be_reached_and_says_so(
             assert found.state == "ok"
     finally:
         await runner.cleanup()
+
+
+async def test_a_name_leads_the_tracker_to_itself_for_nobody_from_elsewhere(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when the agent's name is looked up nor, should it mean something else by then, when
+    it is connected to."""
+    visits = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **more: Any) -> Any:
+        return real("127.0.0.1" if host == "rebound.example" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as inner:
+        address = f"rebound.example:{inner.sockets[0].getsockname()[1]}"
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await module.ask_health(address, tls=False, timeout_s=5.0, seen_from="10.0.0.1")
+        assert not visits
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await module.ask_health(address, tls=False, timeout_s=5.0, seen_from="127.0.0.1")
+        assert visits
