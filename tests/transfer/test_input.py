@@ -6,16 +6,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, web
+from authority import Authority
 from waits import until
 
 from p2pdist.transfer.connections import CONNECTIONS, ConnectionBook, LimitedSite
 from p2pdist.transfer.input import HEAD_BYTES_MAX, READ_BYTES, SLACK_BYTES, Input, InputBook, count_request
+from p2pdist.transfer.tls import Tls
 
 KIB = 1 << 10
 TOTAL = 512 * KIB
@@ -81,7 +85,9 @@ def test_a_control_frame_between_the_parts_of_a_message_takes_no_more_than_itsel
 
 
 @asynccontextmanager
-async def serving(inputs: int = TOTAL) -> AsyncIterator[tuple[str, int, ConnectionBook, asyncio.Event]]:
+async def serving(
+    inputs: int = TOTAL, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, int, ConnectionBook, asyncio.Event]]:
     """A server whose connections end for nothing but their input; /slow never answers, and sets the
     event."""
 
@@ -104,10 +110,10 @@ async def serving(inputs: int = TOTAL) -> AsyncIterator[tuple[str, int, Connecti
         app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=3600.0, handler_cancellation=True
     )
     await runner.setup()
-    site = LimitedSite(runner, "127.0.0.1", 0, book)
+    site = LimitedSite(runner, "127.0.0.1", 0, book, tls=tls)
     await site.start()
     try:
-        yield f"http://127.0.0.1:{site.port}", site.port, book, answering
+        yield f"http{'s' if tls else ''}://127.0.0.1:{site.port}", site.port, book, answering
     finally:
         await runner.cleanup()
 
@@ -164,6 +170,19 @@ async def test_requests_one_after_the_other_add_up_to_nothing() -> None:
                 async with session.post(url, data=data, headers={"X": "y" * 1000, **coding}) as answer:
                     assert await answer.text() == str(size)
                 assert book.inputs.total == 0
+
+
+async def test_what_comes_over_tls_counts_as_well(tmp_path: Path) -> None:
+    tls = Tls(Authority(tmp_path).issue())
+    async with serving(tls=tls.server) as (url, port, book, _), ClientSession() as session:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.client)
+        writer.write(HALVES["a head"])
+        await until(lambda: book.inputs.total >= 60_000)
+        async with session.post(url, data=bytes(5000), ssl=tls.client) as answer:
+            assert await answer.text() == "5000"
+        assert 60_000 <= book.inputs.total < 65_000
+        writer.close()
+        await until(lambda: book.inputs.total == 0)
 
 
 async def test_a_request_that_is_being_answered_stays_for_all_halves() -> None:

@@ -15,10 +15,13 @@ parent's other children are asked to report often for a while (monitor/probing.p
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 from p2pdist.model.address import by_name
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.messages import Complaint, Reason, Reject
 from tracker.core.events import Command, OriginSeen, Send
@@ -58,6 +61,17 @@ UNHEARD_S = 1.5
 """So long after the tracker's start agents that live have mostly opened a session again."""
 
 
+EARLY_MAX = 10_000
+"""So many words of starved hosts are kept until they can be judged."""
+
+STARVED_S = 0.1
+"""No agent says sooner that a parent gives it nothing: what does is not waiting for it."""
+
+Early = tuple[float, Digest, str, int, str, bool]
+"""When a parent has taken long, the key of the swarm, the child that said that nothing comes from
+it, the stripe, the parent, and whether that one waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Complaints:
     """Handles complaints with the parts of the fleet that it shares."""
@@ -78,6 +92,19 @@ class Complaints:
     """Withdraws complaints of wrong bytes where the list turns out wrong."""
     history: History
     """Hears which hosts sent wrong bytes."""
+    _early: list[Early] = field(default_factory=list)
+    """Heap of words of starved hosts that came too early: a host says so once. `_starving`,
+    `look`."""
+
+    def look(self, *, late: bool, now: float) -> None:
+        """Judge what starved hosts said, where time has shown it meanwhile. Called often and
+        regularly; `late`: the whole fleet is late with its reports."""
+        while not late and self._early and self._early[0][0] < now:
+            _, key, host, stripe, source, waits = heapq.heappop(self._early)
+            swarm = self.membership.swarms.get(key)
+            child, parent = (swarm.members.get(name) if swarm is not None else None for name in (host, source))
+            if swarm is not None and child is not None and parent is not None and not any(child.counts):
+                self._starving(swarm, child, parent, stripe, waits=waits, now=now)
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -104,7 +131,8 @@ class Complaints:
             self._of_origin(swarm, swarm.members[host.name], complaint, now, out)
             return out
         if complaint.starved:
-            self._starving(swarm, swarm.members[host.name], swarm.members[source], complaint, now)
+            child, parent = swarm.members[host.name], swarm.members[source]
+            self._starving(swarm, child, parent, complaint.stripe, waits=complaint.waits, now=now)
             return out
         if reason in {"stalled", "slow"} and probes:
             sisters, where = swarm.members[source].children[complaint.stripe], (swarm.key, complaint.stripe)
@@ -204,17 +232,19 @@ class Complaints:
                 swarm.edges.detach(number, child.host)
         self.schedule.ask(swarm.key, "starved", now)
 
-    def _starving(self, swarm: Swarm, child: Member, parent: Member, complaint: Complaint, now: float) -> None:
+    def _starving(self, swarm: Swarm, child: Member, parent: Member, stripe: int, *, waits: bool, now: float) -> None:
         """A host without any piece says that a parent gives nothing yet. Where that is so of all
         its parents that should have given, it leaves them where it can be rescued. It is too early
         to hold it against them. A parent that waits itself counts only where it said that it had
         pieces before it became the parent, else it may have got its first one just now, or where
-        that takes long."""
-        stripe, waits = complaint.stripe, complaint.waits
+        that takes long. Where it may yet come to that, the word is kept until then."""
         if child.parents[stripe] != parent.host or not was_told(child, parent.host):
             return
-        long = self._takes_long(parent, stripe, waits=waits, now=now)
-        if waits and not (child.promised >> stripe & 1 or long):
+        long_at = self._long_at(parent, stripe, waits=waits)
+        waited_s = now - child.attached_at[stripe]
+        if now <= long_at < inf and waited_s >= STARVED_S and len(self._early) < EARLY_MAX:
+            heapq.heappush(self._early, (long_at, swarm.key, child.host, stripe, parent.host, waits))
+        if waits and not (child.promised >> stripe & 1 or now > long_at):
             return
         if any(child.counts):
             self._stands_still(swarm, child, parent, stripe, now)
@@ -222,7 +252,7 @@ class Complaints:
         claiming = [
             (number, child.parents[number] or "")
             for number in _stripes_from_peers(child)
-            if self._should_give(swarm.members[child.parents[number] or ""], number, waits, now)
+            if self._should_give(swarm.members[child.parents[number] or ""], number, waits=waits, now=now)
         ]
         if (stripe, parent.host) not in claiming:
             return
@@ -231,20 +261,21 @@ class Complaints:
         if all(starvation.starved_by.get(number) == host for number, host in claiming):
             self._rescue(swarm, child, [number for number, _ in claiming], now)
 
-    def _should_give(self, parent: Member, stripe: int, waits: bool, now: float) -> bool:
+    def _should_give(self, parent: Member, stripe: int, *, waits: bool, now: float) -> bool:
         """Whether a parent says that it has pieces, hoards leases, or takes long."""
         hoards = self.membership.hosts[parent.host].wanted_in_vain > 1
-        return bool(parent.counts[stripe]) or hoards or self._takes_long(parent, stripe, waits=waits, now=now)
+        return bool(parent.counts[stripe]) or hoards or now > self._long_at(parent, stripe, waits=waits)
 
-    def _takes_long(self, parent: Member, stripe: int, *, waits: bool, now: float) -> bool:
-        """Whether a parent that never gave a piece has none yet, although others had theirs after
-        so long: a silent one since it joined, as it may open its session again and again; one that
-        waits, or was starved itself, since it has its own parent, and the former may take longer,
-        as agents say so at once. Any process may want a blob, hold its lease and do nothing."""
+    def _long_at(self, parent: Member, stripe: int, *, waits: bool) -> float:
+        """From when on a parent takes long that never gave a piece, and has none yet although
+        others had theirs after so long; infinity for others. It counts for a silent one from when
+        it joined, as it may open its session again and again; for one that waits, or was starved
+        itself, from when it got its own parent, and the former may take longer, as agents say so at
+        once. Any process may want a blob, hold its lease and do nothing."""
         if parent.counts[stripe] or self.membership.hosts[parent.host].gave:
-            return False
+            return inf
         since = parent.attached_at[stripe] if waits or stripe in parent.rescued else parent.joined_at
-        return now - since > self.turnover.overdue_s(waits=waits)
+        return since + self.turnover.overdue_s(waits=waits)
 
     def _stands_still(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
         """The whole pull of a host that has pieces stands still, in all stripes that it says so of.

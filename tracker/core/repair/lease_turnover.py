@@ -151,9 +151,11 @@ class LeaseTurnover:
 
     def overdue_s(self, *, waits: bool) -> float:
         """After how long without a first piece a holder that has proved nothing may be holding its
-        lease for nothing; `waits`: it says that it waits for the origin."""
+        lease for nothing; `waits`: it says that it waits for the origin. An agent responds at once,
+        so of a silent one no report is waited for where it is known how long a first piece
+        takes."""
         if not waits:
-            return self.first_piece_s + self._interval_s
+            return self.first_piece_s + (0.0 if self.measured else self._interval_s)
         return max(DEADLINE_MIN_S, DEADLINE_FIRST_PIECES * self.first_piece_s) if self.measured else DEADLINE_MAX_S
 
     # -- what time brings
