@@ -48,6 +48,7 @@ from tracker.core.repair.remedies import (
     move_lease,
     pass_on_lease,
     source_above,
+    top_of,
     under_way,
 )
 from tracker.core.repair.reputation import Reputation
@@ -60,9 +61,8 @@ NAMELESS_S = 15.0
 UNHEARD_S = 1.5
 """So long after the tracker's start agents that live have mostly opened a session again."""
 
-
-EARLY_MAX = 10_000
-"""So many words of starved hosts are kept until they can be judged."""
+EARLY_MAX, EARLY_OF_HOST_MAX = 10_000, 64
+"""So many words of starved hosts, and of one, are kept until they can be judged."""
 
 STARVED_S = 0.1
 """No agent says sooner that a parent gives it nothing: what does is not waiting for it."""
@@ -93,17 +93,25 @@ class Complaints:
     history: History
     """Hears which hosts sent wrong bytes."""
     _early: list[Early] = field(default_factory=list)
-    """Heap of words of starved hosts that came too early: a host says so once. `_starving`,
-    `look`."""
+    """Heap of words of starved hosts that came too early: a host says so once. `_keep`, `look`."""
+    _kept: dict[str, dict[tuple[Digest, int], tuple[float, str]]] = field(default_factory=dict)
+    """By child, and there by swarm and stripe, when those come up and of which parents they are; a
+    word of the heap that is not here was followed by another one. `_keep`, `look`."""
 
     def look(self, *, late: bool, now: float) -> None:
         """Judge what starved hosts said, where time has shown it meanwhile. Called often and
         regularly; `late`: the whole fleet is late with its reports."""
         while not late and self._early and self._early[0][0] < now:
-            _, key, host, stripe, source, waits = heapq.heappop(self._early)
+            due, key, host, stripe, source, waits = heapq.heappop(self._early)
+            kept = self._kept.get(host, {})
+            if kept.get((key, stripe)) != (due, source):
+                continue
+            del kept[key, stripe]
+            if not kept:
+                del self._kept[host]
             swarm = self.membership.swarms.get(key)
             child, parent = (swarm.members.get(name) if swarm is not None else None for name in (host, source))
-            if swarm is not None and child is not None and parent is not None and not any(child.counts):
+            if swarm is not None and child is not None and parent is not None and not child.counts[stripe]:
                 self._starving(swarm, child, parent, stripe, waits=waits, now=now)
 
     def handle(
@@ -240,14 +248,19 @@ class Complaints:
         that takes long. Where it may yet come to that, the word is kept until then."""
         if child.parents[stripe] != parent.host or not was_told(child, parent.host):
             return
+        if now - child.attached_at[stripe] < STARVED_S:
+            return
         long_at = self._long_at(parent, stripe, waits=waits)
-        waited_s = now - child.attached_at[stripe]
-        if now <= long_at < inf and waited_s >= STARVED_S and len(self._early) < EARLY_MAX:
-            heapq.heappush(self._early, (long_at, swarm.key, child.host, stripe, parent.host, waits))
+        if now <= long_at < inf:
+            self._keep(long_at, swarm, child, stripe, waits=waits)
         if waits and not (child.promised >> stripe & 1 or now > long_at):
             return
         if any(child.counts):
-            self._stands_still(swarm, child, parent, stripe, now)
+            root = top_of(swarm, stripe, child)
+            if child.counts[stripe] or root.counts[stripe]:
+                self._stands_still(swarm, child, parent, stripe, now)
+            else:
+                self._unread(swarm, child, root, stripe, now)
             return
         claiming = [
             (number, child.parents[number] or "")
@@ -274,8 +287,29 @@ class Complaints:
         once. Any process may want a blob, hold its lease and do nothing."""
         if parent.counts[stripe] or self.membership.hosts[parent.host].gave:
             return inf
-        since = parent.attached_at[stripe] if waits or stripe in parent.rescued else parent.joined_at
-        return since + self.turnover.overdue_s(waits=waits)
+        if stripe in parent.rescued and not waits:
+            return parent.attached_at[stripe] + self.turnover.unread_s
+        return (parent.attached_at[stripe] if waits else parent.joined_at) + self.turnover.overdue_s(waits=waits)
+
+    def _unread(self, swarm: Swarm, child: Member, root: Member, stripe: int, now: float) -> None:
+        """A host that gets other stripes has nothing of this one. Where the holder of its lease has
+        read nothing either, and never gave a piece, it may never: it hands the lease on."""
+        if root.parents[stripe] != FROM_ORIGIN or self.membership.hosts[root.host].gave:
+            return
+        unread_at = root.attached_at[stripe] + self.turnover.unread_s
+        if now <= unread_at:
+            self._keep(unread_at, swarm, child, stripe, waits=False)
+        elif root.site not in swarm.wan.paced:  # by a budget: its first piece may take long
+            swarm.edges.set_now(now)
+            self.turnover.hand_on(swarm, stripe, root, anyhow=False, now=now)
+
+    def _keep(self, due: float, swarm: Swarm, child: Member, stripe: int, *, waits: bool) -> None:
+        """Look again at `due` at what a host said of its parent."""
+        source, kept = child.parents[stripe] or "", self._kept.get(child.host, {})
+        _, former = kept.get((swarm.key, stripe), (0.0, None))
+        if former != source and len(self._early) < EARLY_MAX and len(kept) < EARLY_OF_HOST_MAX:
+            self._kept.setdefault(child.host, kept)[swarm.key, stripe] = due, source
+            heapq.heappush(self._early, (due, swarm.key, child.host, stripe, source, waits))
 
     def _stands_still(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
         """The whole pull of a host that has pieces stands still, in all stripes that it says so of.
