@@ -25,6 +25,7 @@ from p2pdist.cli import diagnosis
 from p2pdist.cli.daemon import listen, listen_unix
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello
+from p2pdist.transfer.places import Places
 from p2pdist.transfer.tls import TlsFiles
 from tracker import reach as module
 from tracker.content import Content
@@ -179,10 +180,12 @@ async def test_what_several_others_met_counts_and_looks_are_bounded(
         for by in ("a", "b"):
             service.fleet.hosts["h1"].penalise(by, "refused", now=0.0)
         assert await problem(service, "h1") == "2 hosts could not connect to it"
-        monkeypatch.setattr(module, "LOOKS_MAX", 0)
         said(service, "h1", address)
-        with pytest.raises(Unavailable):
-            await problem(service, "h1")
+        service.reach._places = Places(2, 1)
+        with service.reach._places.place("127.0.0.1"):
+            with pytest.raises(Unavailable):
+                await problem(service, "h1")
+            assert "each" in await problem(service, "h1", "10.0.0.1"), "another address has places of its own"
 
 
 async def test_an_agent_hears_that_it_cannot_be_reached_and_says_so(
