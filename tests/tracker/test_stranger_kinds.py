@@ -203,6 +203,17 @@ def test_strangers_that_come_with_a_host_cost_it_half_a_second(
     assert host.from_origin == LAYOUT.count
 
 
+@pytest.mark.parametrize("ahead_s", [0.0, 0.1, 0.3])
+def test_strangers_that_wait_cost_a_host_a_second_whatever_parents_it_gets_meanwhile(ahead_s: float) -> None:
+    """They say nothing to the tracker, which has the host change from one to the next: what it said
+    of the first one holds."""
+    lab = Lab()
+    lab.measure()
+    waits(Strangers(lab))
+    lab.run(ahead_s)
+    assert lab.until_complete(lab.pull("h1")) <= usual_s() + 1.0
+
+
 def test_what_is_said_sooner_than_any_agent_would_gives_no_lease() -> None:
     """Else strangers have all leases of starved hosts before the first host can say so."""
     lab = Lab()

@@ -110,9 +110,15 @@ class Complaints:
             if not kept:
                 del self._kept[host]
             swarm = self.membership.swarms.get(key)
-            child, parent = (swarm.members.get(name) if swarm is not None else None for name in (host, source))
-            if swarm is not None and child is not None and parent is not None and not child.counts[stripe]:
-                self._starving(swarm, child, parent, stripe, waits=waits, now=now)
+            child = swarm.members.get(host) if swarm is not None else None
+            if swarm is None or child is None or child.counts[stripe]:
+                continue
+            parent = child.parents[stripe]
+            if parent is None or now - child.attached_at[stripe] < STARVED_S:
+                self._keep(now + STARVED_S, swarm, child, stripe, waits=waits)
+            elif parent:  # of another one than it spoke of nothing is known: it may wait itself
+                waits = waits or parent != source
+                self._starving(swarm, child, swarm.members[parent], stripe, waits=waits, now=now)
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
