@@ -66,8 +66,8 @@ class Names:
         self._running[remote] += 1
         try:
             fresh, old = await asyncio.gather(
-                evidence(hello.host, hello.address, hello.instance, tls=hello.tls),
-                evidence(holder.name, holder.address, holder.instance, tls=holder.tls),
+                evidence(hello.host, hello.address, hello.instance, tls=hello.tls, seen_from=remote),
+                evidence(holder.name, holder.address, holder.instance, tls=holder.tls, seen_from=holder.source),
             )
         finally:
             self._running[remote] -= 1
@@ -87,12 +87,13 @@ def conflict(holder: Host) -> Conflict:
     )
 
 
-async def evidence(host: str, address: str, instance: str, *, tls: bool) -> Evidence:
-    """What the program at `address` shows of the agent of `host` with this instance."""
+async def evidence(host: str, address: str, instance: str, *, tls: bool, seen_from: str) -> Evidence:
+    """What the program at `address` shows of the agent of `host` with this instance, whose session
+    comes from the address `seen_from`."""
     nonce = secrets.token_hex(16)
     try:
         parse_address(address)
-        status, body = await ask_health(address, tls=tls, timeout_s=ANSWER_S, nonce=nonce)
+        status, body = await ask_health(address, tls=tls, timeout_s=ANSWER_S, nonce=nonce, seen_from=seen_from)
         said = msgspec.json.decode(body)
     except (aiohttp.ClientConnectorSSLError, ssl.SSLError):
         return Evidence.NONE

@@ -122,6 +122,9 @@ class PreseedService:
         self._sessions, self._database = sessions, database
         self._saving: set[asyncio.Task[None]] = set()
         """Changes that are being written, and questions to the other trackers."""
+        self._ordering = asyncio.Lock()
+        """Held from the look at the limits until the core knows the order: orders of one moment
+        count each other."""
         self.check_callback: Callable[[str], None] = _no_callbacks
         """Raises Refused or UsageError for a URL to which a callback may not lead."""
 
@@ -220,22 +223,27 @@ class PreseedService:
     # -- what schedulers ask
 
     async def create(
-        self, request: PreseedRequest, *, owner: str = "", sees: Callable[[PreseedRecord], bool] = lambda record: True
+        self,
+        request: PreseedRequest,
+        *,
+        owner: str = "",
+        source: str = "",
+        sees: Callable[[PreseedRecord], bool] = lambda record: True,
     ) -> tuple[Progress, bool]:
-        """Take a preseed of this owner, and whether it is new. An id that stands for a preseed
-        which the owner does not see is free to it: that one is kept under another. Raises
-        UsageError, NotFound for an unknown package, Conflict when its id stands for another one,
-        Unavailable."""
+        """Take a preseed of this owner, while access is off of the address `source`, and whether it
+        is new. An id that stands for a preseed which the owner does not see is free to it: that one
+        is kept under another. Raises UsageError, NotFound for an unknown package, Conflict when its
+        id stands for another one, Unavailable."""
         body = canonical(request)
         if request.selector is not None:
             parse_selector(request.selector)
         if request.callback is not None:
             self.check_callback(request.callback)
         given = identifier = request.id or secrets.token_hex(8)
-        stored, created = await self._stored(request, identifier, owner)
+        stored, created = await self._stored(request, identifier, owner, source)
         if not (stored.owner in ("", owner) and stored.body == body) and not sees(stored):
             identifier = own_id(given, owner)
-            stored, created = await self._stored(request, identifier, owner)
+            stored, created = await self._stored(request, identifier, owner, source)
         if stored.body != body or (owner and stored.owner not in ("", owner)):
             raise Conflict(
                 f"the preseed {given} was asked for otherwise",
@@ -244,13 +252,15 @@ class PreseedService:
         self.submit(Loaded((stored,)))
         return self.progress(identifier), created
 
-    async def _stored(self, request: PreseedRequest, identifier: str, owner: str) -> tuple[PreseedRecord, bool]:
+    async def _stored(
+        self, request: PreseedRequest, identifier: str, owner: str, source: str
+    ) -> tuple[PreseedRecord, bool]:
         """The preseed that is kept under an id: the one of `request` where none was, which the
         second value says."""
         stored = await asyncio.to_thread(self._database.read, identifier)
         created = stored is None
         if stored is None:
-            self.core.check_room(owner)
+            self.core.check_room(owner, source)
             package, parts = await self._package(request.package, request.platform or "")
             now = self._clock.now()
             record = PreseedRecord(
@@ -264,8 +274,13 @@ class PreseedService:
                 deadline_at=now + request.deadline if request.deadline is not None else None,
                 expires_at=now + request.ttl if request.ttl is not None else None,
                 owner=owner,
+                source=source,
             )
-            stored = await asyncio.to_thread(self._database.insert, record)
+            async with self._ordering:
+                if identifier not in self.core.by_id:  # another node of the job may have been faster
+                    self.core.check_room(owner, source)
+                stored = await asyncio.to_thread(self._database.insert, record)
+                self.submit(Loaded((stored,)))
             created = stored == record
         return stored, created
 

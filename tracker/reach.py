@@ -22,16 +22,19 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from p2pdist.model.address import host_part, is_loopback, parse_address
+from p2pdist.model.address import Vicinity, host_part, is_loopback, parse_address
 from p2pdist.model.errors import UNDECODABLE, NotFound, Unavailable, printable
 from p2pdist.model.messages import Reachability
-from p2pdist.transfer.names import NAMES, Resolver
+from p2pdist.transfer.names import NAMES, Resolver, require_near
+from p2pdist.transfer.places import Places
 from tracker.core.host import BAN_REPORTERS_MIN, Host
 
 CONNECT_S = 2.0
 """As long as agents wait for each other."""
 
-LOOKS_MAX = 64
+LOOKS_MAX, LOOKS_PER_ADDRESS_MAX = 64, 32
+"""Looks at once, in all and for one address."""
+
 AGAIN_S = 1.0
 """The age up to which a look answers further questions."""
 
@@ -51,25 +54,22 @@ class Reach:
     def __init__(self, hosts: Mapping[str, Host]) -> None:
         self._hosts = hosts
         self._looks: dict[str, _Look] = {}
-        self._running = 0
+        self._places = Places(LOOKS_MAX, LOOKS_PER_ADDRESS_MAX)
 
     async def look(self, name: str, seen_from: str) -> Reachability:
         """Whether the host `name` can be reached; `seen_from` is the address from which it, or a
-        program on it, asks. Raises NotFound for a host that is not connected, Unavailable while
-        LOOKS_MAX others are being looked at."""
+        program on it, asks. Raises NotFound for a host that is not connected, Unavailable while as
+        many others are being looked at as may, in all or for that address."""
         host = self._hosts.get(name)
         if host is None or host.session is None:
             raise NotFound(f"no host named {name[:255]!r} is connected here")
         known = self._looks.get(name)
         if known is None or known.session != host.session or time.monotonic() - known.at > AGAIN_S:
-            if self._running >= LOOKS_MAX:
-                raise Unavailable(f"{LOOKS_MAX} hosts are being looked at", remedy="Ask again later")
-            self._running += 1
             session = host.session
-            try:
+            with self._places.place(seen_from) as room:
+                if not room:
+                    raise Unavailable(f"{len(self._places)} hosts are being looked at", remedy="Ask again later")
                 problem = await self._problem(host, seen_from)
-            finally:
-                self._running -= 1
             known = self._looks[name] = _Look(session, time.monotonic(), problem)
         return Reachability(name, host.address, known.problem or _complained_of(host), seen_from)
 
@@ -95,7 +95,12 @@ class Reach:
             which = name if name == found[0][1] else f"{name} stands for {found[0][1]}, which"
             return f"{which} is another machine for each that asks: itself"
         try:
-            return _stranger(host, *await ask_health(host.address, tls=host.tls, timeout_s=CONNECT_S))
+            require_near(name, found, Vicinity(seen_from))
+        except OSError as error:
+            return str(error)
+        asking = ask_health(host.address, tls=host.tls, timeout_s=CONNECT_S, seen_from=seen_from)
+        try:
+            return _stranger(host, *await asking)
         except aiohttp.ClientConnectorSSLError:
             return f"what listens on port {port} speaks no TLS, as this agent does"
         except aiohttp.ClientConnectorError as error:
@@ -114,12 +119,16 @@ class Reach:
         return any(not is_loopback(host_part(other.address)) for other in others)
 
 
-async def ask_health(address: str, *, tls: bool, timeout_s: float, nonce: str = "") -> tuple[int, bytes]:
-    """Status and body of the answer to GET /healthz at an agent's address. Raises
-    aiohttp.ClientError, TimeoutError, OSError."""
+async def ask_health(
+    address: str, *, tls: bool, timeout_s: float, seen_from: str, nonce: str = ""
+) -> tuple[int, bytes]:
+    """Status and body of the answer to GET /healthz at an agent's address. A name leads to this
+    machine or its links only for an agent that comes from there (`seen_from`), as check_address has
+    it of addresses in numbers. Raises aiohttp.ClientError, TimeoutError, OSError."""
     url = f"{'https' if tls else 'http'}://{address}/healthz" + (f"?nonce={nonce}" if nonce else "")
     limits = aiohttp.ClientTimeout(total=timeout_s)
-    connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(NAMES), use_dns_cache=False, ssl=False)
+    resolver = Resolver(NAMES, lambda: Vicinity(seen_from))
+    connector = aiohttp.TCPConnector(force_close=True, resolver=resolver, use_dns_cache=False, ssl=False)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=limits) as http,
         http.get(url, allow_redirects=False) as answer,

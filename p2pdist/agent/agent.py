@@ -242,7 +242,7 @@ class Agent:
             received_bytes,
             named=NamedSources(self.settings.store / "sources", self.host),
             peer_wait_s=self.settings.peer_wait_s,
-            lists=PeerLists(self.access),
+            lists=PeerLists(self.access, lambda: self.session.vicinity),
         )
 
     def _registry(self, *, reads_origin: bool) -> Registry:

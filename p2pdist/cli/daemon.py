@@ -48,6 +48,7 @@ from p2pdist.transfer.connections import (
     LimitedSite,
     connections_max,
 )
+from p2pdist.transfer.input import count_request
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "logfmt", "json")
@@ -286,7 +287,10 @@ async def listen(
 ) -> web.AppRunner:
     """Serve `app` over TCP, with `tls` over TLS only, within the limits of `connections`; `::`
     stands for all addresses of both families. Raises Conflict when the address is taken."""
-    app[CONNECTIONS] = book = connections or ConnectionBook(connections_max())
+    # A book that counts nothing yet is false.
+    book = connections if connections is not None else ConnectionBook(connections_max())
+    app[CONNECTIONS] = book
+    app.middlewares.insert(0, count_request)
     runner = _runner(app)
     await runner.setup()
     host, port = address

@@ -6,6 +6,7 @@ in its notation (::ffff:192.0.2.1) count as what they are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 IPAddress = IPv4Address | IPv6Address
@@ -63,6 +64,43 @@ def is_loopback(host: str) -> bool:
     """Whether a host, if it is given in numbers, means the machine itself."""
     ip = ip_of(host)
     return ip is not None and (ip.is_loopback or ip.is_unspecified)
+
+
+@dataclass(frozen=True, slots=True)
+class Vicinity:
+    """From where a process connects to addresses that others announced. A loopback address means
+    another machine for each that uses it, and a link-local one is good on one link, so only a
+    process that is there itself may connect to them: else what others announce would lead it to its
+    own services. What is judged is the address that is connected to, since the owner of a name may
+    have it mean something else each time (DNS rebinding)."""
+
+    announced: str
+    """The host at which others reach this process: a name or an IP address in numbers."""
+    session: str = ""
+    """This process's end of its connection with the tracker, which believes loopback and link-local
+    addresses of agents that connect to it from there; empty without one."""
+
+    def problem(self, host: str, address: str) -> str:
+        """Why `address`, which is `host` or which its name stands for, may not be connected to;
+        empty where it may."""
+        ip, named = ip_of(address), ip_of(host) is None and not _is_localhost(host)
+        if ip is None or not (ip.is_loopback or ip.is_unspecified or ip.is_link_local or ip.is_multicast):
+            return ""
+        ends = (self.announced,) if named else (self.announced, self.session)
+        if ip.is_multicast:
+            allowed = False
+        elif ip.is_link_local:
+            allowed = any((end := ip_of(text)) is not None and end.is_link_local for text in ends)
+        else:
+            allowed = any(is_loopback(text) or _is_localhost(text) for text in ends)
+        if allowed or (named and host.lower() == self.announced.lower()):
+            return ""
+        which = f"{host[:255]} stands for {address}" if named else address
+        return f"{which}, which is another machine, or nothing, for each that asks"
+
+
+def _is_localhost(host: str) -> bool:
+    return host.rstrip(".").rpartition(".")[2].lower() == "localhost"
 
 
 NETWORK_BITS = {4: 24, 6: 64}

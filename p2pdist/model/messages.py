@@ -166,7 +166,7 @@ class Report(Message, frozen=True):
 class Complaint(Message, frozen=True):
     """A source failed this host in one stripe. `source` is a host name, or "" for the origin.
     `nameless`: the source could not be reached because this host's name servers do not answer, so
-    that it cannot reach any host whose address is a name. `starved`: nothing of the blob has come
+    that it cannot reach any host whose address is a name. `starved`: nothing of the stripe has come
     yet from any source, though this one had the time to send; with the reason `slow`, for it is too
     early to say that the source is at fault. `waits`: beside that, the source said that it had no
     piece to send."""

@@ -133,7 +133,8 @@ class PreseedRecord:
     """A preseed as it outlives a tracker. `version` counts its changes; `body` is the request in
     canonical form; `package` the reference by digest that it meant then; `blobs` the blobs that
     hosts need, with sizes in bytes; `picked` the hosts that trackers chose; `owner` the identity
-    that ordered it, empty where access was off. Times are in seconds since the epoch."""
+    that ordered it, empty where access was off; `source` then the address that it came from. Times
+    are in seconds since the epoch."""
 
     id: str
     version: int
@@ -149,6 +150,7 @@ class PreseedRecord:
     ended_at: float | None = None
     owner: str = ""
     call: Call | None = None
+    source: str = ""
 
     @property
     def request(self) -> PreseedRequest:

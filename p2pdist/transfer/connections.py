@@ -36,6 +36,7 @@ from typing import Protocol
 from aiohttp import web
 
 from p2pdist.model.address import ip_of
+from p2pdist.transfer.input import INPUT_BYTES_MAX, Input, InputBook
 
 CONNECTIONS_MAX = 4096
 IDLE_OF_ADDRESS_MAX = 512
@@ -94,7 +95,11 @@ class ConnectionBook:
     """The connections of a service, by address. Nothing here waits or asks for the time: the order
     in which connections became idle is enough."""
 
-    def __init__(self, total_max: int, *, idle_max: int = IDLE_OF_ADDRESS_MAX) -> None:
+    def __init__(
+        self, total_max: int, *, idle_max: int = IDLE_OF_ADDRESS_MAX, input_bytes_max: int = INPUT_BYTES_MAX
+    ) -> None:
+        self.inputs = InputBook(input_bytes_max)
+        """What they have sent that is not whole."""
         self._total_max = total_max
         self._address_max = max(1, int(total_max * ADDRESS_SHARE))
         self._idle_max = max(1, min(idle_max, total_max // 2))
@@ -220,8 +225,8 @@ def _descriptor(request: web.Request) -> int:
 class _Accepted:
     """A connection from the moment in which it is taken."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, address: str, inputs: InputBook) -> None:
+        self._connection, self._address, self._inputs = connection, address, inputs
         self._transport: asyncio.BaseTransport | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -238,7 +243,10 @@ class _Accepted:
     async def _serve(self, server: web.Server, tls: ssl.SSLContext | None, seconds: float | None) -> None:
         try:
             self._transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                server, self._connection, ssl=tls, ssl_handshake_timeout=seconds
+                lambda: Input(server(), self._address, self._inputs),
+                self._connection,
+                ssl=tls,
+                ssl_handshake_timeout=seconds,
             )
         except OSError as error:
             logger.debug("a connection ends before its first request: %r", error)
@@ -341,7 +349,7 @@ class LimitedSite(web.BaseSite):
 
     def _take(self, connection: socket.socket, host: str) -> None:
         connection.setblocking(False)
-        accepted, server = _Accepted(connection), self._runner.server
+        accepted, server = _Accepted(connection, address_key(host), self._book.inputs), self._runner.server
         if server is None or not self._book.take(host, accepted):
             self._warn("a connection from %s is refused: it has as many as it may, all of them in use", host)
             connection.close()

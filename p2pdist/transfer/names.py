@@ -19,11 +19,14 @@ import socket
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from typing import Any
 
 from aiohttp.abc import AbstractResolver, ResolveResult
+
+from p2pdist.model.address import Vicinity
 
 LOOKUP_S = 2.0
 """As long as opening a connection may take."""
@@ -166,14 +169,27 @@ class Names:
             future.set_exception(error)
 
 
-class Resolver(AbstractResolver):
-    """Looks names up for aiohttp's clients."""
+def require_near(host: str, addresses: Addresses, vicinity: Vicinity) -> Addresses:
+    """Those of a host's addresses to which a process with this vicinity may connect. Raises
+    Unresolved where there is none."""
+    problems = [vicinity.problem(host, address) for _, address in addresses]
+    allowed = tuple(entry for entry, problem in zip(addresses, problems, strict=True) if not problem)
+    if not allowed:
+        raise Unresolved(next(iter(problems), f"{host} has no address"))
+    return allowed
 
-    def __init__(self, names: Names) -> None:
-        self._names = names
+
+class Resolver(AbstractResolver):
+    """Looks names up for aiohttp's clients. With `vicinity` it gives no address to which a process
+    there may not connect; aiohttp asks it nothing of a host in numbers."""
+
+    def __init__(self, names: Names, vicinity: Callable[[], Vicinity] | None = None) -> None:
+        self._names, self._vicinity = names, vicinity
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
         addresses = await self._names.find_soon(host)
+        if self._vicinity is not None:
+            addresses = require_near(host, addresses, self._vicinity())
         return [
             ResolveResult(hostname=host, host=address, port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)
             for kind, address in addresses

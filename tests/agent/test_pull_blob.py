@@ -17,6 +17,7 @@ from p2pdist.agent.pull import streams
 from p2pdist.agent.pull.blob import BlobPull, DemandedBody
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.sources import Sources
+from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import StreamRequest
@@ -71,6 +72,7 @@ class Around:
     """An agent that counts what came."""
 
     host, tls, connections, swarming, peer_wait_s = "h1", None, None, None, 0.0
+    vicinity = Vicinity("127.0.0.1")
 
     def __init__(self) -> None:
         self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()

@@ -15,6 +15,7 @@ from aiohttp import web
 from waits import until
 
 from p2pdist.agent.tracker.session import OUTBOX_MAX, Handlers, TrackerSession
+from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Left, Pace, Reject, Report, Welcome, encode
@@ -280,6 +281,7 @@ async def test_an_agent_that_listens_on_all_addresses_gives_the_one_of_its_sessi
     address = msgspec.json.decode(hellos[-1])["address"]
     name, _, port = address.rpartition(":")
     assert port == "7999" and ipaddress.ip_address(name) and host.session.address == address
+    assert host.session.vicinity == Vicinity(name, "127.0.0.1")
 
 
 @pytest.mark.parametrize(("status", "told"), [(403, "revoked"), (401, "--join-file"), (502, "502")])

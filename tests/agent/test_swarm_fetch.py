@@ -20,6 +20,7 @@ from p2pdist.agent.pull.blob import TICK_S, BlobPull
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.pull import SWARM
 from p2pdist.core.sources import Sources
+from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import Digest, digest_of
 from p2pdist.model.errors import Unavailable
 from p2pdist.model.messages import Holding
@@ -78,6 +79,7 @@ class Context:
     """An agent that notes what its pull does."""
 
     host, tls, kept, peer_wait_s = "h1", None, None, 0.0
+    vicinity = Vicinity("127.0.0.1")
 
     def __init__(self, policy: str) -> None:
         self.uplink, self.sources, self.writers = Uplink(), Sources(), Counter[Digest]()

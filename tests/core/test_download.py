@@ -799,18 +799,22 @@ def test_a_host_starves_twice_a_stripe_at_most() -> None:
     assert pull.quiet(4, responded=False, after_s=pull.limit_s) == []
 
 
-@pytest.mark.parametrize("case", ["a piece", "a piece before", "no tracker", "the origin"])
-def test_a_host_that_has_a_piece_or_may_be_slow_itself_does_not_starve(case: str) -> None:
-    pull = HungryPull((0,) if case == "a piece before" else ())
-    if case == "a piece":
-        pull(PieceStored(2, 1))
-    elif case == "no tracker":
+@pytest.mark.parametrize("case", ["a piece", "no tracker", "the origin"])
+def test_a_host_that_has_a_piece_of_the_stripe_or_may_be_slow_itself_does_not_starve(case: str) -> None:
+    pull = HungryPull((0,) if case == "a piece" else ())
+    if case == "no tracker":
         pull.alone()
     elif case == "the origin":
         pull.plan(0, ORIGIN)
         assert pull.quiet(3, responded=False, after_s=pull.limit_s) == []
         return
     assert pull.quiet(1, responded=False, after_s=pull.limit_s) == []
+
+
+def test_a_host_that_gets_another_stripe_starves_in_this_one() -> None:
+    pull = HungryPull()
+    pull(PieceStored(2, 1))
+    assert pull.quiet(1, responded=False, after_s=pull.limit_s) == [Starved(0, A)]
 
 
 def test_a_connection_takes_more_round_trips_for_a_larger_first_piece() -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from p2pdist.model.address import address_text, by_name, host_part, ip_of, is_loopback, on_this_machine, parse_address
+from p2pdist.model.address import (
+    Vicinity,
+    address_text,
+    by_name,
+    host_part,
+    ip_of,
+    is_loopback,
+    on_this_machine,
+    parse_address,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +82,39 @@ def test_a_service_on_loopback_is_for_this_machine() -> None:
 
 def test_a_name_has_to_be_looked_up() -> None:
     assert [address for address in ("h:1", "10.0.0.1:1", "[::1]:1", "", ":1") if by_name(address)] == ["h:1"]
+
+
+@pytest.mark.parametrize(
+    ("announced", "session", "host", "address", "allowed"),
+    [
+        ("10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2", True),
+        ("10.0.0.1", "10.0.0.1", "node2", "10.0.0.2", True),
+        ("10.0.0.1", "10.0.0.1", "node2", "127.0.0.1", False),
+        ("10.0.0.1", "10.0.0.1", "node2", "::1", False),
+        ("10.0.0.1", "10.0.0.1", "node2", "::ffff:127.0.0.1", False),
+        ("10.0.0.1", "10.0.0.1", "node2", "0.0.0.0", False),
+        ("10.0.0.1", "10.0.0.1", "node2", "169.254.169.254", False),
+        ("10.0.0.1", "10.0.0.1", "node2", "fe80::1%eth0", False),
+        ("10.0.0.1", "10.0.0.1", "127.0.0.1", "127.0.0.1", False),
+        ("10.0.0.1", "10.0.0.1", "localhost", "127.0.0.1", False),
+        ("10.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.1", True),
+        ("10.0.0.1", "127.0.0.1", "localhost", "::1", True),
+        ("10.0.0.1", "127.0.0.1", "node2", "127.0.0.1", False),
+        ("node1", "127.0.0.1", "NODE1", "127.0.1.1", True),
+        ("127.0.0.1", "", "127.0.0.1", "127.0.0.1", True),
+        ("localhost", "", "localhost", "127.0.0.1", True),
+        ("127.0.0.2", "", "node2", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.1", "node2", "169.254.169.254", False),
+        ("169.254.1.1", "", "169.254.1.2", "169.254.1.2", True),
+        ("169.254.1.1", "", "node2.local", "169.254.1.2", True),
+        ("10.0.0.1", "fe80::1", "fe80::2", "fe80::2", True),
+        ("10.0.0.1", "fe80::1", "node2", "fe80::2%eth0", False),
+        ("127.0.0.1", "127.0.0.1", "224.0.0.1", "224.0.0.1", False),
+    ],
+)
+def test_what_is_near_is_connected_to_from_there_alone(
+    announced: str, session: str, host: str, address: str, allowed: bool
+) -> None:
+    problem = Vicinity(announced, session).problem(host, address)
+    assert (problem == "") is allowed
+    assert allowed or address in problem

@@ -225,7 +225,7 @@ class Lab:
         self.habit()
         for host in self.hosts.values():
             self._receive(host)
-            early = self.now - host.joined_at < EARLY_S and not len(host.core.have)
+            early = self.now - host.joined_at < EARLY_S and not all(host.core.counts)
             if passed(EARLY_LOOK_S if early else TICK_S, host.joined_at):
                 self._look(host)
             if self.now >= host.tick_at:

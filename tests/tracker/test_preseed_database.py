@@ -29,6 +29,7 @@ RECORD = PreseedRecord(
     1234567890.123456,
     ("h1", "hôst-2"),
     expires_at=2234567890.5,
+    source="10.0.0.1",
 )
 
 

@@ -37,6 +37,7 @@ from p2pdist.origin.drivers import open_origin
 from tracker import preseed_service as module
 from tracker.content import Content
 from tracker.core.fleet import Fleet
+from tracker.core.preseeds import orders
 from tracker.http.app import make_app
 from tracker.http.scheduler import WAITS
 from tracker.preseed_service import PreseedService
@@ -209,6 +210,23 @@ async def test_of_many_nodes_of_a_job_one_gives_the_order(
         found = [await at.ask("DELETE", "/v1/preseeds/slurm-4711?brief=1") for _ in names]
         assert {(status, body["state"]) for status, body in found} == {(200, "cancelled")}
         assert found[0][1].keys() == {"id", "state", "package", "fingerprint"}
+
+
+async def test_orders_of_one_moment_keep_within_the_share_of_their_address(
+    layout: Path, blobs: list[Digest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "LIVE_MAX", 6)
+    async with tracker(layout) as at:
+        body = {"package": package(blobs[0]), "hosts": ["h1"]}
+        answers = await asyncio.gather(*(at.ask("POST", "/v1/preseeds", body) for _ in range(10)))
+        assert sorted(status for status, _ in answers) == [201] * 3 + [409] * 7
+        refused = next(answer for status, answer in answers if status == 409)
+        assert "127.0.0.1" in refused["detail"] and "--access" in refused["remedy"]
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))) as other,
+            other.post(f"{at.url}/v1/preseeds", json=body) as answer,
+        ):
+            assert answer.status == 201, "another address has a share of its own"
 
 
 async def test_an_order_of_somebody_else_is_not_taken_for_that_of_the_job(layout: Path, blobs: list[Digest]) -> None:

@@ -423,6 +423,23 @@ def test_one_identity_leaves_room_for_the_orders_of_others(world: World, monkeyp
     core.check_room("bob")
 
 
+def test_one_address_leaves_room_for_the_orders_of_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While access is off nothing else tells who orders."""
+    monkeypatch.setattr(module, "LIVE_MAX", 4)
+    core = world.tracker.core
+    for name in ("p", "q"):
+        core.check_room(source="10.0.0.1")
+        world.ask(name, count=1)
+        world.rows[name] = core.by_id[name].record = replace(world.rows[name], source="10.0.0.1")
+    with pytest.raises(Conflict, match=r"2 preseeds of 10\.0\.0\.1 go on") as refused:
+        core.check_room(source="10.0.0.1")
+    assert "--access" in (refused.value.remedy or "")
+    core.check_room(source="10.0.0.2")
+    core.check_room("alice")
+    world.cancel("q")
+    core.check_room(source="10.0.0.1")
+
+
 def test_what_is_looked_at_in_one_call_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.join("h1")
     for number in range(6):

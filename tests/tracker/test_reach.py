@@ -10,7 +10,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from ports import free_port
@@ -23,6 +25,7 @@ from p2pdist.cli import diagnosis
 from p2pdist.cli.daemon import listen, listen_unix
 from p2pdist.model.errors import NotFound, Unavailable
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello
+from p2pdist.transfer.places import Places
 from p2pdist.transfer.tls import TlsFiles
 from tracker import reach as module
 from tracker.content import Content
@@ -177,10 +180,12 @@ async def test_what_several_others_met_counts_and_looks_are_bounded(
         for by in ("a", "b"):
             service.fleet.hosts["h1"].penalise(by, "refused", now=0.0)
         assert await problem(service, "h1") == "2 hosts could not connect to it"
-        monkeypatch.setattr(module, "LOOKS_MAX", 0)
         said(service, "h1", address)
-        with pytest.raises(Unavailable):
-            await problem(service, "h1")
+        service.reach._places = Places(2, 1)
+        with service.reach._places.place("127.0.0.1"):
+            with pytest.raises(Unavailable):
+                await problem(service, "h1")
+            assert "each" in await problem(service, "h1", "10.0.0.1"), "another address has places of its own"
 
 
 async def test_an_agent_hears_that_it_cannot_be_reached_and_says_so(
@@ -212,3 +217,30 @@ async def test_an_agent_hears_that_it_cannot_be_reached_and_says_so(
             assert found.state == "ok"
     finally:
         await runner.cleanup()
+
+
+async def test_a_name_leads_the_tracker_to_itself_for_nobody_from_elsewhere(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither when the agent's name is looked up nor, should it mean something else by then, when
+    it is connected to."""
+    visits = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **more: Any) -> Any:
+        return real("127.0.0.1" if host == "rebound.example" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as inner:
+        address = f"rebound.example:{inner.sockets[0].getsockname()[1]}"
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await module.ask_health(address, tls=False, timeout_s=5.0, seen_from="10.0.0.1")
+        assert not visits
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await module.ask_health(address, tls=False, timeout_s=5.0, seen_from="127.0.0.1")
+        assert visits

@@ -186,6 +186,43 @@ def prove(lab: Lab) -> None:
     del lab.hosts["other"]
 
 
+@pytest.mark.parametrize("ahead_s", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("count", [2, 20])
+@pytest.mark.parametrize("kind", [idles, starves], ids=["idles", "starves"])
+def test_strangers_that_come_with_a_host_cost_it_half_a_second(
+    kind: Callable[[Strangers], None], count: int, ahead_s: float
+) -> None:
+    """It is too early to hold it against them when the host first says that they give nothing, and
+    it does not say so again: its word counts once it is not. Two leave it one of two leases."""
+    lab = Lab()
+    lab.measure()
+    kind(Strangers(lab, count))
+    lab.run(ahead_s)
+    host = lab.pull("h1")
+    assert lab.until_complete(host) <= usual_s() + 0.5
+    assert host.from_origin == LAYOUT.count
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 0.1, 0.3])
+def test_strangers_that_wait_cost_a_host_a_second_whatever_parents_it_gets_meanwhile(ahead_s: float) -> None:
+    """They say nothing to the tracker, which has the host change from one to the next: what it said
+    of the first one holds."""
+    lab = Lab()
+    lab.measure()
+    waits(Strangers(lab))
+    lab.run(ahead_s)
+    assert lab.until_complete(lab.pull("h1")) <= usual_s() + 1.0
+
+
+def test_what_is_said_sooner_than_any_agent_would_gives_no_lease() -> None:
+    """Else strangers have all leases of starved hosts before the first host can say so."""
+    lab = Lab()
+    lab.measure()
+    starves(Strangers(lab))
+    lab.run(1.0)
+    assert not any(member.rescued for member in lab.fleet.swarms[BLOB].members.values())
+
+
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
 def test_a_pull_takes_as_long_again_at_most(kind: Callable[[Strangers], None], seeded: bool) -> None:

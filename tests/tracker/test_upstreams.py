@@ -274,6 +274,51 @@ async def test_a_registry_that_asks_to_be_left_alone_is_left_alone_by_all(odd: O
     await upstreams.manifest(name_at(odd), "v1")
 
 
+@pytest.mark.parametrize("status, most_s", [(429, 300), (503, 60), (500, 60)])
+async def test_one_answer_closes_a_registry_for_minutes_at_most(
+    odd: Odd, opened: Opens, status: int, most_s: float
+) -> None:
+    """A proxy on the way may say it, and hours of it would stop every job."""
+    odd.put("team/app", "v1", make_image(LAYER))
+
+    async def busy(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, headers={"Retry-After": "86400"})
+
+    odd.answers["v2"] = busy
+    upstreams = opened(odd.address)
+    for tag in ("v2", "v1"):
+        with pytest.raises(Unavailable) as caught:
+            await upstreams.manifest(name_at(odd), tag)
+        assert 0 < caught.value.details["retry_after"] <= most_s
+
+
+@pytest.mark.parametrize("asks_again", [False, True])
+async def test_after_a_pause_one_question_goes_before_those_of_the_fleet(
+    odd: Odd, opened: Opens, asks_again: bool
+) -> None:
+    for number in range(20):
+        odd.put("team/app", f"v{number}", make_image(LAYER))
+
+    async def busy(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=429, headers={"Retry-After": "900"})
+
+    odd.answers[""] = busy
+    upstreams, name = opened(odd.address), name_at(odd)
+    with pytest.raises(Unavailable):
+        await upstreams.manifest(name, "v0")
+    if not asks_again:
+        odd.answers = {}
+    upstreams._registries[odd.address].pause.until = 0.0
+    before = len(odd.requests)
+    found = await asyncio.gather(
+        *(upstreams.manifest(name, f"v{number}") for number in range(20)), return_exceptions=True
+    )
+    if asks_again:
+        assert all(isinstance(answer, Unavailable) for answer in found) and len(odd.requests) - before == 1
+    else:
+        assert not any(isinstance(answer, BaseException) for answer in found) and len(odd.requests) - before == 20
+
+
 async def test_what_is_absent_or_refused_is_not_asked_for_again_and_again(
     odd: Odd, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,15 +4,17 @@ their own."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from p2pdist.model.address import by_name
+from p2pdist.model.address import Vicinity, by_name
 from p2pdist.model.plan import Source
 from p2pdist.transfer.names import NAMES, Names, Resolver, Unresolved
 from p2pdist.transfer.stream.connect import Unreachable, connect
@@ -140,3 +142,30 @@ def test_a_name_is_looked_up_again_once_there_may_be_another_thread(monkeypatch:
         with pytest.raises(Unresolved, match="thread"):
             names.find("localhost")
     assert names.find("localhost")
+
+
+async def test_a_name_that_stands_for_this_machine_leads_no_host_elsewhere_to_its_own_services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The owner of a name says what it stands for at each look-up, whatever the tracker found."""
+    rebound, elsewhere = "rebound.example", Vicinity("10.0.0.1", "10.0.0.1")
+    real = socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **more: Any) -> Any:
+        return real("127.0.0.1" if host == rebound else host, *rest, **{**more, "flags": socket.AI_NUMERICHOST})
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    inner = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    source = Source("h2", f"{rebound}:{inner.sockets[0].getsockname()[1]}")
+    used: list[socket.socket] = []
+
+    def open_from(vicinity: Vicinity | None) -> socket.socket:
+        return connect(source, used.append, timeout_s=5.0, dead_after_s=5.0, vicinity=vicinity)
+
+    async with inner:
+        with pytest.raises(Unreachable, match=f"{rebound} stands for 127.0.0.1, which is another machine"):
+            await asyncio.to_thread(open_from, elsewhere)
+        assert not used, "nothing was connected to"
+        with pytest.raises(Unresolved, match="another machine"):
+            await Resolver(Names(), lambda: elsewhere).resolve(rebound, 80)
+        (await asyncio.to_thread(open_from, Vicinity("127.0.0.1"))).close()

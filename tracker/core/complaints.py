@@ -15,10 +15,13 @@ parent's other children are asked to report often for a while (monitor/probing.p
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 from p2pdist.model.address import by_name
+from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.messages import Complaint, Reason, Reject
 from tracker.core.events import Command, OriginSeen, Send
@@ -45,6 +48,7 @@ from tracker.core.repair.remedies import (
     move_lease,
     pass_on_lease,
     source_above,
+    top_of,
     under_way,
 )
 from tracker.core.repair.reputation import Reputation
@@ -56,6 +60,16 @@ NAMELESS_S = 15.0
 
 UNHEARD_S = 1.5
 """So long after the tracker's start agents that live have mostly opened a session again."""
+
+EARLY_MAX, EARLY_OF_HOST_MAX = 10_000, 64
+"""So many words of starved hosts, and of one, are kept until they can be judged."""
+
+STARVED_S = 0.1
+"""No agent says sooner that a parent gives it nothing: what does is not waiting for it."""
+
+Early = tuple[float, Digest, str, int, str, bool]
+"""When a parent has taken long, the key of the swarm, the child that said that nothing comes from
+it, the stripe, the parent, and whether that one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,33 @@ class Complaints:
     """Withdraws complaints of wrong bytes where the list turns out wrong."""
     history: History
     """Hears which hosts sent wrong bytes."""
+    _early: list[Early] = field(default_factory=list)
+    """Heap of words of starved hosts that came too early: a host says so once. `_keep`, `look`."""
+    _kept: dict[str, dict[tuple[Digest, int], tuple[float, str]]] = field(default_factory=dict)
+    """By child, and there by swarm and stripe, when those come up and of which parents they are; a
+    word of the heap that is not here was followed by another one. `_keep`, `look`."""
+
+    def look(self, *, late: bool, now: float) -> None:
+        """Judge what starved hosts said, where time has shown it meanwhile. Called often and
+        regularly; `late`: the whole fleet is late with its reports."""
+        while not late and self._early and self._early[0][0] < now:
+            due, key, host, stripe, source, waits = heapq.heappop(self._early)
+            kept = self._kept.get(host, {})
+            if kept.get((key, stripe)) != (due, source):
+                continue
+            del kept[key, stripe]
+            if not kept:
+                del self._kept[host]
+            swarm = self.membership.swarms.get(key)
+            child = swarm.members.get(host) if swarm is not None else None
+            if swarm is None or child is None or child.counts[stripe]:
+                continue
+            parent = child.parents[stripe]
+            if parent is None or now - child.attached_at[stripe] < STARVED_S:
+                self._keep(now + STARVED_S, swarm, child, stripe, waits=waits)
+            elif parent:  # of another one than it spoke of nothing is known: it may wait itself
+                waits = waits or parent != source
+                self._starving(swarm, child, swarm.members[parent], stripe, waits=waits, now=now)
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -104,7 +145,8 @@ class Complaints:
             self._of_origin(swarm, swarm.members[host.name], complaint, now, out)
             return out
         if complaint.starved:
-            self._starving(swarm, swarm.members[host.name], swarm.members[source], complaint, now)
+            child, parent = swarm.members[host.name], swarm.members[source]
+            self._starving(swarm, child, parent, complaint.stripe, waits=complaint.waits, now=now)
             return out
         if reason in {"stalled", "slow"} and probes:
             sisters, where = swarm.members[source].children[complaint.stripe], (swarm.key, complaint.stripe)
@@ -204,25 +246,32 @@ class Complaints:
                 swarm.edges.detach(number, child.host)
         self.schedule.ask(swarm.key, "starved", now)
 
-    def _starving(self, swarm: Swarm, child: Member, parent: Member, complaint: Complaint, now: float) -> None:
+    def _starving(self, swarm: Swarm, child: Member, parent: Member, stripe: int, *, waits: bool, now: float) -> None:
         """A host without any piece says that a parent gives nothing yet. Where that is so of all
         its parents that should have given, it leaves them where it can be rescued. It is too early
         to hold it against them. A parent that waits itself counts only where it said that it had
         pieces before it became the parent, else it may have got its first one just now, or where
-        that takes long."""
-        stripe, waits = complaint.stripe, complaint.waits
+        that takes long. Where it may yet come to that, the word is kept until then."""
         if child.parents[stripe] != parent.host or not was_told(child, parent.host):
             return
-        long = self._takes_long(parent, stripe, waits=waits, now=now)
-        if waits and not (child.promised >> stripe & 1 or long):
+        if now - child.attached_at[stripe] < STARVED_S:
+            return
+        long_at = self._long_at(parent, stripe, waits=waits)
+        if now <= long_at < inf:
+            self._keep(long_at, swarm, child, stripe, waits=waits)
+        if waits and not (child.promised >> stripe & 1 or now > long_at):
             return
         if any(child.counts):
-            self._stands_still(swarm, child, parent, stripe, now)
+            root = top_of(swarm, stripe, child)
+            if child.counts[stripe] or root.counts[stripe]:
+                self._stands_still(swarm, child, parent, stripe, now)
+            else:
+                self._unread(swarm, child, root, stripe, now)
             return
         claiming = [
             (number, child.parents[number] or "")
             for number in _stripes_from_peers(child)
-            if self._should_give(swarm.members[child.parents[number] or ""], number, waits, now)
+            if self._should_give(swarm.members[child.parents[number] or ""], number, waits=waits, now=now)
         ]
         if (stripe, parent.host) not in claiming:
             return
@@ -231,20 +280,42 @@ class Complaints:
         if all(starvation.starved_by.get(number) == host for number, host in claiming):
             self._rescue(swarm, child, [number for number, _ in claiming], now)
 
-    def _should_give(self, parent: Member, stripe: int, waits: bool, now: float) -> bool:
+    def _should_give(self, parent: Member, stripe: int, *, waits: bool, now: float) -> bool:
         """Whether a parent says that it has pieces, hoards leases, or takes long."""
         hoards = self.membership.hosts[parent.host].wanted_in_vain > 1
-        return bool(parent.counts[stripe]) or hoards or self._takes_long(parent, stripe, waits=waits, now=now)
+        return bool(parent.counts[stripe]) or hoards or now > self._long_at(parent, stripe, waits=waits)
 
-    def _takes_long(self, parent: Member, stripe: int, *, waits: bool, now: float) -> bool:
-        """Whether a parent that never gave a piece has none yet, although others had theirs after
-        so long: a silent one since it joined, as it may open its session again and again; one that
-        waits, or was starved itself, since it has its own parent, and the former may take longer,
-        as agents say so at once. Any process may want a blob, hold its lease and do nothing."""
+    def _long_at(self, parent: Member, stripe: int, *, waits: bool) -> float:
+        """From when on a parent takes long that never gave a piece, and has none yet although
+        others had theirs after so long; infinity for others. It counts for a silent one from when
+        it joined, as it may open its session again and again; for one that waits, or was starved
+        itself, from when it got its own parent, and the former may take longer, as agents say so at
+        once. Any process may want a blob, hold its lease and do nothing."""
         if parent.counts[stripe] or self.membership.hosts[parent.host].gave:
-            return False
-        since = parent.attached_at[stripe] if waits or stripe in parent.rescued else parent.joined_at
-        return now - since > self.turnover.overdue_s(waits=waits)
+            return inf
+        if stripe in parent.rescued and not waits:
+            return parent.attached_at[stripe] + self.turnover.unread_s
+        return (parent.attached_at[stripe] if waits else parent.joined_at) + self.turnover.overdue_s(waits=waits)
+
+    def _unread(self, swarm: Swarm, child: Member, root: Member, stripe: int, now: float) -> None:
+        """A host that gets other stripes has nothing of this one. Where the holder of its lease has
+        read nothing either, and never gave a piece, it may never: it hands the lease on."""
+        if root.parents[stripe] != FROM_ORIGIN or self.membership.hosts[root.host].gave:
+            return
+        unread_at = root.attached_at[stripe] + self.turnover.unread_s
+        if now <= unread_at:
+            self._keep(unread_at, swarm, child, stripe, waits=False)
+        elif root.site not in swarm.wan.paced:  # by a budget: its first piece may take long
+            swarm.edges.set_now(now)
+            self.turnover.hand_on(swarm, stripe, root, anyhow=False, now=now)
+
+    def _keep(self, due: float, swarm: Swarm, child: Member, stripe: int, *, waits: bool) -> None:
+        """Look again at `due` at what a host said of its parent."""
+        source, kept = child.parents[stripe] or "", self._kept.get(child.host, {})
+        _, former = kept.get((swarm.key, stripe), (0.0, None))
+        if former != source and len(self._early) < EARLY_MAX and len(kept) < EARLY_OF_HOST_MAX:
+            self._kept.setdefault(child.host, kept)[swarm.key, stripe] = due, source
+            heapq.heappush(self._early, (due, swarm.key, child.host, stripe, source, waits))
 
     def _stands_still(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
         """The whole pull of a host that has pieces stands still, in all stripes that it says so of.

@@ -92,6 +92,8 @@ class Host:
     founded: dict[Digest, bool] = field(default_factory=dict)
     """Blobs that no manifest names and of which it made the swarm, as long as it is in one; whether
     it wants the blob and has got nothing yet. `found`, `got`, `leave`."""
+    source: str = ""
+    """The address that its session comes from; empty where that is not known. `connect`."""
     voter: str = ""
     """The name under which its complaints count: the address of its connection, so that many hosts
     of one machine have one vote; its own where a certificate names it, as hosts of one address may
@@ -135,6 +137,7 @@ class Host:
         self.address, self.zone, self.rack, self.bt_port = hello.address, hello.zone, hello.rack, hello.bt_port
         self.site = hello.site
         self.tls, self.instance, self.platform = hello.tls, hello.instance, hello.platform
+        self.source = source
         alone = certified or not source or is_loopback(source)
         self.voter, self.crowd = (self.name, self.name) if alone else (source, network_of(source))
         self.session, self.absent_since, self.origin_limit_bytes_s, self.leaving = session, None, 0.0, False

@@ -55,6 +55,7 @@ from p2pdist.model.preseed import (
     own_id,
     quorum_hosts,
 )
+from p2pdist.transfer.connections import address_key
 from p2pdist.transfer.guard import identity_of
 from p2pdist.transfer.openapi import Answer, Query, Route
 from p2pdist.transfer.places import Places
@@ -274,7 +275,7 @@ _SEE: tuple[Right, ...] = ("watch", "cancel-any")
 async def _create(request: web.Request, order: PreseedRequest) -> web.Response:
     identity, access = identity_of(request), request.app[SERVICE].access
     if access is None:
-        progress, created = await request.app[PRESEEDS].create(order)
+        progress, created = await request.app[PRESEEDS].create(order, source=address_key(request.remote or ""))
         return _answer(progress, 201 if created else 200)
     found = await _require_package(access, identity, order.package)
     if found is not None:

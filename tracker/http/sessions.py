@@ -13,8 +13,10 @@ import asyncio
 import logging
 import resource
 from collections.abc import Iterator
+from typing import Literal
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
+from aiohttp.http import WSMessageTextBytes
 
 from p2pdist.model.errors import P2PDistError, UsageError
 from p2pdist.model.messages import (
@@ -29,6 +31,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.transfer.connections import ConnectionBook, release
 from p2pdist.transfer.guard import identity_of, peer_of
+from p2pdist.transfer.input import message_taken
 from p2pdist.transfer.openapi import Answer, Route
 from tracker.core.events import Received
 from tracker.http.access import note_refusal
@@ -47,9 +50,16 @@ CONNECTIONS_MAX = 1 << 16
 CONNECTIONS_PART = 2
 """One of so many parts of the process's descriptors is for them."""
 
+INPUT_BYTES_MAX = 512 << 20
+"""What all connections, those of sessions too, may have sent of messages that are not whole: as
+much as thousands of agents say at one moment after a restart."""
+
 FAREWELL_S = 1.0
 """How long a session that ends may take to send what is queued for it, and then the other side to
 answer the closing."""
+
+Socket = web.WebSocketResponse[Literal[False]]
+"""Its text frames come as bytes."""
 
 _CLOSED_WELL = (WSCloseCode.OK, WSCloseCode.GOING_AWAY)
 
@@ -65,13 +75,18 @@ def connection_book(descriptors: int = 0) -> ConnectionBook:
     descriptors = descriptors or resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     unlimited = descriptors == resource.RLIM_INFINITY
     total_max = CONNECTIONS_MAX if unlimited else max(8, min(CONNECTIONS_MAX, descriptors // CONNECTIONS_PART))
-    return ConnectionBook(total_max, idle_max=total_max)
+    return ConnectionBook(total_max, idle_max=total_max, input_bytes_max=INPUT_BYTES_MAX)
 
 
-async def session(request: web.Request) -> web.WebSocketResponse:
+async def session(request: web.Request) -> Socket:
     """Open an agent's session, a WebSocket. Each frame is one JSON document."""
-    socket = web.WebSocketResponse(
-        timeout=FAREWELL_S, max_msg_size=MESSAGE_BYTES_MAX, heartbeat=HEARTBEAT_S, compress=False
+    socket: Socket = web.WebSocketResponse(
+        timeout=FAREWELL_S,
+        max_msg_size=MESSAGE_BYTES_MAX,
+        heartbeat=HEARTBEAT_S,
+        compress=False,
+        autoping=False,  # what it takes counts, too
+        decode_text=False,
     )
     await socket.prepare(request)
     try:
@@ -80,10 +95,10 @@ async def session(request: web.Request) -> web.WebSocketResponse:
         await socket.close()  # or its heartbeat keeps what came of a message for HEARTBEAT_S more
 
 
-async def _serve(request: web.Request, socket: web.WebSocketResponse) -> web.WebSocketResponse:
+async def _serve(request: web.Request, socket: Socket) -> Socket:
     service = request.app[SERVICE]
     try:
-        hello = await _hello(socket)
+        hello = await _hello(request, socket)
         identity, remote = identity_of(request), request.remote or ""
         if service.access is not None:
             identity = service.access.check_hello(hello, peer_of(request), remote)
@@ -100,7 +115,7 @@ async def _serve(request: web.Request, socket: web.WebSocketResponse) -> web.Web
     release(request)
     writer = asyncio.create_task(_write(socket, outbox))
     try:
-        await _read(socket, service, number, outbox)
+        await _read(request, socket, service, number, outbox)
     finally:
         try:
             service.close_session(number, _why_closed(socket, outbox))
@@ -122,21 +137,34 @@ ROUTES = (
 )
 
 
-async def _hello(socket: web.WebSocketResponse) -> Hello:
+async def _hello(request: web.Request, socket: Socket) -> Hello:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            hello = decode_from_agent(await socket.receive_str())
+            frame = await _receive(request, socket)
     except TimeoutError as error:
         raise UsageError(f"no hello arrived within {HELLO_TIMEOUT_S:.0f} s") from error
-    except TypeError as error:
-        raise UsageError("a session begins with a hello, as a text frame") from error
+    if frame.type is not WSMsgType.TEXT:
+        raise UsageError("a session begins with a hello, as a text frame")
+    hello = decode_from_agent(frame.data)
     if not isinstance(hello, Hello):
         raise UsageError("a session begins with a hello")
     return hello
 
 
-async def _read(socket: web.WebSocketResponse, service: Service, number: int, outbox: Outbox) -> None:
-    async for frame in socket:
+async def _receive(request: web.Request, socket: Socket) -> WSMessage | WSMessageTextBytes:
+    """The next frame that is no ping or pong."""
+    while True:
+        frame = await socket.receive()
+        message_taken(request, frame)
+        if frame.type is WSMsgType.PING:
+            await socket.pong(frame.data)
+        elif frame.type is not WSMsgType.PONG:
+            return frame
+
+
+async def _read(request: web.Request, socket: Socket, service: Service, number: int, outbox: Outbox) -> None:
+    while True:
+        frame = await _receive(request, socket)
         if outbox.ended or frame.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return
         try:
@@ -157,7 +185,7 @@ async def _submit(service: Service, number: int, message: FromAgent) -> None:
             await asyncio.sleep(0)  # between two parts others have their turn
 
 
-def _why_closed(socket: web.WebSocketResponse, outbox: Outbox) -> str:
+def _why_closed(socket: Socket, outbox: Outbox) -> str:
     """Why a session ended, in words for people."""
     if isinstance(socket.exception(), TimeoutError):
         return f"it did not answer for {HEARTBEAT_S:.0f} s"
@@ -175,7 +203,7 @@ def _parts(message: FromAgent) -> Iterator[FromAgent]:
         yield Holdings(message.blobs[start : start + HOLDINGS_AT_ONCE])
 
 
-async def _write(socket: web.WebSocketResponse, outbox: Outbox) -> None:
+async def _write(socket: Socket, outbox: Outbox) -> None:
     try:
         while True:
             for message in await outbox.take():

@@ -58,6 +58,7 @@ _preseeds = sql.Table(
     sql.Column("ended_at", sql.Double),
     sql.Column("owner", sql.String(320)),
     sql.Column("call", sql.Text),
+    sql.Column("source", sql.String(64)),
 )
 _trackers = sql.Table(
     "trackers",
@@ -258,7 +259,7 @@ def _create_tables(connection: sql.Connection) -> None:
         connection.execute(sql.text("SELECT pg_advisory_xact_lock(7070)"))
     _metadata.create_all(connection)
     present = {column["name"] for column in sql.inspect(connection).get_columns(_preseeds.name)}
-    for name, kind in (("owner", "VARCHAR(320)"), ("call", "TEXT")):
+    for name, kind in (("owner", "VARCHAR(320)"), ("call", "TEXT"), ("source", "VARCHAR(64)")):
         if name not in present:  # made by an earlier version
             connection.execute(sql.text(f'ALTER TABLE preseeds ADD COLUMN "{name}" {kind}'))
 
@@ -279,6 +280,7 @@ def _row(record: PreseedRecord) -> dict[str, Any]:
         "ended_at": record.ended_at,
         "owner": record.owner,
         "call": msgspec.json.encode(record.call).decode() if record.call is not None else None,
+        "source": record.source,
     }
 
 
@@ -298,6 +300,7 @@ def _record(row: Any) -> PreseedRecord:
         row.ended_at,
         row.owner or "",
         msgspec.json.decode(row.call, type=Call) if row.call else None,
+        row.source or "",
     )
 
 

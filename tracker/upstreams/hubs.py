@@ -48,6 +48,7 @@ from p2pdist.model.vouched import vouched_layout
 from p2pdist.origin.huggingface.hub import UpstreamHub
 from tracker.reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
+from tracker.upstreams.pauses import Pause
 
 REVISION_TTL_S = 30.0
 """So long a branch is taken to name the same commit."""
@@ -67,7 +68,7 @@ LOCATION_S = 1800.0
 hour."""
 
 ANSWERS_MAX = 20_000
-CLOSED_MAX = 10_000
+PAUSES_MAX = 10_000
 REVISIONS_MAX = 20_000
 LOCATIONS_MAX = 50_000
 DESCRIPTORS_MAX = 50_000
@@ -137,8 +138,8 @@ class Hubs:
         """By a hash of repository and token."""
         self._away_until = 0.0
         """Until when the hub is taken not to answer."""
-        self._closed: OrderedDict[bytes, float] = OrderedDict()
-        """By a hash of the token that was shown until when the hub asked to be left alone."""
+        self._pauses: OrderedDict[bytes, Pause] = OrderedDict()
+        """By a hash of the token that was shown whether the hub asked to be left alone."""
 
     async def close(self) -> None:
         """End the connections."""
@@ -202,7 +203,7 @@ class Hubs:
             return commit
         if not commit and (named := await self._recall(f"hub ref {key}")) is not None:
             commit = named.media_type
-        if commit and now < max(self._away_until, self._closed_until(token)):
+        if commit and now < max(self._away_until, self._pause(token).until):
             return commit
 
         async def ask(hub: UpstreamHub) -> str:
@@ -310,8 +311,9 @@ class Hubs:
     def _hash(self, text: str) -> bytes:
         return hashlib.blake2b(text.encode(), key=self._salt).digest()
 
-    def _closed_until(self, token: str) -> float:
-        return self._closed.get(self._hash(token), 0.0)
+    def _pause(self, token: str) -> Pause:
+        """What the hub asked of what shows `token`."""
+        return self._pauses.get(self._hash(token)) or Pause(f"the hub {self.url}", "Try again then")
 
     async def _ask(self, key: str, ask: Callable[[UpstreamHub], Awaitable[_Value]], token: str) -> _Value:
         """Ask the hub, once for all that want the same, unless it wants to be left alone by what
@@ -319,31 +321,26 @@ class Hubs:
         question."""
         if (hub := self._hub) is None:
             raise NotFound("this fleet has no hub", remedy="Start the tracker with --hub https://huggingface.co")
-        left_s = self._closed_until(token) - time.monotonic()
-        if left_s > 0:
-            raise Unavailable(
-                f"the hub {self.url} asked to be left alone for another {left_s:.0f} s",
-                remedy="Try again then",
-                retry_after=round(left_s, 1),
-            )
+        pause = self._pause(token)
+        pause.require_over()
 
         async def asking() -> _Value:
-            try:
-                found = await ask(hub)
-            except P2PDistError as error:
-                self.asked[error.slug] += 1
-                self._note_failure(error, token)
-                raise
+            async with pause.question():
+                try:
+                    found = await ask(hub)
+                except P2PDistError as error:
+                    self.asked[error.slug] += 1
+                    self._note_failure(error, token)
+                    raise
             self.asked["ok"] += 1
             return found
 
         return await self._reads.read(key, asking)
 
     def _note_failure(self, error: P2PDistError, token: str) -> None:
-        asked_s = error.details.get("retry_after")
-        if isinstance(error, Unavailable) and isinstance(asked_s, int | float) and asked_s > 0:
-            until = max(self._closed_until(token), time.monotonic() + asked_s)
-            remember(self._closed, self._hash(token), until, CLOSED_MAX)
+        pause = self._pause(token)
+        if asked_s := pause.note(error):
+            remember(self._pauses, self._hash(token), pause, PAUSES_MAX)
             waits = "what shows the same token" if token else "the whole fleet"
             logger.warning("%s; %s waits for %.0f s", error.what, waits, asked_s)
 

@@ -48,6 +48,7 @@ from p2pdist.origin.registry.upstream import UpstreamRegistry, UpstreamRepositor
 from tracker.reads import DocumentCache, JoinedReads, remember
 from tracker.state.documents import Documents
 from tracker.upstreams.lists import KeptLists, ListKind
+from tracker.upstreams.pauses import Pause
 
 ABSENT_S = 5.0
 """So long an upstream is not asked again for what it did not have."""
@@ -100,8 +101,8 @@ class _Registry:
 
     registry: UpstreamRegistry
     reads: JoinedReads
-    closed_until: float = 0.0
-    """Until when it asked to be left alone."""
+    pause: Pause
+    """Whether it asked to be left alone."""
     away_until: float = 0.0
     """Until when it is taken not to answer."""
     refusals: OrderedDict[str, tuple[float, Refused]] = field(default_factory=OrderedDict)
@@ -110,29 +111,23 @@ class _Registry:
     @classmethod
     def of(cls, upstream: UpstreamSettings) -> _Registry:
         """Raises UsageError where credentials cannot be read."""
-        return cls(UpstreamRegistry(upstream), JoinedReads(f"the registry {upstream.name}", absent_s=ABSENT_S))
+        name = f"the registry {upstream.name}"
+        pause = Pause(name, "Try again then; give the tracker an account there to be allowed more")
+        return cls(UpstreamRegistry(upstream), JoinedReads(name, absent_s=ABSENT_S), pause)
 
     def require_open(self, key: str) -> None:
         """Raises Refused for a read that was refused a while ago, and Unavailable while the
         upstream asks to be left alone."""
-        now, refusal = time.monotonic(), self.refusals.get(key)
-        if refusal is not None and now < refusal[0]:
+        refusal = self.refusals.get(key)
+        if refusal is not None and time.monotonic() < refusal[0]:
             raise Refused(refusal[1].what, remedy=refusal[1].remedy)
-        left_s = self.closed_until - now
-        if left_s > 0:
-            raise Unavailable(
-                f"the registry {self.registry.settings.name} asked to be left alone for another {left_s:.0f} s",
-                remedy="Try again then; give the tracker an account there to be allowed more",
-                retry_after=round(left_s, 1),
-            )
+        self.pause.require_over()
 
     def note_failure(self, key: str, error: P2PDistError) -> None:
         """A read failed: note what it says of those to come."""
-        now, asked_s = time.monotonic(), error.details.get("retry_after")
         if isinstance(error, Refused):
-            remember(self.refusals, key, (now + REFUSED_S, error), NOTES_MAX)
-        elif isinstance(error, Unavailable) and isinstance(asked_s, int | float) and asked_s > 0:
-            self.closed_until = max(self.closed_until, now + asked_s)
+            remember(self.refusals, key, (time.monotonic() + REFUSED_S, error), NOTES_MAX)
+        elif asked_s := self.pause.note(error):
             logger.warning("%s; the whole fleet waits for %.0f s", error.what, asked_s)
 
 
@@ -199,7 +194,7 @@ class Upstreams:
             return known
         known = known or await self._recall(f"image {key}")
         stale = known if settings.serve_stale else None
-        if stale is not None and now < max(registry.away_until, registry.closed_until):
+        if stale is not None and now < max(registry.away_until, registry.pause.until):
             return stale
         asked = self._ask(registry, name, f"tag {key}", lambda repository: self._look_up(repository, name, tag, known))
         try:
@@ -379,7 +374,7 @@ class Upstreams:
         stale = kept if settings.serve_stale else None
         if kept is not None and now - asked_at < settings.tags_ttl_s:
             return kept
-        if stale is not None and now < max(registry.away_until, registry.closed_until):
+        if stale is not None and now < max(registry.away_until, registry.pause.until):
             return stale
         try:
             async with asyncio.timeout(WAIT_S if stale is not None else None):
@@ -406,17 +401,17 @@ class Upstreams:
         return registry
 
     async def _ask(self, registry: _Registry, name: ImageName, key: str, ask: Ask[Value]) -> Value:
-        """Ask an upstream, once for all that want the same, unless it wants to be left
-        alone."""
+        """Ask an upstream, once for all that want the same, unless it is left alone."""
         registry.require_open(key)
 
         async def asking() -> Value:
-            try:
-                found = await ask(registry.registry.repository(name.repository))
-            except P2PDistError as error:
-                self.asked[name.upstream, error.slug] += 1
-                registry.note_failure(key, error)
-                raise
+            async with registry.pause.question():
+                try:
+                    found = await ask(registry.registry.repository(name.repository))
+                except P2PDistError as error:
+                    self.asked[name.upstream, error.slug] += 1
+                    registry.note_failure(key, error)
+                    raise
             self.asked[name.upstream, "ok"] += 1
             return found
 

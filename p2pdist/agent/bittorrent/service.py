@@ -38,7 +38,7 @@ from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.agent.uplink import Uplink
 from p2pdist.core.eviction import choose
 from p2pdist.core.transport import AWAY_S, Policy
-from p2pdist.model.address import parse_address
+from p2pdist.model.address import Vicinity, parse_address
 from p2pdist.model.candidate import Candidate, Share
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, P2PDistError, Unavailable
@@ -46,7 +46,7 @@ from p2pdist.model.url import redacted
 from p2pdist.origin.contract import Origin
 from p2pdist.store.blobs.blob import Blob
 from p2pdist.store.store import BlobStore
-from p2pdist.transfer.names import NAMES
+from p2pdist.transfer.names import NAMES, require_near
 from p2pdist.transfer.torrent.seeds import SEEDS_MAX, Seed, TorrentSeeds
 from p2pdist.transfer.torrent.session import TorrentSession
 from p2pdist.transfer.torrent.settings import TorrentSettings
@@ -369,7 +369,8 @@ class SwarmService:
         neighbourhood = self._context.neighbourhood
         discovered = (agent.address for agent in neighbourhood.agents()) if neighbourhood is not None else ()
         agents = dict.fromkeys((*addresses, *discovered))
-        peers = await asyncio.gather(*(_next_port(address) for address in list(agents)[:PEERS_MAX]))
+        vicinity = self._context.session.vicinity
+        peers = await asyncio.gather(*(_next_port(address, vicinity) for address in list(agents)[:PEERS_MAX]))
         return tuple(dict.fromkeys(peer for peer in peers if peer is not None))
 
     # -- seeds
@@ -469,10 +470,11 @@ class SwarmService:
             logger.warning("%s", error)
 
 
-async def _next_port(address: str) -> Address | None:
-    """The BitTorrent address of the agent at `address`, None where that does not resolve."""
+async def _next_port(address: str, vicinity: Vicinity) -> Address | None:
+    """The BitTorrent address of the agent at `address`, None where that does not resolve, or to
+    what a host with this vicinity may not connect to."""
     try:
         host, port = parse_address(address)
-        return (await NAMES.find_soon(host))[0][1], port + 1
+        return require_near(host, await NAMES.find_soon(host), vicinity)[0][1], port + 1
     except (OSError, ValueError, OverflowError):
         return None

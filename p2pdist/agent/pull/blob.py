@@ -82,7 +82,7 @@ AHEAD_BYTES = 8 << 20
 """So much behind the piece that a client waits for is demanded as well."""
 
 EARLY_LOOK_S, EARLY_S = 0.03, 0.6
-"""While nothing of the blob has come, quiet streams are looked at so often in a pull's first
+"""While nothing of a stripe has come, quiet streams are looked at so often in a pull's first
 moments: a first piece that is late by a tenth of a second is to be noticed."""
 
 
@@ -543,8 +543,9 @@ def _has_turn(pull: BlobPull, reading: Reading, piece: int | None) -> bool:
 
 
 def _look(pull: BlobPull, until: float) -> None:
-    """Look at a pull's quiet streams until a piece has come, or a time of the loop."""
-    if pull._download.finished or len(pull._download.have) or pull._loop.time() >= until:
+    """Look at a pull's quiet streams until a piece of each stripe has come, or a time of the
+    loop."""
+    if pull._download.finished or all(pull._download.counts) or pull._loop.time() >= until:
         return
     for quiet in pull._streams.quiet():
         pull._submit(quiet)

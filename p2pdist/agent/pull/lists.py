@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
 
 from p2pdist.agent.access.service import AgentAccess
 from p2pdist.model.access import TICKET_HEADER
-from p2pdist.model.address import parse_address
+from p2pdist.model.address import Vicinity, parse_address
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import UNDECODABLE
 from p2pdist.model.messages import KNOWN_PIECES_BYTES_MAX, KnownPieces
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 class PeerLists:
     """On the event loop."""
 
-    def __init__(self, access: AgentAccess) -> None:
-        self._access = access
+    def __init__(self, access: AgentAccess, vicinity: Callable[[], Vicinity]) -> None:
+        self._access, self._vicinity = access, vicinity
         self._http: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -46,10 +47,16 @@ class PeerLists:
         if first is None:
             return None
         if self._http is None:
-            connector = aiohttp.TCPConnector(limit=ASKED_AT_ONCE, resolver=Resolver(NAMES), use_dns_cache=False)
+            connector = aiohttp.TCPConnector(
+                limit=ASKED_AT_ONCE, resolver=Resolver(NAMES, self._vicinity), use_dns_cache=False
+            )
             self._http = aiohttp.ClientSession(connector=connector)
+        host = parse_address(source.address)[0]
+        if problem := self._vicinity().problem(host, host):
+            logger.debug("%s is not asked: %s", source.host, problem)
+            return None
         tls, ticket = self._access.tls, self._access.tickets.get(blob)
-        name = tls.peer_name(source.host, parse_address(source.address)[0]) if tls is not None else None
+        name = tls.peer_name(source.host, host) if tls is not None else None
         headers = passed_on() | ({TICKET_HEADER: ticket} if ticket else {})
         url = f"{'https' if tls is not None else 'http'}://{source.address}/v1/blobs/{blob}/pieces"
         try:

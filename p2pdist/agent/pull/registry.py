@@ -36,6 +36,7 @@ from p2pdist.core.sources import Sources
 from p2pdist.core.stream_slots import Peer
 from p2pdist.core.trackerless import Announcement, plan_from_memory, plan_without_tracker
 from p2pdist.core.uplink import Urgency
+from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import Conflict, Corrupt, P2PDistError, Unavailable
 from p2pdist.model.manifest import Descriptor
@@ -122,6 +123,11 @@ class PullResources:
     def tls(self) -> Tls | None:
         """How connections to other agents are secured."""
         return self.access.tls
+
+    @property
+    def vicinity(self) -> Vicinity:
+        """From where this host connects to others."""
+        return self.trackers.home.vicinity
 
     def is_revoked(self, host: str) -> bool:
         """Whether nothing may come from a host any more."""

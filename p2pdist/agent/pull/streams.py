@@ -24,6 +24,7 @@ from p2pdist.core.download.events import Awaiting, HeldBack, Quiet
 from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.core.sources import Sources
 from p2pdist.model.access import TICKET_HEADER
+from p2pdist.model.address import Vicinity
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, Refused
 from p2pdist.model.messages import (
@@ -71,6 +72,10 @@ class PullContext(Protocol):
     @property
     def tls(self) -> Tls | None:
         """How connections to other agents are secured; None for plain ones."""
+
+    @property
+    def vicinity(self) -> Vicinity:
+        """From where this host connects to others."""
 
     def is_revoked(self, host: str) -> bool:
         """Whether nothing may come from a host any more."""
@@ -211,6 +216,7 @@ class PullStreams:
                 # A disk may hang, and the loop with it; so may a piece that waits for its hash.
                 inbox=self._mail if self._blob.in_memory and self._vouched is None else None,
                 fields=self._ticket(),
+                vicinity=self._context.vicinity,
             )
         self._open[number] = stream
         stream.start()

@@ -33,6 +33,7 @@ import msgspec
 from p2pdist.agent.access.exchange import in_words
 from p2pdist.agent.tracker.address import address_for_others
 from p2pdist.agent.tracker.attention import Attention
+from p2pdist.model.address import Vicinity, address_text, host_part
 from p2pdist.model.digest import Digest, digest_of, parse_digest
 from p2pdist.model.errors import UNDECODABLE, Corrupt, P2PDistError, Unavailable, UsageError, from_problem
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, Bundle, Descriptor, Reference, decode_bundle
@@ -213,6 +214,7 @@ class TrackerSession:
         self.searching = searching
         self.address = hello.address
         """Where other hosts reach this one, as the last hello stated it."""
+        self.vicinity = Vicinity(host_part(hello.address))
         self.clock_ahead_s: float | None = None
         """How far this host's clock is ahead of the clock of the last tracker that answered; None
         where that tracker does not state its time."""
@@ -397,11 +399,11 @@ class TrackerSession:
     def _hello_over(self, socket: aiohttp.ClientWebSocketResponse) -> Hello:
         local = socket.get_extra_info("sockname")
         hello = msgspec.structs.replace(self._hello, time=round(time.time(), 3))
-        if self._listens is None or not local:
-            return hello
-        host = address_for_others(local[0], self._listens[0])
-        self.address = f"[{host}]:{self._listens[1]}" if ":" in host else f"{host}:{self._listens[1]}"
-        return msgspec.structs.replace(hello, address=self.address)
+        if self._listens is not None and local:
+            self.address = address_text(address_for_others(local[0], self._listens[0]), self._listens[1])
+            hello = msgspec.structs.replace(hello, address=self.address)
+        self.vicinity = Vicinity(host_part(self.address), local[0] if local else "")
+        return hello
 
     # -- small reads
 

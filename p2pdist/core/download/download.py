@@ -22,7 +22,7 @@ answered with a complaint, or the tracker would wait for what never comes.
 A source that has given nothing yet and is silent is no starved parent: an agent responds at once,
 and says when it has nothing to send (`Quiet`). It is complained of as stalled as soon as its
 silence lasts longer than is usual (sources.py), and left at once where there is another source to
-try. One that trickles is silent, too. Long before that, a host that has no piece of the blob from
+try. One that trickles is silent, too. Long before that, a host that has no piece of a stripe from
 any source says so (`Starved`): its sources may be hosts that claim pieces and have none. It says so
 of a source that waits itself, too: the tracker knows whether that one claims to have pieces.
 
@@ -483,7 +483,7 @@ def _quiet(download: Download, event: Quiet, now: float, out: list[Command]) -> 
     """Complain of a source that was silent for too long, and leave it if there is another."""
     streams, sources = download._streams, download.sources
     stripe = streams.stripes.get(event.stream) if download._tracker and not download.held else None
-    if stripe is not None and not len(download.have):
+    if stripe is not None and not download.counts[stripe.number]:
         out += stripe.starved(sources, download.layout, event, now=now)
     source = stripe.silent(event, sources, now=now) if stripe is not None else None
     if stripe is None or source is None:

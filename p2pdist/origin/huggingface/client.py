@@ -30,7 +30,7 @@ from p2pdist.model.errors import (
 )
 from p2pdist.model.hub import Code, failure
 from p2pdist.origin.registry.addresses import AllowedAddresses, ElsewhereResolver, HomeResolver
-from p2pdist.origin.registry.client import asked_s, proxy_of, read_limited, redirect_target
+from p2pdist.origin.registry.client import asked_s, left_alone_s, proxy_of, read_limited, redirect_target
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -40,10 +40,6 @@ TRIES_MAX = 2
 PAUSE_S, PAUSE_MAX_S = 0.2, 1.0
 """Between two tries; a hub that asks for more is left alone instead."""
 
-LIMITED_S = 30.0
-"""How long a hub is taken to want that limits requests (429) and does not say it."""
-
-ASKED_S_MAX = 3600.0
 MESSAGE_CHARACTERS_MAX = 300
 
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -180,10 +176,8 @@ class HubClient:
         what = f"{self.url} answers {method} {url.path} with {status}: {why}"
         code = cast(Code, stated) if stated in _CODES else None
         if status in _BUSY:
-            left_s = asked_s(response)
-            if status == 429 and left_s is None:
-                left_s = LIMITED_S
-            details = {"retry_after": min(left_s, ASKED_S_MAX)} if left_s is not None else {}
+            left_s = left_alone_s(response)
+            details = {"retry_after": left_s} if left_s is not None else {}
             return Unavailable(what, remedy="Try again later", **details)
         if code == "GatedRepo":
             remedy = "Ask for access at the hub, and show a token of an account that has it"

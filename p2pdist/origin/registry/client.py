@@ -42,11 +42,13 @@ TRIES_MAX = 4
 PAUSE_MAX_S = 30.0
 """How long a registry may ask to be left alone (Retry-After) before a request counts as failed."""
 
-ASKED_S_MAX = 3600.0
-"""How long a registry that asks to be left alone is taken at its word."""
+LIMITED_S_MAX, BUSY_S_MAX = 300.0, 60.0
+"""How long a service that asks to be left alone is taken at its word: where it limits requests
+(429), and where it has too much to do, which any proxy on the way to it may say as well. What
+follows is one question (tracker/upstreams/pauses.py), not those of a fleet."""
 
 LIMITED_S = 30.0
-"""How long a registry is taken to want that limits requests (429) and does not say it."""
+"""How long a service is taken to want that limits requests and does not say it."""
 
 TOKEN_LEFT_S_MIN = 20.0
 """A token that another host gets is valid for so long at least, where the realm's last long
@@ -139,11 +141,7 @@ class RegistryClient:
                 if pause_s <= self.pause_max_s:
                     await asyncio.sleep(pause_s)
                     continue
-                raise Unavailable(
-                    f"{self.url} asks to be left alone for {pause_s:.0f} s",
-                    remedy="Try again then",
-                    retry_after=min(pause_s, ASKED_S_MAX),
-                )
+                raise self._busy(f"{self.url} asks to be left alone for {pause_s:.0f} s", response)
             async with response:
                 try:
                     if response.status not in expect:
@@ -257,10 +255,10 @@ class RegistryClient:
 
     def _busy(self, what: str, response: aiohttp.ClientResponse) -> Unavailable:
         """A registry that has too much to do, and for how long it wants to be left alone."""
-        left_s = asked_s(response)
         if response.status == 429:
-            what, left_s = f"{what}, too many requests", LIMITED_S if left_s is None else left_s
-        details = {"retry_after": min(left_s, ASKED_S_MAX)} if left_s is not None else {}
+            what = f"{what}, too many requests"
+        left_s = left_alone_s(response)
+        details = {"retry_after": left_s} if left_s is not None else {}
         return Unavailable(what, remedy="Try again later", **details)
 
     def _away(self, method: str, url: URL, error: Exception) -> Unavailable:
@@ -324,6 +322,15 @@ def asked_s(response: aiohttp.ClientResponse) -> float | None:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
+
+
+def left_alone_s(response: aiohttp.ClientResponse) -> float | None:
+    """For how long a service that answers so is not to be asked; None where it does not ask for
+    that."""
+    left_s = asked_s(response)
+    if response.status == 429:
+        return LIMITED_S if left_s is None else min(left_s, LIMITED_S_MAX)
+    return None if left_s is None else min(left_s, BUSY_S_MAX)
 
 
 def _reason(body: bytes, otherwise: str) -> str:

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from p2pdist.model.address import Vicinity
 from p2pdist.model.messages import STREAM_END, StreamRequest
 from p2pdist.model.pieces import PieceLayout
 from p2pdist.model.plan import Source
@@ -57,7 +58,7 @@ class IncomingStream:
     `number` names the stream in its events; by default it is unique within the process. With `tls`
     the peer must speak it; `pacer` holds the stream back. With `connections` the stream may use a
     connection of that pool, and gives it back when it is done. `fields` are further header fields
-    of its request.
+    of its request. `vicinity` is that of this host, None for one that may connect anywhere.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class IncomingStream:
         connections: ConnectionPool | None = None,
         inbox: Inbox[StreamEvent] | None = None,
         fields: Mapping[str, str] = _NO_FIELDS,
+        vicinity: Vicinity | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
@@ -85,7 +87,7 @@ class IncomingStream:
         self._pacer = pacer
         self.held_back = False
         """Whether it is read no further for now; written by its thread."""
-        self._connections = connections
+        self._connections, self._vicinity = connections, vicinity
         self._connect_timeout_s = connect_timeout_s
         self._dead_after_s = dead_after_s
         share = Share() if connections is None and layout.piece_size <= PIECE_MAX and inbox is not None else None
@@ -234,7 +236,9 @@ class IncomingStream:
     def _connect(self) -> socket.socket:
         timeout_s, use = self._connect_timeout_s, self._stream.use
         try:
-            connection = connect(self.source, use, timeout_s=timeout_s, dead_after_s=self._dead_after_s)
+            connection = connect(
+                self.source, use, timeout_s=timeout_s, dead_after_s=self._dead_after_s, vicinity=self._vicinity
+            )
             if self._tls is not None:
                 connection = secure(connection, self.source, self._tls, use, timeout_s=timeout_s)
         except Unreachable as error:

@@ -16,10 +16,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from p2pdist.model.address import parse_address
+from p2pdist.model.address import Vicinity, parse_address
 from p2pdist.model.errors import Refused
 from p2pdist.model.plan import Source
-from p2pdist.transfer.names import NAMES
+from p2pdist.transfer.names import NAMES, require_near
 from p2pdist.transfer.tls import Tls
 
 IDLE_S = 10.0
@@ -118,12 +118,17 @@ class Unreachable(Exception):
     """No connection could be opened; the text says why."""
 
 
-def connect(source: Source, use: UseSocket, *, timeout_s: float, dead_after_s: float) -> socket.socket:
-    """Open a connection to `source` within `timeout_s`. The kernel drops it when the peer
-    acknowledges nothing for `dead_after_s`. Raises Unreachable, and what `use` raises."""
+def connect(
+    source: Source, use: UseSocket, *, timeout_s: float, dead_after_s: float, vicinity: Vicinity | None = None
+) -> socket.socket:
+    """Open a connection to `source` within `timeout_s`, to no address that a process with this
+    `vicinity` may not connect to (None: to any). The kernel drops it when the peer acknowledges
+    nothing for `dead_after_s`. Raises Unreachable, and what `use` raises."""
     try:
         host, port = parse_address(source.address)
         candidates = NAMES.find(host)
+        if vicinity is not None:
+            candidates = require_near(host, candidates, vicinity)
     except (OSError, ValueError) as error:
         raise Unreachable(f"{source} at {source.address} cannot be reached: {error}") from None
     deadline = time.monotonic() + timeout_s

@@ -178,7 +178,8 @@ KEPT_MAX = 4000
 """Preseeds that go on, and all that are remembered."""
 
 OWNER_PART = 2
-"""Of either one identity has one of so many parts, so that the others can order theirs."""
+"""Of either one identity, while access is off one address, has one of so many parts, so that the
+others can order theirs."""
 
 VISITS_MAX = 50_000
 UNKNOWN_MAX = 10_000
@@ -254,18 +255,18 @@ class Preseeds:
             raise NotFound(f"there is no preseed {identifier[:128]!r}", remedy="p2pdist preseed --list names them")
         return preseed
 
-    def check_room(self, owner: str = "") -> None:
-        """Raises Conflict when no other preseed can be taken, of anybody or of `owner`; empty
-        while access is off."""
-        if owner:
-            own = [
-                preseed.record.state not in ENDED for preseed in self.by_id.values() if preseed.record.owner == owner
-            ]
+    def check_room(self, owner: str = "", source: str = "") -> None:
+        """Raises Conflict when no other preseed can be taken, of anybody or of `owner`; while
+        access is off that is empty, and the address `source` counts."""
+        if owner or source:
+            records = (preseed.record for preseed in self.by_id.values())
+            own = [record.state not in ENDED for record in records if (record.owner, record.source) == (owner, source)]
             if sum(own) >= LIVE_MAX // OWNER_PART or len(own) >= KEPT_MAX // OWNER_PART:
+                remedy = "Cancel some, or give them a --ttl"
                 raise Conflict(
-                    f"{sum(own)} preseeds of {owner} go on and {len(own)} are remembered; "
+                    f"{sum(own)} preseeds of {owner or source} go on and {len(own)} are remembered; "
                     f"the limits are {LIVE_MAX // OWNER_PART} and {KEPT_MAX // OWNER_PART}",
-                    remedy="Cancel some, or give them a --ttl",
+                    remedy=remedy if owner else f"{remedy}; with --access each token has a share, not each address",
                 )
         live = sum(preseed.record.state not in ENDED for preseed in self.by_id.values())
         if live >= LIVE_MAX or len(self.by_id) >= KEPT_MAX:

@@ -151,10 +151,17 @@ class LeaseTurnover:
 
     def overdue_s(self, *, waits: bool) -> float:
         """After how long without a first piece a holder that has proved nothing may be holding its
-        lease for nothing; `waits`: it says that it waits for the origin."""
+        lease for nothing; `waits`: it says that it waits for the origin. An agent responds at once,
+        so of a silent one no report is waited for where it is known how long a first piece
+        takes."""
         if not waits:
-            return self.first_piece_s + self._interval_s
+            return self.first_piece_s + (0.0 if self.measured else self._interval_s)
         return max(DEADLINE_MIN_S, DEADLINE_FIRST_PIECES * self.first_piece_s) if self.measured else DEADLINE_MAX_S
+
+    @property
+    def unread_s(self) -> float:
+        """After how long its holder, if it reads, has reported a first piece of a stripe."""
+        return self.first_piece_s + self._interval_s
 
     # -- what time brings
 
@@ -203,14 +210,18 @@ class LeaseTurnover:
                 paced = member.site in swarm.wan.paced  # by a budget: its first piece may take long
                 if member.counts[stripe] or paced or not _idle(member, stripe, now - deadline_s):
                     continue
-                heir = _heir(swarm, stripe, member.site)
-                early = heir is not None and not swarm.layout.large  # or one piece may take as long
-                late = early or _idle(member, stripe, now - patience_s)
-                if late and move_lease(swarm, stripe, host, now=now, at_once=False):
-                    swarm.record(now, f"{host} loses the lease of stripe {stripe}: it has read nothing")
-                    if heir is not None:
-                        swarm.edges.attach(stripe, heir.host, FROM_ORIGIN)
-                    self.schedule.ask(swarm.key, "idle lease", now)
+                self.hand_on(swarm, stripe, member, anyhow=_idle(member, stripe, now - patience_s), now=now)
+
+    def hand_on(self, swarm: Swarm, stripe: int, holder: Member, *, anyhow: bool, now: float) -> None:
+        """The holder of a lease has read nothing: another host of its site gets it that shows that
+        the origin can be read; without one it moves only where it does `anyhow`."""
+        heir = _heir(swarm, stripe, holder.site)
+        early = heir is not None and not swarm.layout.large  # or one piece may take as long
+        if (early or anyhow) and move_lease(swarm, stripe, holder.host, now=now, at_once=False):
+            swarm.record(now, f"{holder.host} loses the lease of stripe {stripe}: it has read nothing")
+            if heir is not None:
+                swarm.edges.attach(stripe, heir.host, FROM_ORIGIN)
+            self.schedule.ask(swarm.key, "idle lease", now)
 
     def _feed(self, before: float, now: float) -> None:
         """Find leases for the swarms that wait."""

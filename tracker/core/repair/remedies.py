@@ -158,7 +158,7 @@ def move_lease(swarm: Swarm, stripe: int, host: str, *, now: float, at_once: boo
     return True
 
 
-def _top(swarm: Swarm, stripe: int, child: Member) -> Member:
+def top_of(swarm: Swarm, stripe: int, child: Member) -> Member:
     """The nearest host above `child` that says that it has more of a stripe, else the last one."""
     top = child
     for _ in range(len(swarm.members)):
@@ -171,7 +171,7 @@ def _top(swarm: Swarm, stripe: int, child: Member) -> Member:
 def source_above(swarm: Swarm, stripe: int, child: str) -> Member | None:
     """The nearest host above `child` that says that it has more of a stripe; None where none
     does."""
-    top = _top(swarm, stripe, swarm.members[child])
+    top = top_of(swarm, stripe, swarm.members[child])
     return top if top.counts[stripe] > swarm.members[child].counts[stripe] else None
 
 
@@ -180,7 +180,7 @@ def pass_on_lease(swarm: Swarm, stripe: int, child: str, *, now: float, dry_s: f
     receives through it waits for the next piece; return whether it moved. The planner gives it to
     the host with the most pieces of those that lose their parents here."""
     waiting = swarm.members[child]
-    root = _top(swarm, stripe, waiting)
+    root = top_of(swarm, stripe, waiting)
     count = root.counts[stripe]
     if root.parents[stripe] != FROM_ORIGIN or root is waiting or not 0 < count <= waiting.counts[stripe]:
         return False

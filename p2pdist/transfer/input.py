@@ -1,0 +1,230 @@
+"""What clients have sent of requests and messages that are not whole, and how much of it a service
+keeps.
+
+Theory. Half a message costs its client nothing more, and the service memory for as long as the
+connection stays: up to 4 MiB for that of a session, 1 MiB for a head or a body. What connections
+may be that many is bounded by descriptors (connections.py), but their number times such a size is
+more than a machine has. So the bytes are counted on their way from the socket to the HTTP server,
+by address. Where those of one address, or of all, are too many, connections with something half
+end: those of the address with most bytes, and of these the one first that began to wait longest for
+its rest. Whole messages come within moments, so that is not the one of a client that goes on to
+send. A connection whose request is whole is never closed for another one, and a head may have
+HEAD_BYTES_MAX.
+
+Invariants: the sums by address and of all are those of the connections that are open; what is
+counted of a connection is at least what the server keeps of its input, up to SLACK_BYTES.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from aiohttp import WSMessage, WSMsgType, web
+from aiohttp.http import WSMessageTextBytes
+
+from p2pdist.model.errors import UsageError
+from p2pdist.transfer.problems import problem_response
+
+INPUT_BYTES_MAX = 64 << 20
+ADDRESS_SHARE = 3 / 4
+"""One address has no more than that of all, so that others find room."""
+
+FREED_PART = 8
+"""Where all bytes are too many, one of so many parts is freed at once."""
+
+READ_BYTES = 64
+"""What each read from a socket costs beside its bytes: they may come one by one."""
+
+SLACK_BYTES = 4096
+"""What is left after a whole message counts from there on: less is the coding of the message that
+was taken."""
+
+HEAD_BYTES_MAX = 16384
+"""Of the target and the header fields of a request, which are kept until it is answered; a session
+is one."""
+
+MASK_BYTES = 4
+CONTROL_HEAD_BYTES = MASK_BYTES + 2
+"""Of a client's frame before its payload (RFC 6455, 5.2)."""
+
+WARN_S = 60.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+logger = logging.getLogger(__name__)
+
+
+class InputBook:
+    """What all connections of a service together have sent and is not done with, up to `total_max`
+    bytes. On the event loop."""
+
+    def __init__(self, total_max: int = INPUT_BYTES_MAX) -> None:
+        self._total_max, self._address_max = total_max, int(total_max * ADDRESS_SHARE)
+        self.total = 0
+        self._bytes: Counter[str] = Counter()
+        """By address."""
+        self._halves: dict[str, dict[Input, None]] = {}
+        """By address the connections with something half, the one first that has waited longest."""
+        self._warned_at = -WARN_S
+
+    def changed(self, connection: Input, by: int, *, half: bool) -> None:
+        """A connection keeps `by` bytes more or, below zero, fewer; `half`: it goes on to wait for
+        the rest of something."""
+        address = connection.address
+        self.total += by
+        self._bytes[address] += by
+        if not self._bytes[address]:
+            del self._bytes[address]
+        halves = self._halves.setdefault(address, {})
+        if half:
+            halves.setdefault(connection)
+        else:
+            halves.pop(connection, None)
+        if not halves:
+            del self._halves[address]
+        if by > 0:
+            while self._bytes[address] > self._address_max and self._close_first(address):
+                pass
+            if self.total > self._total_max:
+                self._free()
+
+    def _free(self) -> None:
+        enough = self._total_max - self._total_max // FREED_PART
+        for address in sorted(self._halves, key=self._bytes.__getitem__, reverse=True):
+            while self.total > enough and self._close_first(address):
+                pass
+
+    def _close_first(self, address: str) -> bool:
+        connection = next(iter(self._halves.get(address, ())), None)
+        if connection is None:
+            return False
+        if time.monotonic() - self._warned_at >= WARN_S:
+            self._warned_at = time.monotonic()
+            logger.warning(
+                "%s and others have sent %d bytes of requests that are not whole: connections with such are closed",
+                address,
+                self.total,
+            )
+        connection.close()
+        return True
+
+
+class Input(asyncio.Protocol):
+    """One connection between its socket and the protocol that serves it, which hears all that
+    happens. `address` is that of the client (`connections.address_key`)."""
+
+    def __init__(self, served: asyncio.Protocol, address: str, book: InputBook) -> None:
+        self._served, self.address, self._book = served, address, book
+        self._half = 0
+        """Bytes of what is not whole."""
+        self._reads = 0
+        """How many reads they came in."""
+        self._counted = 0
+        """What the book has of this connection."""
+        self._last = 0
+        """Bytes of the last read, 0 once a control frame was taken out of it."""
+        self._transport: asyncio.Transport | None = None
+        """None before the connection is made, and once the book has closed it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._served.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._recount()
+        self._served.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._last = len(data)
+        self._half += len(data)
+        self._reads += 1
+        self._recount()
+        if self._transport is not None:
+            self._served.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._served.eof_received()
+
+    def pause_writing(self) -> None:
+        self._served.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._served.resume_writing()
+
+    def close(self) -> None:
+        """End the connection now."""
+        transport, self._transport = self._transport, None
+        self._recount()
+        if transport is not None:
+            transport.abort()
+
+    def taken(self, size: int) -> None:
+        """A head, body or message that took so many bytes is whole."""
+        rest, reads = self._half - size, self._reads
+        self._half = self._reads = 0
+        self._recount()
+        if rest >= SLACK_BYTES:  # of what follows, which begins to wait now
+            self._half, self._reads = rest, reads
+            self._recount()
+
+    def expands(self, size: int) -> None:
+        """What has come of a body may take so many bytes more than it did on the wire."""
+        self._half += size
+        self._recount()
+
+    def control_taken(self, size: int) -> None:
+        """A control frame with so many bytes of payload is answered. It may have come between the
+        parts of a message, which stay."""
+        self._half -= min(self._last, size + CONTROL_HEAD_BYTES, self._half)
+        self._last = 0
+        if not self._half:
+            self._reads = 0
+        self._recount()
+
+    def _recount(self) -> None:
+        if self._transport is None:
+            self._half = self._reads = 0
+        cost = self._half + READ_BYTES * self._reads
+        by, self._counted = cost - self._counted, cost
+        self._book.changed(self, by, half=self._half > 0)
+
+
+def input_of(request: web.BaseRequest) -> Input | None:
+    """What counts the input of the connection of a request; None where it is closed, or a Unix
+    socket."""
+    protocol = request.transport.get_protocol() if request.transport is not None else None
+    return protocol if isinstance(protocol, Input) else None
+
+
+@web.middleware
+async def count_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Middleware that says what of a connection's input is a whole request, and refuses long
+    heads."""
+    head = len(request.path_qs) + sum(len(name) + len(value) for name, value in request.raw_headers)
+    source, body = input_of(request), request.content
+    if source is not None:
+        source.taken(head)
+        more = request.client_max_size if "Content-Encoding" in request.headers and not body.is_eof() else 0
+        source.expands(more)
+        body.on_eof(lambda: source.taken(body.total_bytes + more))
+    if head > HEAD_BYTES_MAX:
+        what = f"the head of this request has {head} bytes, and the limit is {HEAD_BYTES_MAX}"
+        return problem_response(UsageError(what, remedy="Send shorter header fields"))
+    return await handler(request)
+
+
+def message_taken(request: web.BaseRequest, message: WSMessage | WSMessageTextBytes) -> None:
+    """A WebSocket's message of a client was taken from its connection."""
+    source = input_of(request)
+    if source is None:
+        return
+    if message.type in (WSMsgType.PING, WSMsgType.PONG):
+        source.control_taken(len(message.data))
+    elif message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+        size = len(message.data)
+        source.taken(size + (MASK_BYTES + 2 if size < 126 else MASK_BYTES + 4 if size < 1 << 16 else MASK_BYTES + 10))
