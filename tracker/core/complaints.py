@@ -48,14 +48,12 @@ from tracker.core.repair.remedies import (
     under_way,
 )
 from tracker.core.repair.reputation import Reputation
+from tracker.core.repair.unheard import Unheard
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
 
 NAMELESS_S = 15.0
 """So long a host without answering name servers is given no other that is known by name."""
-
-UNHEARD_S = 1.5
-"""So long after the tracker's start agents that live have mostly opened a session again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,8 @@ class Complaints:
     """Withdraws complaints of wrong bytes where the list turns out wrong."""
     history: History
     """Hears which hosts sent wrong bytes."""
+    unheard: Unheard
+    """Keeps complaints of hosts that have yet to speak."""
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -114,6 +114,12 @@ class Complaints:
             self._of_peer(swarm, swarm.members[host.name], complaint, now)
         return out
 
+    def look(self, *, late: bool, now: float) -> None:
+        """Judge the complaints that waited for a parent to speak. Called often and regularly."""
+        for swarm, child, complaint in self.unheard.due(now=now):
+            if not late:
+                self._of_peer(swarm, child, complaint, now)
+
     def _of_peer(self, swarm: Swarm, child: Member, complaint: Complaint, now: float) -> None:
         """A peer gives nothing, or what cannot be used: part it from the child, and give the child
         another parent."""
@@ -128,7 +134,7 @@ class Complaints:
             rate_bytes_s = self.reputation.capacities.typical()
             if under_way(swarm, child, stripe, rate_bytes_s, now=now):
                 return
-        if reason == "stalled" and self._unheard(swarm.members[source], now):
+        if reason == "stalled" and self.unheard.keep(swarm, child, complaint, now=now):
             return
         child.complain(stripe)
         if was_told(child, source):
@@ -149,7 +155,7 @@ class Complaints:
         edges.avoid(child.host, source, now + avoid_s(child, stripe, reason))
         if child.parents[stripe] == source:
             edges.detach(stripe, child.host)
-            if reason in {"stalled", "corrupt"} or self._shows_nothing(swarm, source, stripe):
+            if reason in {"stalled", "corrupt"} or _shows_nothing(swarm, source, stripe):
                 move_lease(swarm, stripe, source, now=now, at_once=False)
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
@@ -169,11 +175,6 @@ class Complaints:
             if vote:
                 self.vouching.accused(swarm, parent.name, vote)
             self.history.sent_wrong_bytes(parent, child, swarm, now=now)
-
-    def _unheard(self, parent: Member, now: float) -> bool:
-        """Whether a parent has not spoken for itself since the tracker started, and is still
-        expected to: until then nothing tells whether it could give more."""
-        return parent.hearsay and now - self.membership.presence.started_at < UNHEARD_S
 
     def _gives(self, source: str, now: float) -> bool:
         """Whether a host has sent something of late."""
@@ -299,11 +300,6 @@ class Complaints:
             elif not avoided:
                 del swarm.edges.avoided[child.host, parent]
 
-    def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
-        """Whether a host has not a single piece of a stripe: as a root that fails its child, it is
-        not worth waiting for."""
-        return not swarm.members[host].counts[stripe]
-
     def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
         """A host cannot look names up: for a while it is given no parent that is known by name, and
         none of these is at fault. What it receives from some of them goes on."""
@@ -359,6 +355,12 @@ class Complaints:
         hosts = self.membership.hosts
         voters = {hosts[each.host].voter or each.host: None for each in swarm.members.values() if not each.seed}
         return hosts[member.host].voter or member.host if len(voters) > 1 else member.host
+
+
+def _shows_nothing(swarm: Swarm, host: str, stripe: int) -> bool:
+    """Whether a host has not a single piece of a stripe: as a root that fails its child, it is not
+    worth waiting for."""
+    return not swarm.members[host].counts[stripe]
 
 
 def _stripes_from_peers(member: Member) -> list[int]:

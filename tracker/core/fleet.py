@@ -91,6 +91,7 @@ from tracker.core.repair.overtaken import yield_leases
 from tracker.core.repair.remedies import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
+from tracker.core.repair.unheard import Unheard
 from tracker.core.report_rate import SHORTEST_S
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
@@ -165,8 +166,9 @@ class Fleet:
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
         self._assignments = Assignments(self.swarms, self.hosts)
-        about = self.reputation, schedule, probing
-        self._complaints = Complaints(self.membership, *about, self._claims, self._turnover, self.vouching, log)
+        about, unheard = (self.reputation, schedule, probing), Unheard(self.swarms, self.started_at)
+        parts = self._claims, self._turnover, self.vouching, log, unheard
+        self._complaints = Complaints(self.membership, *about, *parts)
         self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, log, self.swarms)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -364,6 +366,7 @@ class Fleet:
             _attend(self.swarms[key], self.reputation, self.schedule, self._turnover, now)
         out += self.vouching.tick(now=now)
         self._claims.look(late=self._late(now), now=now)
+        self._complaints.look(late=self._late(now), now=now)
         self._turnover.look(interval_s=self._interval_s, now=now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
