@@ -21,7 +21,9 @@ def test_what_is_kept_of_each_host_and_blob_is_small() -> None:
     since a host has dictionaries of its blobs that the first one makes."""
     fleet = Fleet(0.0)
     for number in range(HOSTS):
-        hello = Hello(PROTOCOL_VERSION, f"host-{number}", f"10.0.{number >> 8}.{number & 255}:7071", "z1", f"r{number // 40}")
+        hello = Hello(
+            PROTOCOL_VERSION, f"host-{number}", f"10.0.{number >> 8}.{number & 255}:7071", "z1", f"r{number // 40}"
+        )
         fleet.handle(SessionOpened(number, decode_from_agent(encode(hello))), now=100.0)  # type: ignore[arg-type]
     join(fleet, b"first", 110.0)
     gc.collect()
