@@ -169,6 +169,8 @@ class Complaints:
     def _penalise(self, swarm: Swarm, child: Host, parent: Host, reason: Reason, now: float) -> None:
         """A host complains of another one. Any process can say so at once of every host, and have
         the fleet's best seeds banned, unless its word counts by what it has done."""
+        if reason != "corrupt" and _cut_off(swarm, swarm.members[child.name]):
+            return
         if vote := child.vote(parent):
             self.reputation.penalise(parent, vote, reason, now=now)
         if reason == "corrupt":
@@ -355,6 +357,14 @@ class Complaints:
         hosts = self.membership.hosts
         voters = {hosts[each.host].voter or each.host: None for each in swarm.members.values() if not each.seed}
         return hosts[member.host].voter or member.host if len(voters) > 1 else member.host
+
+
+def _cut_off(swarm: Swarm, child: Member) -> bool:
+    """Whether a host that has pieces complained in every stripe that it lacks, more than once in
+    all, and no piece came since: rather than that all its parents fail it, its own link is cut, or
+    that of its rack or site."""
+    lacking = [count for stripe, count in enumerate(child.complaints) if child.counts[stripe] < swarm.totals[stripe]]
+    return any(child.counts) and all(lacking) and sum(lacking) > 1
 
 
 def _shows_nothing(swarm: Swarm, host: str, stripe: int) -> bool:
