@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Holding, Left
+from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Holding, Left, Report
 from tracker.core.events import Command, Due, Received, Send, SessionOpened, Tick
 from tracker.core.fleet import Fleet
 from tracker.core.planning.assignments import SLICE
@@ -40,6 +40,15 @@ def test_each_host_is_told_once_and_the_core_asks_to_go_on_at_once() -> None:
     assert sorted(session for session, _ in told) == list(range(HOSTS))
     assert all(len(message.plan.stripes) == STRIPES for _, message in told)
     assert now < fleet.wake_at and not plans(fleet.handle(Tick(), now=now))
+
+
+def test_the_messages_of_a_moment_do_not_have_all_hosts_told_at_once() -> None:
+    """They are handled one after the other, and what each gives out is sent only after all."""
+    fleet, now = joined(HOSTS), JOIN_BATCH_S
+    fleet.handle(Due(), now=now)
+    for number in range(8):
+        assert not plans(fleet.handle(Received(number, Report(())), now=now))
+    assert len(plans(fleet.handle(Due(), now=now))) == SLICE
 
 
 def test_hosts_of_other_blobs_are_told_between() -> None:

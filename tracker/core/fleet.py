@@ -58,6 +58,7 @@ from tracker.core.events import (
     Command,
     Described,
     Drop,
+    Due,
     Event,
     Followed,
     HostDrained,
@@ -174,6 +175,7 @@ class Fleet:
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take an event and plan what is due; returns what is to be sent."""
         out: list[Command] = []
+        goes_on = isinstance(event, Due | Tick) or not self._assignments.waiting
         match event:
             case Received(session, message):
                 self._received(session, message, now, out)
@@ -196,7 +198,8 @@ class Fleet:
             case Followed() | LeasesAllowed():
                 self.handover.handle(event, self._sessions, now=now)
         self._plan_due(now, out)  # Due asks for nothing else
-        out += self._assignments.take(self.handover.epoch, self.handover.mine)
+        if goes_on:  # the events of a moment would have all hosts told at once
+            out += self._assignments.take(self.handover.epoch, self.handover.mine)
         return out
 
     @property

@@ -23,7 +23,7 @@ from tracker.core.member import FROM_ORIGIN, Member
 from tracker.core.origin.superpeers import superpeers
 from tracker.core.swarm import Swarm
 
-SLICE = 512
+SLICE = 256
 """Hosts that are told in one go."""
 
 ALTERNATES = 2

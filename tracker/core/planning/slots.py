@@ -217,17 +217,19 @@ def _levels_anew(swarm: Swarm) -> int:
     return levels + 1
 
 
-def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
+def clear(swarm: Swarm) -> dict[str, tuple[str | None, ...]]:
     """Take all slots from the stripes and detach all hosts but the roots; return the former parents
-    by (host, stripe)."""
-    parents: dict[tuple[str, int], str] = {}
-    for member in swarm.members.values():
+    of the hosts that know them, by stripe."""
+    parents: dict[str, tuple[str | None, ...]] = {}
+    for host, member in swarm.members.items():
         member.clear_slots()
+        untold = swarm.edges.changed.get(host, ())
+        known = tuple(parent if stripe not in untold else None for stripe, parent in enumerate(member.parents))
+        if any(known):
+            parents[host] = known
         for stripe, parent in enumerate(member.parents):
-            if parent is not None and parent != FROM_ORIGIN:
-                if stripe not in swarm.edges.changed.get(member.host, ()):
-                    parents[member.host, stripe] = parent
-                swarm.edges.detach(stripe, member.host)
+            if parent:
+                swarm.edges.detach(stripe, host)
     return parents
 
 
