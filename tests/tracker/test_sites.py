@@ -250,3 +250,17 @@ def test_an_import_that_gets_far_less_than_the_other_one_gets_another_parent_in_
     broadcast.go(6, gain)
     assert broadcast.swarm.members[child].parents[stripe] != parent
     assert all(member.slots == 2 for member in broadcast.swarm.members.values())
+
+
+@pytest.mark.parametrize(("share", "anew"), [(6, True), (18, False)])
+def test_the_last_import_begins_anew_where_it_leaves_free_what_the_others_had(share: int, anew: bool) -> None:
+    """Its window grows by a segment in a round trip, while that of a new stream doubles; where the
+    stream gets about all that the WAN gives, it goes on."""
+    broadcast = Broadcast()
+    stripe, child, parent = broadcast.imports()[0]
+    broadcast.go(26, lambda host, which: 60 if host.startswith("near") else (6 if which == stripe else 20))
+    member = broadcast.swarm.members[child]
+    assert member.counts[1 - stripe] == 512 and member.parents[stripe] == parent
+    broadcast.go(4, lambda host, which: share)
+    assert (member.parents[stripe] != parent) is anew
+    assert all(each.slots == 2 for each in broadcast.swarm.members.values())
