@@ -168,8 +168,8 @@ class Fleet:
         self.membership.renamed = self.vouching.renamed
         self._assignments = Assignments(self.swarms, self.hosts)
         about, unheard = (self.reputation, schedule, probing), Unheard(self.swarms, self.started_at)
-        parts = self._claims, self._turnover, self.vouching, log, unheard
-        self._complaints = Complaints(self.membership, *about, *parts)
+        judges = self._claims, self._turnover, self.vouching, log, unheard
+        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, *judges)
         self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, log, self.swarms)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
