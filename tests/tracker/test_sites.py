@@ -88,6 +88,18 @@ def test_where_slots_are_short_a_site_does_not_begin_where_another_ends(dead: in
         assert len(crossings(swarm, stripe)) == 8
 
 
+def test_hosts_of_far_sites_that_come_a_moment_later_are_not_below_all_of_the_first_site() -> None:
+    """Of few large pieces, too: each level costs the time of two of them."""
+    swarm = Swarm(BLOB, PieceLayout(48 << 24, 1 << 24))
+    planner = Planner(origin_sites=frozenset(["s0"]))
+    for sites in (range(1), range(1, 8)):
+        for number in range(100 * sites.start, 100 * sites.stop):
+            swarm.add(f"h{number}", [0, 0], slots=2, now=0.0, zone=f"s{number // 100}{SITE_END}z")
+        planner.plan(swarm, leases=64)
+    for stripe in range(2):
+        assert max(swarm.edges.depth(stripe, host) for host in swarm.members) <= 8 + 7
+
+
 def test_a_tracker_that_does_not_know_which_hosts_import_lets_no_other_import() -> None:
     """It has just started, and the host by which a stripe enters a site has not spoken yet."""
     planner = Planner(origin_sites=frozenset(["s1"]))

@@ -38,7 +38,8 @@ ABSENT_SHARE = 0.01
 """In a large swarm some host or other has always just died."""
 
 PIECES_MIN = 64
-"""A blob of fewer pieces is complete before its trees could be drawn anew."""
+"""A blob of fewer pieces, unless these are large, is complete before its trees could be drawn
+anew."""
 
 
 def allot(swarm: Swarm) -> None:
@@ -166,7 +167,7 @@ def outgrown(swarm: Swarm) -> bool:
         swarm.receivers <= swarm.passes.drawn_for
         or not swarm.passes.drawn_for
         or swarm.passes.under_way
-        or swarm.layout.count < PIECES_MIN
+        or (swarm.layout.count < PIECES_MIN and not swarm.layout.large)
     ):
         return False
     if swarm.receivers != len(swarm.members) or swarm.receivers < STRAINED_GROWTH * swarm.passes.kept_for:
