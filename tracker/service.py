@@ -383,8 +383,8 @@ class Service:
         started = time.perf_counter()
         now = time.monotonic()
         commands = self.fleet.handle(event, now=now)
-        if self.fleet.schedule.wake_at < self._due_at:
-            self._due_at = self.fleet.schedule.wake_at
+        if self.fleet.wake_at < self._due_at:
+            self._due_at = self.fleet.wake_at
             # Rounded up: uvloop counts in milliseconds, and a timer that comes too early would have
             # to be set again.
             delay_s = math.ceil(max(0.0, self._due_at - now) * 1000) / 1000

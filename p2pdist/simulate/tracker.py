@@ -497,9 +497,9 @@ class Tracker:
         """Let the core hear of something, and do what it commands."""
         assert self.fleet is not None
         commands = self.fleet.handle(event, now=self.world.now)
-        if self.fleet.schedule.wake_at < self._due_at:
-            self._due_at = self.fleet.schedule.wake_at
-            self.world.at(self._due_at, self._due, self._life)
+        if self.fleet.wake_at < self._due_at:
+            self._due_at = self.fleet.wake_at
+            self.world.at(max(self.world.now, self._due_at), self._due, self._life)
         self._watcher(self.fleet, event, commands, self._sessions)
         for command in commands:
             match command:

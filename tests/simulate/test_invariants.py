@@ -106,7 +106,7 @@ def test_a_defect_is_noticed(
     itself, that says what is wrong."""
     monkeypatch.setattr(owner, name, defect)
     with pytest.raises((InvariantBroken, AssertionError), match=noticed):
-        run(6, time_limit_s=200.0, patience_s=60.0)
+        run(10, time_limit_s=200.0, patience_s=60.0)
 
 
 def test_giving_up_for_no_reason_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

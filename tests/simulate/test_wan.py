@@ -56,6 +56,29 @@ def test_hosts_die_and_a_site_is_cut_off_for_a_while() -> None:
     assert max(site.bytes_in / report.size for site in simulation.sites) < 2.0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [(), (TrackerLoss(1.5, 0.3),)], ids=["", "new tracker"])
+def test_a_switch_that_stands_still_costs_no_host_its_upload_slots(faults: tuple[Fault, ...]) -> None:
+    """For four seconds no host of a site reaches any other, as all of them tell the tracker, which
+    they do reach. None is held to be at fault, and all go on together afterwards."""
+    seed = replace(BASE, seed=2)
+    site = [name for number, name in enumerate(seed.host_names()) if seed.site_of(number) == 2]
+    cuts = (Partition(Cut(frozenset([name]), origin=True), 2.0, 4.0) for name in site)
+    simulation = Simulation(replace(seed, faults=(*cuts, *faults)))
+    without = dict[str, int]()
+
+    def look() -> None:
+        for swarm in simulation.tracker.fleet.swarms.values() if simulation.tracker.fleet is not None else ():
+            without.update((name, member.slots) for name, member in swarm.members.items() if not member.slots)
+        if not simulation.ended:
+            simulation.world.after(0.1, look)
+
+    simulation.world.at(0.5, look)
+    report = simulation.run()
+    assert report.complete == 48 and not without
+    assert report.ratio < 2.6
+
+
 def test_the_owner_dies_while_sites_import() -> None:
     simulation, report = run(TrackerLoss(3.0, 6.0), base=replace(BASE, trackers=3))
     assert report.complete == 48

@@ -114,6 +114,25 @@ def test_a_parent_that_claims_no_more_than_its_child_has_is_not_doubted(claimed:
     assert bool(control.fleet.hosts["a"].doubted_until) is doubted
 
 
+@pytest.mark.parametrize(("gained", "doubted"), [(0, False), (1, True)])
+def test_a_host_to_which_nothing_comes_at_all_says_nothing_of_a_parent(gained: int, doubted: bool) -> None:
+    """Its own link may be cut, or that of its rack or site; where other pieces come to it, that is
+    not so. `gained`: pieces of the other stripe since it joined."""
+    control = Control()
+    holdings = {"a": (20, 20), "b": (15, 15), "c": (8, 8)}
+    for host, counts in holdings.items():
+        control.open(host)
+        holding = Holding(BLOB, 64 * PIECE, PIECE, counts, ("a", "b") if host == "c" else ("", ""))
+        control.fleet.handle(Received(control.numbers[host], holding), now=control.now)
+    control.run(0.2)
+    swarm = control.fleet.swarms[BLOB]
+    assert swarm.members["c"].parents == ["a", "b"]
+    control.fleet.handle(Received(control.numbers["c"], Report((Advance(BLOB, (8, 8 + gained)),))), now=control.now)
+    swarm.members["c"].told = (("a", "b"),)
+    control.complain("c", "a", "stalled")
+    assert bool(control.fleet.hosts["a"].doubted_until) is doubted
+
+
 def test_hosts_that_proved_something_stay_in_play_beside_those_that_did_not() -> None:
     control = silent_seeds(1)
     control.join("h1")

@@ -144,3 +144,24 @@ def test_certified_hosts_of_one_network_have_a_vote_each() -> None:
 )
 def test_networks_of_addresses(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+@pytest.mark.parametrize("reason", ["refused", "reset", "short", "protocol", "corrupt"])
+@pytest.mark.parametrize("gets", [True, False])
+def test_hosts_to_which_nothing_comes_from_any_parent_ban_none(gets: bool, reason: str) -> None:
+    """A switch stands still, and all below it call each other dead. A host to which other pieces
+    come is heard as ever, and so is one that got wrong bytes: these did come."""
+    control = Control()
+    for seed in ("seed", "other"):
+        control.open(seed, "10.9.9.9")
+        control.join(seed, ALL)
+    for number, source in enumerate(MANY[:4]):
+        host = f"s{number}"
+        control.open(host, source)
+        control.join(host, 1)
+        control.complain(host, "other", "stalled")
+        control.fleet.swarms[BLOB].edges.detach(0, host)
+        if gets:  # of a host that is its parent no more
+            control.tell(host, Report((Advance(BLOB, (2,)),)))  # type: ignore[arg-type]
+        control.complain(host, reason=reason)
+    assert control.banned() == (gets or reason == "corrupt")

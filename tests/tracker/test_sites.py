@@ -88,6 +88,18 @@ def test_where_slots_are_short_a_site_does_not_begin_where_another_ends(dead: in
         assert len(crossings(swarm, stripe)) == 8
 
 
+def test_hosts_of_far_sites_that_come_a_moment_later_are_not_below_all_of_the_first_site() -> None:
+    """Of few large pieces, too: each level costs the time of two of them."""
+    swarm = Swarm(BLOB, PieceLayout(48 << 24, 1 << 24))
+    planner = Planner(origin_sites=frozenset(["s0"]))
+    for sites in (range(1), range(1, 8)):
+        for number in range(100 * sites.start, 100 * sites.stop):
+            swarm.add(f"h{number}", [0, 0], slots=2, now=0.0, zone=f"s{number // 100}{SITE_END}z")
+        planner.plan(swarm, leases=64)
+    for stripe in range(2):
+        assert max(swarm.edges.depth(stripe, host) for host in swarm.members) <= 8 + 7
+
+
 def test_a_tracker_that_does_not_know_which_hosts_import_lets_no_other_import() -> None:
     """It has just started, and the host by which a stripe enters a site has not spoken yet."""
     planner = Planner(origin_sites=frozenset(["s1"]))
@@ -250,3 +262,17 @@ def test_an_import_that_gets_far_less_than_the_other_one_gets_another_parent_in_
     broadcast.go(6, gain)
     assert broadcast.swarm.members[child].parents[stripe] != parent
     assert all(member.slots == 2 for member in broadcast.swarm.members.values())
+
+
+@pytest.mark.parametrize(("share", "anew"), [(6, True), (18, False)])
+def test_the_last_import_begins_anew_where_it_leaves_free_what_the_others_had(share: int, anew: bool) -> None:
+    """Its window grows by a segment in a round trip, while that of a new stream doubles; where the
+    stream gets about all that the WAN gives, it goes on."""
+    broadcast = Broadcast()
+    stripe, child, parent = broadcast.imports()[0]
+    broadcast.go(26, lambda host, which: 60 if host.startswith("near") else (6 if which == stripe else 20))
+    member = broadcast.swarm.members[child]
+    assert member.counts[1 - stripe] == 512 and member.parents[stripe] == parent
+    broadcast.go(4, lambda host, which: share)
+    assert (member.parents[stripe] != parent) is anew
+    assert all(each.slots == 2 for each in broadcast.swarm.members.values())

@@ -52,14 +52,12 @@ from tracker.core.repair.remedies import (
     under_way,
 )
 from tracker.core.repair.reputation import Reputation
+from tracker.core.repair.unheard import Unheard
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
 
 NAMELESS_S = 15.0
 """So long a host without answering name servers is given no other that is known by name."""
-
-UNHEARD_S = 1.5
-"""So long after the tracker's start agents that live have mostly opened a session again."""
 
 EARLY_MAX, EARLY_OF_HOST_MAX = 10_000, 64
 """So many words of starved hosts, and of one, are kept until they can be judged."""
@@ -92,6 +90,8 @@ class Complaints:
     """Withdraws complaints of wrong bytes where the list turns out wrong."""
     history: History
     """Hears which hosts sent wrong bytes."""
+    unheard: Unheard
+    """Keeps complaints of hosts that have yet to speak."""
     _early: list[Early] = field(default_factory=list)
     """Heap of words of starved hosts that came too early: a host says so once. `_keep`, `look`."""
     _kept: dict[str, dict[tuple[Digest, int], tuple[float, str]]] = field(default_factory=dict)
@@ -99,8 +99,16 @@ class Complaints:
     word of the heap that is not here was followed by another one. `_keep`, `look`."""
 
     def look(self, *, late: bool, now: float) -> None:
-        """Judge what starved hosts said, where time has shown it meanwhile. Called often and
-        regularly; `late`: the whole fleet is late with its reports."""
+        """Judge the complaints that waited for a parent to speak, and what starved hosts said, where
+        time has shown it meanwhile. Called often and regularly; `late`: the whole fleet is late
+        with its reports."""
+        for swarm, child, complaint in self.unheard.due(now=now):
+            if not late:
+                self._of_peer(swarm, child, complaint, now)
+        self._look_at_starved(late=late, now=now)
+
+    def _look_at_starved(self, *, late: bool, now: float) -> None:
+        """Judge what starved hosts said, where time has shown it meanwhile."""
         while not late and self._early and self._early[0][0] < now:
             due, key, host, stripe, source, waits = heapq.heappop(self._early)
             kept = self._kept.get(host, {})
@@ -170,7 +178,7 @@ class Complaints:
             rate_bytes_s = self.reputation.capacities.typical()
             if under_way(swarm, child, stripe, rate_bytes_s, now=now):
                 return
-        if reason == "stalled" and self._unheard(swarm.members[source], now):
+        if reason == "stalled" and self.unheard.keep(swarm, child, complaint, now=now):
             return
         child.complain(stripe)
         if was_told(child, source):
@@ -191,7 +199,7 @@ class Complaints:
         edges.avoid(child.host, source, now + avoid_s(child, stripe, reason))
         if child.parents[stripe] == source:
             edges.detach(stripe, child.host)
-            if reason in {"stalled", "corrupt"} or self._shows_nothing(swarm, source, stripe):
+            if reason in {"stalled", "corrupt"} or _shows_nothing(swarm, source, stripe):
                 move_lease(swarm, stripe, source, now=now, at_once=False)
         if parent is not None and reason in {"refused", "reset", "short", "corrupt", "protocol"}:
             if parent.session is None and source in swarm.members:
@@ -205,17 +213,14 @@ class Complaints:
     def _penalise(self, swarm: Swarm, child: Host, parent: Host, reason: Reason, now: float) -> None:
         """A host complains of another one. Any process can say so at once of every host, and have
         the fleet's best seeds banned, unless its word counts by what it has done."""
+        if reason != "corrupt" and _cut_off(swarm, swarm.members[child.name]):
+            return
         if vote := child.vote(parent):
             self.reputation.penalise(parent, vote, reason, now=now)
         if reason == "corrupt":
             if vote:
                 self.vouching.accused(swarm, parent.name, vote)
             self.history.sent_wrong_bytes(parent, child, swarm, now=now)
-
-    def _unheard(self, parent: Member, now: float) -> bool:
-        """Whether a parent has not spoken for itself since the tracker started, and is still
-        expected to: until then nothing tells whether it could give more."""
-        return parent.hearsay and now - self.membership.presence.started_at < UNHEARD_S
 
     def _gives(self, source: str, now: float) -> bool:
         """Whether a host has sent something of late."""
@@ -370,11 +375,6 @@ class Complaints:
             elif not avoided:
                 del swarm.edges.avoided[child.host, parent]
 
-    def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
-        """Whether a host has not a single piece of a stripe: as a root that fails its child, it is
-        not worth waiting for."""
-        return not swarm.members[host].counts[stripe]
-
     def _nameless(self, swarm: Swarm, child: Member, now: float) -> None:
         """A host cannot look names up: for a while it is given no parent that is known by name, and
         none of these is at fault. What it receives from some of them goes on."""
@@ -430,6 +430,20 @@ class Complaints:
         hosts = self.membership.hosts
         voters = {hosts[each.host].voter or each.host: None for each in swarm.members.values() if not each.seed}
         return hosts[member.host].voter or member.host if len(voters) > 1 else member.host
+
+
+def _cut_off(swarm: Swarm, child: Member) -> bool:
+    """Whether a host that has pieces complained in every stripe that it lacks, more than once in
+    all, and no piece came since: rather than that all its parents fail it, its own link is cut, or
+    that of its rack or site."""
+    lacking = [count for stripe, count in enumerate(child.complaints) if child.counts[stripe] < swarm.totals[stripe]]
+    return any(child.counts) and all(lacking) and sum(lacking) > 1
+
+
+def _shows_nothing(swarm: Swarm, host: str, stripe: int) -> bool:
+    """Whether a host has not a single piece of a stripe: as a root that fails its child, it is not
+    worth waiting for."""
+    return not swarm.members[host].counts[stripe]
 
 
 def _stripes_from_peers(member: Member) -> list[int]:

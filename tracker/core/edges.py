@@ -35,7 +35,7 @@ class Edges:
     `finish`."""
     changed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By host the stripes of which it is still to be told the parent. `attach`, `notify`,
-    `notified`, `forget_change`."""
+    `told`, `forget_change`."""
     avoided: dict[tuple[str, str], float] = field(default_factory=dict)
     """(child, parent) pairs that failed, and the time until which they are not joined again.
     `avoid`, `forgive`, `expire`."""
@@ -174,9 +174,9 @@ class Edges:
         else:
             self.changed.pop(host, None)
 
-    def notified(self) -> None:
-        """All hosts have been told."""
-        self.changed.clear()
+    def told(self, host: str) -> None:
+        """The host has been told."""
+        self.changed.pop(host, None)
 
     # -- pairs that are not to be joined
 

@@ -53,7 +53,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The time has come at which the core wants to be called (Schedule.wake_at)."""
+    """The time has come at which the core wants to be called (Fleet.wake_at)."""
 
 
 @dataclass(frozen=True, slots=True)

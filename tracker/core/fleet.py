@@ -31,6 +31,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from math import inf
 
 from p2pdist.model.digest import Digest
 from p2pdist.model.errors import P2PDistError, UsageError
@@ -57,6 +58,7 @@ from tracker.core.events import (
     Command,
     Described,
     Drop,
+    Due,
     Event,
     Followed,
     HostDrained,
@@ -78,7 +80,7 @@ from tracker.core.monitor.probing import PROBE_INTERVAL_S, SELDOM_S, Probing, as
 from tracker.core.origin.leases import origin_limits
 from tracker.core.origin.superpeers import share_origin
 from tracker.core.ownership.handover import Handover
-from tracker.core.planning.assignments import assignments
+from tracker.core.planning.assignments import Assignments
 from tracker.core.planning.planner import Planner
 from tracker.core.planning.schedule import Schedule
 from tracker.core.policy.book import PolicyBook
@@ -90,6 +92,7 @@ from tracker.core.repair.overtaken import yield_leases
 from tracker.core.repair.remedies import reattach, spare_origin
 from tracker.core.repair.reputation import Reputation
 from tracker.core.repair.slowness import Slowness
+from tracker.core.repair.unheard import Unheard
 from tracker.core.report_rate import SHORTEST_S
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
@@ -138,6 +141,7 @@ class Fleet:
     _turnover: LeaseTurnover = field(init=False)
     _claims: Claims = field(init=False)
     _counts: Counts = field(init=False)
+    _assignments: Assignments = field(init=False)
     imports: Imports = field(init=False)
     handover: Handover = field(init=False)
     """Which swarms are this tracker's, where there are several trackers."""
@@ -162,13 +166,16 @@ class Fleet:
         self._counts = Counts(self.membership, schedule, *hears)
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
-        about = self.reputation, schedule, probing
-        self._complaints = Complaints(self.membership, *about, self._claims, self._turnover, self.vouching, log)
+        self._assignments = Assignments(self.swarms, self.hosts)
+        about, unheard = (self.reputation, schedule, probing), Unheard(self.swarms, self.started_at)
+        judges = self._claims, self._turnover, self.vouching, log, unheard
+        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, *judges)
         self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, log, self.swarms)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take an event and plan what is due; returns what is to be sent."""
         out: list[Command] = []
+        goes_on = isinstance(event, Due | Tick) or not self._assignments.waiting
         match event:
             case Received(session, message):
                 self._received(session, message, now, out)
@@ -191,12 +198,19 @@ class Fleet:
             case Followed() | LeasesAllowed():
                 self.handover.handle(event, self._sessions, now=now)
         self._plan_due(now, out)  # Due asks for nothing else
+        if goes_on:  # the events of a moment would have all hosts told at once
+            out += self._assignments.take(self.handover.epoch, self.handover.mine)
         return out
 
     @property
     def lost(self) -> dict[str, Host]:
         """Hosts that ended without saying so in the last hour, by name; for people alone."""
         return self._presence.gone
+
+    @property
+    def wake_at(self) -> float:
+        """Time at which the core wants to hear that it has come (Due)."""
+        return -inf if self._assignments.waiting else self.schedule.wake_at
 
     def leases(self) -> int:
         """Origin leases that are out."""
@@ -352,7 +366,7 @@ class Fleet:
         self._presence.expire(now)
         out += _leave_overdue(self._presence, self.membership, now)
         for key in list(self.schedule.restless):
-            self._attend(key, now)
+            _attend(self.swarms[key], self.reputation, self.schedule, self._turnover, now)
         out += self.vouching.tick(now=now)
         self._claims.look(late=self._late(now), now=now)
         self._complaints.look(late=self._late(now), now=now)
@@ -361,18 +375,6 @@ class Fleet:
             self.schedule.ask(blob, "late", now)
         out += ask_reports(self.hosts, self.probing.ended(now), self.report_interval_s)
         out += ask_reports(self.hosts, self.probing.begin(now=now), PROBE_INTERVAL_S)
-
-    def _attend(self, key: Digest, now: float) -> None:
-        """Do what the time asks for in a swarm for which something was asked."""
-        swarm = self.swarms[key]
-        swarm.edges.expire(now)
-        if swarm.passes.strained and now - swarm.passes.spread_at >= pause_s(swarm):
-            swarm.edges.set_now(now)
-            self.reputation.retry(swarm, now=now)
-            if spread_overload(swarm, now=now):
-                self.schedule.ask(key, "balance", now)
-        waits = bool(swarm.edges.unplanned) and not self._turnover.parked(swarm)
-        self.schedule.rest(swarm, now + RETRY_S if waits else None)
 
     def _plan_due(self, now: float, out: list[Command]) -> None:
         """Plan the swarms that are due, and tell their hosts."""
@@ -398,8 +400,20 @@ class Fleet:
             self.vouching.planned(swarm)
             self._claims.planned(swarm, interval_s=self._interval_s, now=now)
             self.imports.planned(swarm, now=now)
-            out += assignments(swarm, self.hosts, owned.epoch)
+            self._assignments.planned(swarm)
         out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s * self.handover.fraction())
+
+
+def _attend(swarm: Swarm, reputation: Reputation, schedule: Schedule, turnover: LeaseTurnover, now: float) -> None:
+    """Do what the time asks for in a swarm for which something was asked."""
+    swarm.edges.expire(now)
+    if swarm.passes.strained and now - swarm.passes.spread_at >= pause_s(swarm):
+        swarm.edges.set_now(now)
+        reputation.retry(swarm, now=now)
+        if spread_overload(swarm, now=now):
+            schedule.ask(swarm.key, "balance", now)
+    waits = bool(swarm.edges.unplanned) and not turnover.parked(swarm)
+    schedule.rest(swarm, now + RETRY_S if waits else None)
 
 
 def _leave_overdue(presence: Presence, membership: Membership, now: float) -> list[Drop]:

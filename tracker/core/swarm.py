@@ -217,7 +217,7 @@ class WanCrossings:
     stopped: dict[tuple[str, int], None] = field(default_factory=dict)
     """Edges that were taken away, of which the last pieces may still come. Imports."""
     untold: dict[str, None] = field(default_factory=dict)
-    """Hosts that are to be told whether their site waits. Imports, `tell`."""
+    """Hosts that are to be told whether their site waits. Imports, `told`."""
     rests: bool = False
     """Whether only time can help the members that wait for a parent. Imports."""
 
@@ -237,10 +237,9 @@ class WanCrossings:
         """These sites have a rate from now on, and no others."""
         self.paced = sites
 
-    def tell(self) -> dict[str, None]:
-        """The hosts that are told now."""
-        untold, self.untold = self.untold, {}
-        return untold
+    def told(self, host: str) -> None:
+        """The host has been told."""
+        self.untold.pop(host, None)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,9 @@ Between two sites lies a WAN, which has a rate of its own, shared by all stripes
 new stream needs many round trips until it is as fast as that. So a host that imports a stripe into
 its site is never called slow for it, nor is its parent: whatever the WAN does, a site that is as
 late as its WAN keeps its upload slots. It is compared with the hosts that import other stripes into
-the site, and where it alone gets little for IMPORT_S, the edge is at fault.
+the site, and where it alone gets little for IMPORT_S, the edge is at fault. Streams do not share a
+WAN evenly: the last one may have a tenth of it when the others are done, and its window grows by a
+segment or so in each round trip, while that of a new stream doubles. So it begins anew then.
 
 Large pieces take longer than the time between two reports of a host that is probed: most of these
 show nothing, and one now and then a piece, as if several came in each second. So a rate of large
@@ -70,6 +72,10 @@ must lag at least: in a healthy swarm one comes in nearly each."""
 IMPORT_S = 6.0
 """Streams over a long path take seconds until they have equal shares of it, and each change of the
 parent begins that anew."""
+
+ALONE_S, ALONE_LEFT_S = 1.0, 2.0
+"""A stream over a WAN that has it for itself since that time is as fast as that allows, or begins
+anew where more is left than comes in the second at that rate."""
 
 SLOW_SHARE = 0.45
 OVERLOADED_SHARE = 0.3
@@ -356,6 +362,25 @@ def slow_edges(swarm: Swarm, member: Member, *, now: float) -> list[int]:
         and member.parents[stripe]
         and now - lag.since >= _edge_patience_s(swarm, member, stripe)
         and _rate(member, stripe, now) < EDGE_SHARE * _usual_rate(swarm, member, stripe)
+    ]
+
+
+def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
+    """Stripes that a host imports over a WAN at far less than the WAN gave while other stripes came
+    with them, which are whole now: the stream had a small share of it, and takes many round trips
+    to fill what became free, where a new one takes few."""
+    whole = [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] == total]
+    late = [stripe for stripe in _unfinished(swarm, member) if imports(swarm, member, stripe)]
+    if not whole or not late or member.claimed:
+        return []
+    ended_at = max(member.moved_at[stripe] for stripe in whole)
+    rate = sum(member.counts) / max(now - member.joined_at, IMPORT_S / 2) / (swarm.stripes - len(whole))
+    return [
+        stripe
+        for stripe in late
+        if now - max(ended_at, member.attached_at[stripe] + ALONE_S) >= ALONE_S
+        and member.rates[stripe] < GOOD_SHARE * rate
+        and swarm.totals[stripe] - member.counts[stripe] > ALONE_LEFT_S * rate
     ]
 
 

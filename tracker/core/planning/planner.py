@@ -76,7 +76,7 @@ class Planner:
     def _draw(self, swarm: Swarm, leases: int, rescues: int, *, anew: bool, imports: bool) -> int:
         """Make one pass over all stripes that have work, in trees that are cleared before if
         `anew`; return how many leases it granted."""
-        before: dict[tuple[str, int], str] = {}
+        before: dict[str, tuple[str | None, ...]] = {}
         if anew:
             before = clear(swarm)
             swarm.passes.clear_strain()
@@ -99,9 +99,10 @@ class Planner:
                 one = _StripePass(swarm, stripe, hosts, self, left, imports=imports)
                 one.run(rescues - granted, redraw=anew)
                 granted += max(0, len(swarm.edges.roots[stripe]) - roots)
-        for (host, stripe), parent in before.items():
-            if swarm.members[host].parents[stripe] == parent:
-                swarm.edges.forget_change(host, stripe)
+        for host, known in before.items():
+            for stripe, parent in enumerate(swarm.members[host].parents):
+                if parent and parent == known[stripe]:
+                    swarm.edges.forget_change(host, stripe)
         if anew or not swarm.passes.drawn_for:
             swarm.passes.drawn(swarm.receivers)
         return granted

@@ -38,7 +38,8 @@ ABSENT_SHARE = 0.01
 """In a large swarm some host or other has always just died."""
 
 PIECES_MIN = 64
-"""A blob of fewer pieces is complete before its trees could be drawn anew."""
+"""A blob of fewer pieces, unless these are large, is complete before its trees could be drawn
+anew."""
 
 
 def allot(swarm: Swarm) -> None:
@@ -166,7 +167,7 @@ def outgrown(swarm: Swarm) -> bool:
         swarm.receivers <= swarm.passes.drawn_for
         or not swarm.passes.drawn_for
         or swarm.passes.under_way
-        or swarm.layout.count < PIECES_MIN
+        or (swarm.layout.count < PIECES_MIN and not swarm.layout.large)
     ):
         return False
     if swarm.receivers != len(swarm.members) or swarm.receivers < STRAINED_GROWTH * swarm.passes.kept_for:
@@ -217,17 +218,19 @@ def _levels_anew(swarm: Swarm) -> int:
     return levels + 1
 
 
-def clear(swarm: Swarm) -> dict[tuple[str, int], str]:
+def clear(swarm: Swarm) -> dict[str, tuple[str | None, ...]]:
     """Take all slots from the stripes and detach all hosts but the roots; return the former parents
-    by (host, stripe)."""
-    parents: dict[tuple[str, int], str] = {}
-    for member in swarm.members.values():
+    of the hosts that know them, by stripe."""
+    parents: dict[str, tuple[str | None, ...]] = {}
+    for host, member in swarm.members.items():
         member.clear_slots()
+        untold = swarm.edges.changed.get(host, ())
+        known = tuple(parent if stripe not in untold else None for stripe, parent in enumerate(member.parents))
+        if any(known):
+            parents[host] = known
         for stripe, parent in enumerate(member.parents):
-            if parent is not None and parent != FROM_ORIGIN:
-                if stripe not in swarm.edges.changed.get(member.host, ()):
-                    parents[member.host, stripe] = parent
-                swarm.edges.detach(stripe, member.host)
+            if parent:
+                swarm.edges.detach(stripe, host)
     return parents
 
 

@@ -22,6 +22,7 @@ from p2pdist.model.digest import Digest
 from tracker.core.edges import changes
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, Member
+from tracker.core.monitor.progress import imports
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.reputation import Reputation
 from tracker.core.swarm import Swarm
@@ -123,7 +124,8 @@ class Claims:
         """A child complains that nothing came from its parent. Where that claims no more than the
         child has, it may wait for pieces itself, as all do below a root that is lost, and proves
         nothing."""
-        if parent in swarm.claims and swarm.members[parent].counts[stripe] > child.counts[stripe]:
+        claims = parent in swarm.claims and swarm.members[parent].counts[stripe] > child.counts[stripe]
+        if claims and _testifies(swarm, child, stripe):
             self._fail(swarm, parent, now)
 
     def look(self, *, late: bool, now: float) -> None:
@@ -136,7 +138,8 @@ class Claims:
             if swarm is None or member is None or late or parent not in swarm.claims:
                 continue
             waits = member.present and member.parents[stripe] == parent and _untouched(member, stripe)
-            if waits and swarm.members[parent].counts[stripe] > member.counts[stripe]:
+            claims = waits and swarm.members[parent].counts[stripe] > member.counts[stripe]
+            if claims and _testifies(swarm, member, stripe):
                 self._fail(swarm, parent, now)
         while self._ends and self._ends[0][0] <= now:
             _, key, name = heapq.heappop(self._ends)
@@ -202,6 +205,20 @@ class Claims:
                 swarm.edges.detach(stripe, member.host)
                 self.schedule.ask(swarm.key, "trusted", now)
         member.set_slots(max(member.slots, self.reputation.slots(self.hosts[member.host], swarm, now=now)))
+
+
+def _testifies(swarm: Swarm, child: Member, stripe: int) -> bool:
+    """Whether it says something of its parent that a child gets nothing of a stripe: it has nothing
+    at all, or other stripes come to it still, or it has no others to compare with. Where nothing
+    comes to a host that has pieces, from whichever parent, its own link may be cut, or that of its
+    rack or site. A WAN may be cut, too."""
+    if not any(child.counts):
+        return True
+    if imports(swarm, child, stripe):
+        return False
+    others = [other for other, total in enumerate(swarm.totals) if other != stripe and child.counts[other] < total]
+    since = child.moved_at[stripe]
+    return not others or any(not _untouched(child, other) and child.moved_at[other] > since for other in others)
 
 
 def _reads_beside(swarm: Swarm, stripe: int, member: Member) -> bool:

@@ -31,6 +31,7 @@ from tracker.core.monitor.progress import (
     receiving_in,
     share_over_all,
     silent_parents,
+    slow_alone,
     slow_edges,
     slow_host,
 )
@@ -142,7 +143,8 @@ class Slowness:
         move it where it is in the way."""
         if relocate(swarm, member, now=now):
             self.schedule.ask(swarm.key, "in the way", now)
-        for stripe in slow_edges(swarm, member, now=now) if not member.slow_receiver else ():
+        slow = [*slow_edges(swarm, member, now=now), *slow_alone(swarm, member, now=now)]
+        for stripe in slow if not member.slow_receiver else ():
             parent = member.parents[stripe] or ""
             if (member.host, parent) in swarm.edges.parted:
                 continue  # it got no other parent, or no more from another

@@ -1,0 +1,76 @@
+"""The hosts of a large swarm are told their plan some at a time, without a pause between."""
+
+from __future__ import annotations
+
+from math import inf
+
+from p2pdist.model.digest import digest_of
+from p2pdist.model.messages import PROTOCOL_VERSION, Assign, Hello, Holding, Left, Report
+from tracker.core.events import Command, Due, Received, Send, SessionOpened, Tick
+from tracker.core.fleet import Fleet
+from tracker.core.planning.assignments import SLICE
+from tracker.core.planning.schedule import JOIN_BATCH_S, SMALL_BATCH_S
+
+HOSTS, STRIPES = 3 * SLICE + 10, 2
+BLOB, SMALL = digest_of(b"blob"), digest_of(b"small")
+
+
+def joined(hosts: int) -> Fleet:
+    """So many hosts have just joined a blob."""
+    fleet = Fleet(-100.0)
+    for number in range(hosts):
+        hello = Hello(PROTOCOL_VERSION, f"h{number}", f"10.0.{number >> 8}.{number & 255}:7071")
+        fleet.handle(SessionOpened(number, hello), now=0.0)
+        fleet.handle(Received(number, Holding(BLOB, 64 << 20, 65536, (0,) * STRIPES)), now=0.0)
+    return fleet
+
+
+def plans(commands: list[Command]) -> list[tuple[int, Assign]]:
+    return [
+        (each.session, each.message) for each in commands if isinstance(each, Send) and isinstance(each.message, Assign)
+    ]
+
+
+def test_each_host_is_told_once_and_the_core_asks_to_go_on_at_once() -> None:
+    fleet, now = joined(HOSTS), JOIN_BATCH_S
+    told = plans(fleet.handle(Due(), now=now))
+    while fleet.wake_at == -inf:
+        assert len(told) % SLICE == 0
+        told += plans(fleet.handle(Due(), now=now))
+    assert sorted(session for session, _ in told) == list(range(HOSTS))
+    assert all(len(message.plan.stripes) == STRIPES for _, message in told)
+    assert now < fleet.wake_at and not plans(fleet.handle(Tick(), now=now))
+
+
+def test_the_messages_of_a_moment_do_not_have_all_hosts_told_at_once() -> None:
+    """They are handled one after the other, and what each gives out is sent only after all."""
+    fleet, now = joined(HOSTS), JOIN_BATCH_S
+    fleet.handle(Due(), now=now)
+    for number in range(8):
+        assert not plans(fleet.handle(Received(number, Report(())), now=now))
+    assert len(plans(fleet.handle(Due(), now=now))) == SLICE
+
+
+def test_hosts_of_other_blobs_are_told_between() -> None:
+    fleet, now = joined(HOSTS), JOIN_BATCH_S
+    fleet.handle(Due(), now=now)
+    fleet.handle(Received(0, Holding(SMALL, 8 * 65536, 65536, (0,))), now=now)
+    now += SMALL_BATCH_S
+    blobs = [message.plan.blob for _ in range(3) for _, message in plans(fleet.handle(Due(), now=now))]
+    assert SMALL in blobs and len(blobs) < HOSTS
+
+
+def test_what_changes_meanwhile_is_told_as_it_is_then() -> None:
+    """A host that leaves before it is told is no parent, and is told nothing."""
+    fleet, now = joined(HOSTS), JOIN_BATCH_S
+    told = {session for session, _ in plans(fleet.handle(Due(), now=now))}
+    swarm = fleet.swarms[BLOB]
+    gone = next(name for name in swarm.edges.changed if any(swarm.members[name].children))
+    commands = fleet.handle(Received(int(gone[1:]), Left(BLOB)), now=now)
+    while fleet.wake_at == -inf or swarm.edges.unplanned:
+        now += 0.05
+        commands += fleet.handle(Tick(), now=now)
+    messages = plans(commands)
+    assert int(gone[1:]) not in told | {session for session, _ in messages}
+    assert told | {session for session, _ in messages} == set(range(HOSTS)) - {int(gone[1:])}
+    assert gone not in {each.parent.host for _, message in messages for each in message.plan.stripes if each.parent}
