@@ -8,9 +8,9 @@ import json
 import keyword
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 
@@ -134,10 +134,7 @@ class Verbs(click.Group):
 
     def _meant(self, ctx: click.Context, word: str) -> str:
         """The verb that was meant by a word that is none; empty where no verb is similar."""
-        import difflib
-
-        near = difflib.get_close_matches(word, self.list_commands(ctx), n=1, cutoff=0.6)
-        return OTHER_NAMES.get(word) or (near[0] if near else "")
+        return OTHER_NAMES.get(word) or _nearest(word, self.list_commands(ctx))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of verbs without importing them."""
@@ -313,28 +310,74 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
     if file is None:
         return
     body = _read_config(file)
-    settings = {
-        flag.lstrip("-").replace("-", "_"): option
-        for option in ctx.command.params
-        if isinstance(option, click.Option)
-        for flag in option.opts
-        if flag.startswith("--")
-    }
+    verbs = cast(Verbs, ctx.find_root().command)
+    settings = settings_of(ctx.command)
+    _check_top(ctx, file, body)
     values = {key: value for key, value in body.items() if key in settings and not isinstance(value, dict)}
-    table: Any = body
-    for name in path:
-        table = table.get(name, {}) if isinstance(table, dict) else {}
-        if isinstance(table, list) and any(isinstance(item, dict) for item in table):
+    command, table = cast(click.Command, verbs), cast(Any, body)
+    for depth, name in enumerate(path, 1):
+        command = cast(click.Command, verbs.get_command(ctx, name)) if depth == 1 else parts_of(command)[name]
+        table = table.get(name, {})
+        if isinstance(table, list) and _is_table(table):
             raise click.UsageError(f"{file}: [[{name}]] is a list of tables. Write [{name}]", ctx)
-    for key, value in (table if isinstance(table, dict) else {}).items():
-        if isinstance(ctx.command, click.Group) and isinstance(value, dict):
-            continue  # the table of a verb of its own
-        if key not in settings:
-            raise click.UsageError(f"{file}: [{'.'.join(path)}] has no option {key!r}", ctx)
-        values[key] = value
+        table = table if isinstance(table, dict) else {}
+        _check_table(ctx, file, ".".join(path[:depth]), table, command)
+    values.update((key, value) for key, value in table.items() if key in settings)
     global _json_configured  # noqa: PLW0603 # a process runs one command; its failure is reported outside of it
     _json_configured = values.get("json") is True
     ctx.default_map = {settings[key].name or "": _as_given(settings[key], value) for key, value in values.items()}
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a TOML value is a table or a list of tables."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def _check_table(ctx: click.Context, file: Path, name: str, table: dict[str, Any], command: click.Command) -> None:
+    """Raises click.UsageError where the table of a verb has a key that is none of its options, nor
+    the table of a verb that it consists of."""
+    settings, parts = settings_of(command), parts_of(command)
+    for key, value in table.items():
+        if key not in (parts if isinstance(value, dict) and parts else settings):
+            raise _misspelt(f"{file}: [{name}] has no option {key!r}", key, [*settings, *parts], ctx)
+
+
+def _check_top(ctx: click.Context, file: Path, body: dict[str, Any]) -> None:
+    """Raises click.UsageError where the top level of the file has a table that is of no verb, or a
+    key that is an option of none."""
+    from p2pdist.cli.options import NAMES
+
+    for key, value in body.items():
+        if _is_table(value) and key not in VERBS:
+            raise _misspelt(f"{file}: there is no verb for the table [{key}]", key, VERBS, ctx)
+        if not _is_table(value) and key not in NAMES:
+            raise _misspelt(f"{file}: no verb has an option {key!r}", key, NAMES, ctx)
+
+
+def settings_of(command: click.Command) -> dict[str, click.Option]:
+    """The options of a verb by what they are called in a configuration file."""
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    flags = [(flag, option) for option in options for flag in option.opts if flag.startswith("--")]
+    return {flag.lstrip("-").replace("-", "_"): option for flag, option in flags}
+
+
+def parts_of(command: click.Command) -> dict[str, click.Command]:
+    """The verbs that a verb consists of, by name."""
+    return command.commands if isinstance(command, click.Group) else getattr(command, "subcommands", {})
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    """The word that was probably meant; empty where none is similar."""
+    import difflib
+
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return near[0] if near else ""
+
+
+def _misspelt(what: str, word: str, words: Iterable[str], ctx: click.Context) -> click.UsageError:
+    """The failure of a name in a configuration file that is none of `words`."""
+    meant = _nearest(word, words)
+    return click.UsageError(f"{what}. {f'Did you mean {meant}?' if meant else '--help lists them'}", ctx)
 
 
 def read_again(ctx: click.Context, name: str) -> Any:

@@ -20,7 +20,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
-from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable, UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable, Unsuitable, UsageError
 from p2pdist.model.url import redacted
 
 MESSAGE_MAX = 200
@@ -262,6 +262,11 @@ def failure(answer: Answer, what: str, url: str, cloud: Cloud, right: str) -> P2
         return NotFound(f"cannot {what}: there is no {url}, {cause}", remedy=_REMEDIES.get(cause, "Correct the URL"))
     if answer.code == "InvalidBucketName":
         return UsageError(f"{url} cannot be: {cause}", remedy="Correct the URL")
+    if answer.status == 416:
+        return Unsuitable(
+            f"{url} cannot {what}{through}: it has no such range of bytes ({_named(answer, text)})",
+            remedy="Push the file again if it is shorter there than it was; else use a server that honours Range, such as nginx",
+        )
     return _refusal(answer, cause, f"{url} refused to {what}{through}", cloud, right, proxy)
 
 

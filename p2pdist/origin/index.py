@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import Corrupt, NotFound, TooLarge
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, TooLarge
 from p2pdist.model.manifest import MANIFEST_TYPE, TITLE, Descriptor
 from p2pdist.origin.contract import Tagged
 
@@ -33,7 +33,7 @@ class Index:
         empty = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
         try:
             self._body: dict[str, Any] = empty if data is None else msgspec.json.decode(data, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise self._corrupt(str(error)) from error
         entries = self._body.get("manifests")
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

@@ -17,7 +17,8 @@ import programs
 import pytest
 
 from p2pdist.cli import output
-from p2pdist.cli.main import VERBS, main
+from p2pdist.cli.main import VERBS, main, parts_of, settings_of
+from p2pdist.cli.options import NAMES
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
 
 
@@ -201,6 +202,46 @@ def test_the_top_of_the_file_serves_all_verbs_and_tables_are_checked(places: Pat
     done = run("diff", "app:v1", "app:v2", "--config", config)
     assert done.returncode == 2
     assert "odd" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('orgin = "file:///x"', ("no verb has an option 'orgin'", "Did you mean origin?")),
+        ("[pul]\nquiet = true", ("there is no verb for the table [pul]", "Did you mean pull?")),
+        ("[blob]\nlevel = 3", ("[blob] has no option 'level'",)),
+        ("[blob.pus]\nquiet = true", ("[blob] has no option 'pus'", "Did you mean push?")),
+        ("[blob.push]\nquite = true", ("[blob.push] has no option 'quite'", "Did you mean quiet?")),
+    ],
+)
+def test_a_misspelt_name_in_the_file_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    """Wherever it stands; what it sets would be left as it is without a word."""
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    done = run("blob", "push", file, "--origin", f"file://{tmp_path}/none/none", "--config", file)
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_the_names_of_all_options_are_known() -> None:
+    context = click.Context(main, info_name="p2pdist")
+    pending = [main.get_command(context, verb) for verb in main.list_commands(context)]
+    names: set[str] = set()
+    while pending:
+        command = pending.pop()
+        assert command is not None
+        names.update(settings_of(command))
+        pending += parts_of(command).values()
+    assert names == NAMES
+
+
+def test_names_of_all_verbs_may_stand_in_the_file(tmp_path: Path) -> None:
+    """An option of any verb at the top, and tables of other verbs, which are looked at by these."""
+    file = tmp_path / "config.toml"
+    top = 'capacity = "1GiB"\nfirst-party = ["a"]\nentry = "x"\n'
+    file.write_text(f"{top}[agent]\nodd = 1\n[hosts]\n[trace.show]\nentry = 'y'\n[blob.pull]\nx = 1\n")
+    done = run("blob", "push", file, "--origin", f"file://{tmp_path}/none/none", "--config", file)
+    assert (done.returncode, "there is no directory" in done.stderr) == (3, True), done.stderr
 
 
 @pytest.mark.parametrize("text", ["x =", "\xff", None])

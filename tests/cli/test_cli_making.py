@@ -254,6 +254,16 @@ def test_one_format_and_one_output(place: Path) -> None:
     assert out.is_symlink()
 
 
+def test_no_tar_goes_where_standard_output_is_closed(place: Path) -> None:
+    """Under whichever name; a file is written as ever."""
+    done(place, "pack", place / "src", "-t", "a/b:v1", "--format", "tree")
+    command = f"exec {sys.executable} -m p2pdist export a/b:v1 --tar --layout {place}/layout -o"
+    for target, code in (("-", 1), ("/dev/stdout", 1), (place / "tar", 0)):
+        made = subprocess.run(["sh", "-c", f"{command} {target} >&-"], capture_output=True, text=True, check=False)
+        assert (made.returncode, "standard output is closed" in made.stderr) == (code, bool(code))
+    assert tarfile.is_tarfile(place / "tar")
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
 def test_a_layout_that_may_only_be_read_is_exported(place: Path, form: str) -> None:

@@ -125,6 +125,22 @@ async def test_a_server_without_ranges_is_told_apart(web: StartWeb, stored: Stor
     assert caught.value.exit_code == Unavailable.exit_code
 
 
+async def test_a_range_that_is_not_there_is_no_refusal(web: StartWeb, stored: Stored) -> None:
+    """A file may be shorter than it was, or the server may know none of its ranges: no credentials
+    help."""
+    directory, digest, _ = stored
+    async with opened(web(directory, "location /blobs { if ($http_range) { return 416; } }").url) as origin:
+        for start in (0, 10):
+            with pytest.raises(Unsuitable, match="no such range") as caught:
+                await origin.read_range(digest, start, 10)
+            assert "credentials" not in caught.value.remedy
+    (directory / blob_key(digest)).write_bytes(b"")
+    async with opened(web(directory).url) as origin:
+        for start in (0, 10):
+            with pytest.raises(Corrupt, match="truncated"):
+                await origin.read_range(digest, start, 10)
+
+
 async def test_nobody_listens() -> None:
     async with opened(f"http://127.0.0.1:{free_port()}/x") as origin:
         with pytest.raises(Unavailable, match="connection refused") as caught:

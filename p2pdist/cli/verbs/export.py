@@ -65,6 +65,8 @@ def command(ref: str, target: Path, level: int | None, layout: Path, as_json: bo
         target = Path("-")
     if str(target) == "-" and (kind != "tar" or as_json):
         raise UsageError("only a tar can go to standard output, and not with --json")
+    if str(target) == "-" and sys.__stdout__ is None:  # launch.py has put /dev/null in its place
+        raise P2PDistError("standard output is closed", remedy="Name a file with -o")
     with output.Progress(quiet=as_json) as progress:
         done = asyncio.run(_Export(kind, target, level, progress).run(ref, layout))
     if as_json:

@@ -15,7 +15,7 @@ import msgspec
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import layout_option, opened_layout, opened_origin, origin_option
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 
 if TYPE_CHECKING:
@@ -333,8 +333,8 @@ def parse_entrypoint(text: str | None) -> list[str] | None:
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text, type=list[str])
-    except msgspec.DecodeError as error:
+        return msgspec.json.decode(os.fsencode(text), type=list[str])
+    except UNDECODABLE as error:
         raise UsageError(
             f"the entrypoint {text[:100]!r} is not a JSON list of strings",
             remedy="""Write it as '["python", "-m", "train"]'""",

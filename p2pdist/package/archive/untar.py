@@ -178,6 +178,11 @@ class _Layer:
                 self._clear(path)
                 self._make(archive, member, path)
             self._own(path)
+        elif member.type == _CONTINUED:
+            raise Corrupt(
+                f"the archive is a part of one in several volumes: {printable(member.name)!r} begins in the one before",
+                remedy="Make one archive of all volumes, by tar -xM and tar -c; nothing was imported",
+            )
         else:
             self.applied.seen.drop(os.fsdecode(path), _KINDS.get(member.type, "special file"))
 
@@ -592,8 +597,13 @@ _ATTRIBUTE, _ACCESS_LIST = "SCHILY.xattr.", "SCHILY.acl."
 _REMEDY = "Make it again; nothing was imported"
 _DAMAGED = "Make it, or copy it here, again; nothing was imported"
 _SEARCHED = stat.S_IRUSR | stat.S_IXUSR
-_DUMPED = b"D"
+_DUMPED, _CONTINUED = b"D", b"M"
 _NUMBERS = frozenset(
     [b"size", b"GNU.sparse.size", b"GNU.sparse.realsize", b"GNU.sparse.offset", b"GNU.sparse.numbytes"]
 )
-_KINDS = {tarfile.CHRTYPE: "character device", tarfile.BLKTYPE: "block device", tarfile.FIFOTYPE: "FIFO"}
+_KINDS = {
+    tarfile.CHRTYPE: "character device",
+    tarfile.BLKTYPE: "block device",
+    tarfile.FIFOTYPE: "FIFO",
+    b"V": "label of the archive",
+}
