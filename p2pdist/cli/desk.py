@@ -161,11 +161,12 @@ def start(program: Program, view: Path, run: Run, *, keep: Sequence[int] = ()) -
 async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> list[Image | TreeLayer]:
     """The layers of a package, bottom to top, with what trees refer to written below the directory
     `stage`. Raises Corrupt, UsageError and what reading the layout raises."""
-    import asyncio
+    import threading
 
     from p2pdist.mount.layers import TreeLayer
     from p2pdist.mount.squashfs import inspect
     from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
+    from p2pdist.package.thread import stoppable, until
 
     if is_model(manifest):
         for layer in manifest.layers:
@@ -178,7 +179,9 @@ async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> lis
         if layer.media_type == TREE_TYPE:
             entries = await read_entries(layer, packs, layout)
             objects.mkdir(exist_ok=True)
-            await asyncio.to_thread(write_objects, entries, packs, layout, objects)
+            stopped = threading.Event()
+            report = until(stopped, lambda count: None)
+            await stoppable(stopped, write_objects, entries, packs, layout, objects, report=report)
             layers.append(TreeLayer(lambda entries=entries: entries, stage / f"{number}.erofs", objects))  # type: ignore[misc]
             continue
         if layer.media_type != SQUASHFS_TYPE:

@@ -7,9 +7,11 @@ import io
 import json
 import keyword
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
@@ -93,6 +95,8 @@ CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
 _json_configured = False
 """Whether the file says that the command prints JSON."""
+_interrupted_by = 0
+"""The signal that ended the command; 0 for none but SIGINT."""
 DAEMONS = frozenset(["tracker", "agent"])
 
 
@@ -166,6 +170,7 @@ class Verbs(click.Group):
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
         _conceal(given)
+        _take_signals()
         code: Any = 0
         failure: BaseException | None = None
         try:
@@ -176,7 +181,28 @@ class Verbs(click.Group):
             raise
         except BaseException as error:
             failure = error
-        sys.exit(_ended(code if type(code) is int else 0, failure, as_json=_wants_json(given)))
+        code = _ended(code if type(code) is int else 0, failure, as_json=_wants_json(given))
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to be tidied
+        sys.exit(code)
+
+
+def _take_signals() -> None:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it leaves nothing half done
+    behind; a second one ends it at once. A verb may take them itself."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see launch.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _interrupted_by  # noqa: PLW0603 # a process runs one command
+    _interrupted_by = number
+    signal.signal(number, signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def _ended(code: int, failure: BaseException | None, *, as_json: bool) -> int:
@@ -186,6 +212,7 @@ def _ended(code: int, failure: BaseException | None, *, as_json: bool) -> int:
         from p2pdist.cli import output
 
         code = output.ended(code, failure, unwritten, as_json=as_json)
+        code = 128 + _interrupted_by if code == output.INTERRUPTED and _interrupted_by else code
         _flushed(sys.stdout)
     _flushed(sys.stderr)
     return code
@@ -363,7 +390,8 @@ def settings_of(command: click.Command) -> dict[str, click.Option]:
 
 def parts_of(command: click.Command) -> dict[str, click.Command]:
     """The verbs that a verb consists of, by name."""
-    return command.commands if isinstance(command, click.Group) else getattr(command, "subcommands", {})
+    parts = command.commands if isinstance(command, click.Group) else getattr(command, "subcommands", {})
+    return dict(parts)
 
 
 def _nearest(word: str, words: Iterable[str]) -> str:

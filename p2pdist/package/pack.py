@@ -69,6 +69,12 @@ class Settings:
                 raise UsageError(
                     f"{text[:100]!r} holds a zero byte, which no program can be called with", remedy="Leave it away"
                 )
+        for text in (*self.env, *(self.entrypoint or ()), self.working_dir or ""):
+            if any("\ud800" <= character <= "\udfff" for character in text):  # of bytes that are none
+                raise UsageError(
+                    f"{printable(text[:100])} is not in UTF-8, in which packages keep their settings",
+                    remedy="Write it in UTF-8",
+                )
         if self.working_dir and _leaves(self.working_dir):
             raise UsageError(
                 f"the working directory {self.working_dir} is outside the package",

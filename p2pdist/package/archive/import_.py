@@ -24,6 +24,7 @@ import os
 import platform
 import posixpath
 import re
+import select
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -53,6 +54,9 @@ from p2pdist.package.source.scan import Scan
 
 CHUNK_BYTES = 1 << 20
 INDEX_DEPTH_MAX = 4
+PIPE_LOOK_S = 0.2
+"""How often it is looked whether the reading of a pipe is to end."""
+
 COMPRESSED_BYTES = 4096
 """Read of an xz or zstd file at a time: zstd makes up to 128 KiB of four bytes."""
 _NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
@@ -513,8 +517,8 @@ def _readable(path: Path) -> Iterator[IO[bytes]]:
             yield file
         return
     try:
-        with path.open("rb") as file:
-            yield file
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+            yield cast(IO[bytes], file)
     except OSError as error:
         if error.filename is None:
             raise
@@ -566,16 +570,23 @@ class _Frames(io.RawIOBase):
 
 
 class _Counted(io.RawIOBase):
-    """Reads on from a file and reports how far it is."""
+    """Reads on from a file and reports how far it is, also while nothing comes through a pipe: a
+    report may end the reading."""
 
     def __init__(self, file: IO[bytes], total: int, report: Report) -> None:
         self._file, self._total, self._report, self._done = file, total, report, 0
+        self._poll = select.poll()
+        self._poll.register(file, select.POLLIN)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = cast(io.BufferedReader, self._file).readinto(buffer)
+        count = None
+        while count is None:  # nothing in a pipe, after all
+            while not self._poll.poll(1000 * PIPE_LOOK_S):
+                self._report("unpacking", self._done, self._total)
+            count = cast(io.FileIO, self._file).readinto(buffer)
         self._done += count
         self._report("unpacking", self._done, self._total)
         return count
