@@ -6,10 +6,13 @@ import asyncio
 import errno
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -171,6 +174,36 @@ def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """All verbs, and those that they consist of, with what is typed for them."""
+    context = click.Context(main, info_name="p2pdist")
+    pending = [(verb, main.get_command(context, verb)) for verb in main.list_commands(context)]
+    while pending:
+        words, command = pending.pop()
+        assert command is not None
+        yield words, command
+        pending += [(f"{words} {name}", part) for name, part in parts_of(command).items()]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_has_an_example_that_it_takes(verb: str) -> None:
+    """Each line of an example begins a command, whose options exist."""
+    commands = dict(every_command())
+    for words, command in commands.items():
+        if words.split()[0] != verb:
+            continue
+        text = command.help or ""
+        assert "Example" in text, words
+        example = text.partition("Example")[2].replace("\\\n", " ")
+        lines = re.findall(r"(?<![\w/@])p2pdist ((?:(?!\bp2pdist )[^\n])+)", example)
+        assert lines or verb in ("completion", "slurm"), words
+        for line in lines:
+            typed = shlex.split(re.split(r" [|>&] | && |\"?\$\(|\)\"|  +#", line)[0].rstrip(')"'))
+            length = next(n for n in (3, 2, 1) if " ".join(typed[:n]) in commands)
+            meant = commands[" ".join(typed[:length])]
+            meant.make_parser(click.Context(meant)).parse_args(typed[length:])
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
     """A configuration file whose origins do not exist, so that the message tells which one was
@@ -224,15 +257,7 @@ def test_a_misspelt_name_in_the_file_is_refused(tmp_path: Path, text: str, words
 
 
 def test_the_names_of_all_options_are_known() -> None:
-    context = click.Context(main, info_name="p2pdist")
-    pending = [main.get_command(context, verb) for verb in main.list_commands(context)]
-    names: set[str] = set()
-    while pending:
-        command = pending.pop()
-        assert command is not None
-        names.update(settings_of(command))
-        pending += parts_of(command).values()
-    assert names == NAMES
+    assert {name for _, command in every_command() for name in settings_of(command)} == NAMES
 
 
 def test_names_of_all_verbs_may_stand_in_the_file(tmp_path: Path) -> None:

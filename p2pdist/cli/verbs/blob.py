@@ -30,7 +30,13 @@ NOWHERE = Path(os.devnull)
 
 @click.group("blob")
 def command() -> None:
-    """Push or pull single files by their digest or name."""
+    """Push or pull single files by their digest or name.
+
+    \b
+    Example:
+      p2pdist blob push model.safetensors --origin s3://packages/prod
+      p2pdist blob pull model.safetensors -d ./models --origin s3://packages/prod
+    """
 
 
 @command.command("push")
