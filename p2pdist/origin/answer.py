@@ -284,6 +284,10 @@ def _refusal(answer: Answer, cause: str, what: str, cloud: Cloud, right: str, pr
         remedy = f"Give {named} a user and password in HTTP_PROXY or HTTPS_PROXY"
     elif answer.status == 451:
         remedy = "Its server may not give it away for legal reasons"
+    elif not remedy and cloud == "web" and answer.status not in (401, 403):
+        remedy = "Check the address; the log of its server says why"
+        if proxy:
+            remedy += ", or that of the proxy; NO_PROXY names hosts that are asked directly"
     elif not remedy and cloud == "web":
         remedy = (
             "Give this host the URL as http://user:password@host/, or with its query, in P2PDIST_ORIGIN or in the file that "
@@ -315,6 +319,13 @@ def _unreached(answer: Answer, what: str, proxy: str) -> P2PDistError:
         why = next((meaning for sign, meaning in _CERTIFICATE if sign in lowered), why)
         remedy = "Let this host trust its authority (SSL_CERT_FILE; AWS_CA_BUNDLE for s3://), or correct the URL"
         return Refused(f"{what}: {why}", remedy=remedy)
+    if "error following redirect" in lowered:
+        return Refused(f"{what}: it redirects in a circle", remedy="Check the address and the settings of its server")
+    if "missingcontentlength" in lowered:
+        return Unsuitable(
+            f"{what}: it does not say how long its answer is (Content-Length)",
+            remedy="Use a web server that does, such as nginx over the files; one that compresses as it sends does not",
+        )
     remedy = "Check that the address is right and the server is up"
     if proxy:
         remedy = "Check that the proxy is up and allows it; NO_PROXY names hosts that are asked directly"

@@ -236,6 +236,18 @@ async def test_an_endless_range_is_cut_off_at_what_was_asked_for() -> None:
     assert sent < 64 << 20
 
 
+async def test_an_answer_of_unknown_length_is_said() -> None:
+    """No wait makes that server state lengths."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+        await writer.drain()
+
+    async with socket_server(answer) as url, opened(url) as origin:
+        with pytest.raises(Unsuitable, match="how long its answer is"):
+            await origin.tags()
+
+
 async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "READ_TIMEOUT_S", 1)
     monkeypatch.setattr(bucket, "RETRY_TIMEOUT_S", 1)
