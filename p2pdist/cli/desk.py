@@ -153,7 +153,7 @@ def start(program: Program, view: Path, run: Run, *, keep: Sequence[int] = ()) -
         return run_program(program, keep=keep)
     scratch = scratch_directory("p2pdist-root-")
     try:
-        return run_program(program, prepare=lambda: enter(view, scratch, run.binds), keep=keep)
+        return run_program(program, prepare=lambda: enter(view, scratch, run.binds, program.cwd), keep=keep)
     finally:
         remove_tree(scratch)
 

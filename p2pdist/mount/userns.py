@@ -234,7 +234,12 @@ def _serve(task: dict[str, Any], report: int) -> int:
             if task["entered"] is not None:
                 scratch = Path(task["scratch"])
                 (scratch / "entered").mkdir()
-                enter(scratch / "view" / "root", scratch / "entered", [Bind(*pair) for pair in task["entered"]])
+                enter(
+                    scratch / "view" / "root",
+                    scratch / "entered",
+                    [Bind(*pair) for pair in task["entered"]],
+                    wanted.cwd,
+                )
             else:
                 _enter(user, 0, group, 0, 0)
             kernel.die_with_parent(signal.SIGTERM)

@@ -181,6 +181,9 @@ _CONNECTION = (
     ("hostunreachable", "no route to it"),
     ("networkunreachable", "no route to it"),
 )
+_REDIRECTED = re.compile(r'"tcp connect error",\s+\S+:(\d+)(?=,)')
+"""The address, and the port, of a connection that failed."""
+
 _CERTIFICATE = (
     ("expired", "its TLS certificate has expired"),
     ("notvalidyet", "its TLS certificate is not valid yet; see this host's clock"),
@@ -326,12 +329,27 @@ def _unreached(answer: Answer, what: str, proxy: str) -> P2PDistError:
             f"{what}: it does not say how long its answer is (Content-Length)",
             remedy="Use a web server that does, such as nginx over the files; one that compresses as it sends does not",
         )
+    if "parsecontentrange" in lowered:
+        return Unsuitable(
+            f"{what}: it does not say of which file its range is ({answer.text.rpartition(': ')[2][:MESSAGE_MAX]})",
+            remedy="Use a web server that honours Range and states sizes (Content-Range: bytes 0-9/10), such as nginx",
+        )
+    if why and not proxy and (other := _REDIRECTED.search(answer.dump)) and other[1] != str(_port(answer.uri)):
+        why += f" at {other[0].split()[-1]}, to which it redirects"
     remedy = "Check that the address is right and the server is up"
     if proxy:
         remedy = "Check that the proxy is up and allows it; NO_PROXY names hosts that are asked directly"
     if not why:
         why = redacted(answer.text.split("\n", 1)[0].rpartition(" - ")[2])[:MESSAGE_MAX]
     return Unavailable(f"{what}: {why}", remedy=remedy)
+
+
+def _port(uri: str) -> int:
+    try:
+        parts = urlsplit(uri)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # it is cut out of a text
+        return 0
 
 
 def proxy_for(uri: str) -> str:

@@ -22,6 +22,7 @@ CREATED = "org.opencontainers.image.created"
 """When the tag was set, as RFC 3339 writes it."""
 
 TITLE_CHARACTERS_MAX = 255
+_GZIP = b"\x1f\x8b"
 
 
 class Index:
@@ -34,7 +35,8 @@ class Index:
         try:
             self._body: dict[str, Any] = empty if data is None else msgspec.json.decode(data, type=dict[str, Any])
         except UNDECODABLE as error:
-            raise self._corrupt(str(error)) from error
+            compressed = "it comes compressed (gzip), which was not asked for" if data and data[:2] == _GZIP else ""
+            raise self._corrupt(compressed or str(error)) from error
         entries = self._body.get("manifests")
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise self._corrupt("`manifests` is not a list of descriptors")

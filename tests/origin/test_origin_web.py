@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -246,6 +247,34 @@ async def test_an_answer_of_unknown_length_is_said() -> None:
     async with socket_server(answer) as url, opened(url) as origin:
         with pytest.raises(Unsuitable, match="how long its answer is"):
             await origin.tags()
+
+
+async def test_a_range_of_a_file_of_unknown_size_is_said() -> None:
+    """Such as behind a proxy that does not know the size (RFC 9110, 14.4)."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 3\r\nContent-Range: bytes 0-2/*\r\n\r\nabc")
+        await writer.drain()
+
+    async with socket_server(answer) as url, opened(url) as origin:
+        with pytest.raises(Unsuitable, match=r"bytes 0-2/\*"):
+            await origin.read_range(digest_of(b""), 0, 3)
+
+
+async def test_where_a_redirect_fails_is_said(web: StartWeb, stored: Stored) -> None:
+    directory, digest, _ = stored
+    port = free_port()
+    async with opened(web(directory, f"location /blobs {{ return 302 http://127.0.0.1:{port}/x; }}").url) as origin:
+        with pytest.raises(Unavailable, match=f"connection refused at 127.0.0.1:{port}, to which it redirects"):
+            await origin.read_range(digest, 0, 3)
+
+
+async def test_an_index_that_comes_compressed_is_said(web: StartWeb, stored: Stored) -> None:
+    directory, _, _ = stored
+    (directory / "index.json").write_bytes(gzip.compress((directory / "index.json").read_bytes()))
+    async with opened(web(directory).url) as origin:
+        with pytest.raises(Corrupt, match="compressed"):
+            await origin.resolve(V1)
 
 
 async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ import zstandard
 
 from p2pdist.files import NotRegular, open_regular
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.manifest import (
     LAYERS_MAX,
     MANIFEST_BYTES_MAX,
@@ -132,8 +132,8 @@ class _Saved(msgspec.Struct, rename="pascal"):
 
 
 class _Execution(msgspec.Struct, rename="pascal"):
-    entrypoint: list[str] | None = None
-    cmd: list[str] | None = None
+    entrypoint: list[str] | str | None = None
+    cmd: list[str] | str | None = None
     env: list[str] | None = None
     user: str | None = None
     working_dir: str | None = None
@@ -292,8 +292,13 @@ class _Images:
         return () if here.runs(platform) else (f"the image is for {platform}; this machine is {here}",)
 
     def _apply(self, layers: list[Path], image: _Image, kind: str) -> Unpacked:
-        if len(layers) > LAYERS_MAX or len(image.rootfs.diff_ids) != len(layers):
-            raise Corrupt(f"the image has {len(layers)} layers and names {len(image.rootfs.diff_ids)} of them")
+        if len(layers) > LAYERS_MAX:
+            raise TooLarge(
+                f"the image has {len(layers)} layers, over the limit of {LAYERS_MAX}", remedy="Build it with fewer"
+            )
+        if len(image.rootfs.diff_ids) != len(layers):
+            what = f"the image has {len(layers)} layers, and its config names {len(image.rootfs.diff_ids)} (diff_ids)"
+            raise Corrupt(what, remedy="Save it anew, by skopeo copy or docker save")
         notes = self._note_platform(image)
         root = self.work / "root"
         root.mkdir()
@@ -306,7 +311,7 @@ class _Images:
                 raise Corrupt(f"the layer {path.name} is not the one that the image's config names: {expected[:100]}")
         finish(root, applied)
         run = image.config or _Execution()
-        program = (*(run.entrypoint or ()), *(run.cmd or ()))
+        program = (*_words(run.entrypoint), *_words(run.cmd))
         env = [entry for entry in run.env or () if entry.partition("=")[0] and "=" in entry]
         if impossible := [entry for entry in run.env or () if entry not in env]:
             notes += (f"the image's environment entries without name or value are left out: {impossible[:5]}"[:500],)
@@ -324,7 +329,9 @@ class _Images:
             while chunk := file.read(CHUNK_BYTES):
                 hasher.update(chunk)
         if "sha256:" + hasher.hexdigest() != descriptor.digest:
-            raise Corrupt(f"blob {descriptor.digest} in {self.place} was altered")
+            raise Corrupt(
+                f"blob {descriptor.digest} in {self.place} was altered or cut off", remedy="Copy the image here again"
+            )
         return path
 
     def _blob_bytes(self, descriptor: _Descriptor) -> bytes:
@@ -344,6 +351,12 @@ class _Images:
         if Path(os.path.realpath(self.place)) not in path.parents:
             raise Corrupt(f"the image names {name[:200]!r}, which lies outside of it")
         return path
+
+
+def _words(command: list[str] | str | None) -> tuple[str, ...]:
+    """The words of a command. Old images have one that is a single word as a plain string, as
+    docker takes it (strslice)."""
+    return (command,) if isinstance(command, str) else tuple(command or ())
 
 
 def _cleaned(working_dir: str) -> str:
@@ -478,7 +491,7 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
     try:
         file = open_regular(path, follow=False)
     except FileNotFoundError as error:
-        raise NotFound(f"there is no file {path}") from error
+        raise NotFound(f"there is no file {path}", remedy="Copy the image here again, all of it") from error
     except OSError as error:
         if isinstance(error, NotRegular) or error.errno in _NO_NAMES:
             raise Corrupt(f"{path} is not a regular file") from error
