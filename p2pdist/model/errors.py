@@ -99,6 +99,8 @@ class Unsuitable(Unavailable):
     """A service that lacks what it is needed for, such as byte ranges. Trying again does not help
     before it is set up otherwise."""
 
+    slug, title = "unsuitable", "A service lacks what it is needed for"
+
 
 class Damaged(Unavailable):
     """Content of a store that changed on the disk after it had verified. What is wrong was dropped,

@@ -78,7 +78,7 @@ def read_content(
             if stream.read(1):
                 raise Corrupt(f"{path} grew while it was read", remedy="Try again when nothing writes to it")
     except FileNotFoundError as error:
-        raise NotFound(f"there is no file {path}") from error
+        raise NotFound(f"there is no file {path}", remedy="Check the path") from error
     except OSError as error:
         raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
     return Content(Digest("sha256:" + reader.hasher.hexdigest()), pieces)

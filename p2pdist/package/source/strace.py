@@ -69,7 +69,7 @@ def run(command: Sequence[str], logs: Path, *, stdout: int | None = None) -> int
     if not command:
         raise UsageError("there is no command to trace", remedy="Write it after --")
     if shutil.which(command[0]) is None:
-        raise NotFound(f"there is no program {command[0]}")
+        raise NotFound(f"there is no program {command[0]}", remedy="Check the name, or give its path")
     calls = ",".join(f"?{name}" for name in dict.fromkeys((*_READING, *_FOLLOWED)))
     arguments = [
         tool,
