@@ -185,7 +185,10 @@ async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> lis
             layers.append(TreeLayer(lambda entries=entries: entries, stage / f"{number}.erofs", objects))  # type: ignore[misc]
             continue
         if layer.media_type != SQUASHFS_TYPE:
-            raise UsageError(f"a layer of type {layer.media_type[:100]!r} can only be pulled")
+            raise UsageError(
+                f"a layer of type {layer.media_type[:100]!r} can only be pulled",
+                remedy="Pull it through an agent: p2pdist pull",
+            )
         await _check_blob(layer, layout)
         layers.append(inspect(layout.blob_path(layer.digest)))
     return layers

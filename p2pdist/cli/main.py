@@ -431,15 +431,23 @@ def _read_config(file: Path) -> dict[str, Any]:
     try:
         data = read_small(file, CONFIG_BYTES_MAX).data
     except FileNotFoundError as error:
-        raise NotFound(f"there is no configuration file {file}") from error
+        raise NotFound(f"there is no configuration file {file}", remedy="Check --config and P2PDIST_CONFIG") from error
     except OSError as error:
-        raise UsageError(f"cannot read the configuration file {file}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read the configuration file {file}: {error.strerror}",
+            remedy="Name a file that this user may read with --config",
+        ) from error
     if len(data) > CONFIG_BYTES_MAX:
-        raise TooLarge(f"the configuration file {file} is over {CONFIG_BYTES_MAX} bytes")
+        raise TooLarge(
+            f"the configuration file {file} is over {CONFIG_BYTES_MAX} bytes",
+            remedy="Name the right file with --config",
+        )
     try:
         return _underscored(tomllib.loads(data.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{file} is not a TOML file: {error}") from error
+        raise UsageError(
+            f"{file} is not a TOML file: {error}", remedy="Correct that place; see https://toml.io"
+        ) from error
 
 
 def _underscored(body: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from p2pdist.model.errors import UsageError, printable
 
@@ -13,6 +12,10 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d+)?\Z")
 """Without user information: a name or an address, and a port."""
 
 
+_HTTP = re.compile(
+    r"https?://([^/?#@]*@)?(?P<host>\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/?#@\[\]]+)(:(?P<port>\d{1,5}))?([/?#].*)?\Z"
+)
+PORT_MAX = 65535
 LABEL_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 63, 253
 """Of a host's name (RFC 1035, 2.3.4)."""
 
@@ -29,14 +32,13 @@ def tracker_urls(texts: Iterable[str]) -> list[str]:
 
 
 def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
+    parts = _HTTP.match(url)
+    host = parts["host"] if parts else ""
+    if not parts or not host.isprintable() or len(host) > NAME_CHARACTERS_MAX:
         return False
-    labels = host.rstrip(".").split(".")
-    fits = len(host) <= NAME_CHARACTERS_MAX and all(0 < len(label) <= LABEL_CHARACTERS_MAX for label in labels)
-    return parts.scheme in ("http", "https") and fits and port != 0 and host.isprintable() and " " not in host
+    labels = [] if host.startswith("[") else host.rstrip(".").split(".")
+    port = int(parts["port"] or 80)
+    return all(0 < len(label) <= LABEL_CHARACTERS_MAX for label in labels) and 0 < port <= PORT_MAX
 
 
 def redacted(url: str) -> str:

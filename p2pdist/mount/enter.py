@@ -176,5 +176,8 @@ def _make_directory(path: Path, inside: str) -> None:
             ) from None
     except OSError as error:
         if error.errno == errno.EACCES:
-            raise P2PDistError(f"{inside} cannot be made inside the package: {error.strerror}") from error
+            raise P2PDistError(
+                f"{inside} cannot be made inside the package: {error.strerror}",
+                remedy="Name another path with --bind /outside:/inside",
+            ) from error
         raise

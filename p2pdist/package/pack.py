@@ -312,9 +312,15 @@ async def _add_manifest(
     parts = tuple({part.digest: part for part in (*(under.parts if under else ()), *layer.parts)}.values())
     lists = {item.digest: item for item in (*(under.piece_lists if under else ()), *layer.lists)}
     if len(layers) > LAYERS_MAX:
-        raise UsageError(f"{reference} would have {len(layers)} layers, over the limit of {LAYERS_MAX}")
+        raise UsageError(
+            f"{reference} would have {len(layers)} layers, over the limit of {LAYERS_MAX}",
+            remedy="Pack it onto a base with fewer",
+        )
     if len(parts) > PARTS_MAX:
-        raise UsageError(f"{reference} would draw on {len(parts)} catalogs and packs, over the limit of {PARTS_MAX}")
+        raise UsageError(
+            f"{reference} would draw on {len(parts)} catalogs and packs, over the limit of {PARTS_MAX}",
+            remedy="Pack it without a base, into a new layout",
+        )
     data = encode_config(config)
     written = await write_document(layout, data)
     return Manifest(Descriptor(CONFIG_TYPE, digest_of(data), len(data)), layers, tuple(lists.values()), parts), written

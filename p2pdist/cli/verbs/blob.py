@@ -244,7 +244,10 @@ def _bring(wanted: _Wanted, socket: Path, *, as_json: bool) -> dict[str, Any]:
     if status.error is not None:
         raise from_problem(status.error)
     if status.state != "done":
-        raise P2PDistError(f"the agent gave up on {blob}: {status.note or status.state}")
+        raise P2PDistError(
+            f"the agent gave up on {blob}: {status.note or status.state}",
+            remedy="See the log of the agent, and pull it again",
+        )
     if not stored and _seen(target) in (None, before):
         raise Conflict(
             f"the agent wrote {target.absolute()}, where this process does not see it: it has mounts or a root of its own",

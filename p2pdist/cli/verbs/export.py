@@ -68,7 +68,7 @@ def command(ref: str, target: Path, level: int | None, layout: Path, as_json: bo
     if kind == "tar" and _is_standard_output(target):
         target = Path("-")
     if str(target) == "-" and (kind != "tar" or as_json):
-        raise UsageError("only a tar can go to standard output, and not with --json")
+        raise UsageError("only a tar can go to standard output, and not with --json", remedy="Name a file with -o")
     if str(target) == "-" and sys.__stdout__ is None:  # launch.py has put /dev/null in its place
         raise P2PDistError("standard output is closed", remedy="Name a file with -o")
     with output.Progress(quiet=as_json) as progress:
@@ -244,4 +244,7 @@ class _Export:
             made = await self._stoppable(materialize, layers, stage / "files", writable=writable, private=private)
             return made.path
         except OSError as error:
-            raise P2PDistError(f"cannot unpack the package: {error.strerror}") from error
+            raise P2PDistError(
+                f"cannot unpack the package: {error.strerror}",
+                remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            ) from error

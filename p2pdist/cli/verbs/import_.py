@@ -126,7 +126,10 @@ class _Registered:
         name = self.reference.name
         settings = parse_upstream(self.upstream or name.upstream)
         if settings.name != name.upstream:
-            raise UsageError(f"--upstream names {settings.name}, and the image is at {name.upstream}")
+            raise UsageError(
+                f"--upstream names {settings.name}, and the image is at {name.upstream}",
+                remedy="Give the upstream of the image, or leave --upstream away",
+            )
         target, exact = parse_platform(platform) if platform else (this_platform(), True)
         registry = UpstreamRegistry(settings)
         try:

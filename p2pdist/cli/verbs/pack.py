@@ -317,7 +317,7 @@ def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tu
     if (given.split or given.only_used) and len(layers) != 1:
         raise UsageError("--split and --only-used need a single directory", remedy="Leave them away, or the layers")
     if given.first_party and not given.split:
-        raise UsageError("--first-party says something about --split, which is not given")
+        raise UsageError("--first-party says something about --split, which is not given", remedy="Give --split, too")
     notes: list[str] = []
     if given.only_used:
         layers[0], note = used_layer(layers[0], merge([read_trace(trace) for trace in given.only_used]))

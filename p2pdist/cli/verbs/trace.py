@@ -238,7 +238,9 @@ def read_trace_file(file: Path) -> Trace:
     except FileNotFoundError as error:
         raise NotFound(f"there is no trace {file}", remedy="Write one with p2pdist trace export") from error
     except OSError as error:
-        raise UsageError(f"cannot read the trace {file}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read the trace {file}: {error.strerror}", remedy="Name a file that this user may read"
+        ) from error
     try:
         return decode_trace(data)
     except Corrupt as error:

@@ -228,7 +228,10 @@ def xar_header(config: Config, identity: str) -> bytes:
     while len(script := _script(identity, size, program, environment)) > size:
         size += BLOCK
         if size > HEADER_BYTES_MAX:
-            raise UsageError(f"the entrypoint and environment take over {HEADER_BYTES_MAX} bytes")
+            raise UsageError(
+                f"the entrypoint and environment take over {HEADER_BYTES_MAX} bytes",
+                remedy="Pack it with fewer, or have a script in the package set them",
+            )
     return script.ljust(size, b"\n")
 
 
@@ -502,7 +505,9 @@ def _quoted(text: str) -> str:
     """A shell word in which `${P2PDIST_ROOT}` stands for the root, and nothing else for
     anything."""
     if "\0" in text:
-        raise UsageError("the package's settings hold a zero byte, which no shell script can")
+        raise UsageError(
+            "the package's settings hold a zero byte, which no shell script can", remedy="Pack it again without"
+        )
     return '"$_p2pdist_root"'.join(shlex.quote(part) if part else "" for part in text.split(_ROOT)) or "''"
 
 
@@ -510,5 +515,8 @@ def _working_directory(text: str) -> str:
     """Below the root, as p2pdist run has it: `/app` and `app` are the same."""
     path = posixpath.normpath(text.removeprefix(_ROOT).lstrip("/") or ".")
     if path == ".." or path.startswith("../"):
-        raise UsageError(f"the package's working directory {text} is outside the package")
+        raise UsageError(
+            f"the package's working directory {text} is outside the package",
+            remedy="Pack it with a --working-dir that is in it",
+        )
     return path

@@ -170,7 +170,10 @@ def unpack_source(
     if source.is_dir():
         return _image(source, work, choice, report) or Unpacked(source, "directory")
     if not source.is_file() and not source.is_fifo():
-        raise NotFound(f"there is no directory or archive {source}" + (": it is a device" * source.exists()))
+        raise NotFound(
+            f"there is no directory or archive {source}" + (": it is a device" * source.exists()),
+            remedy="Check the path",
+        )
     outer = work / "archive"
     outer.mkdir()
     applied = choice.applied()
@@ -231,7 +234,10 @@ class _Images:
         """From a model: files as they are, and tars without whiteouts, one over the other."""
         listed = [layer for layer in manifest.layers if layer.media_type != PIECES_TYPE]
         if len(listed) > MODEL_LAYERS_MAX:
-            raise Corrupt(f"the model has {len(listed)} layers, over the limit of {MODEL_LAYERS_MAX}")
+            raise Corrupt(
+                f"the model has {len(listed)} layers, over the limit of {MODEL_LAYERS_MAX}",
+                remedy="Make it of fewer files, with tars of many",
+            )
         described = [
             Descriptor(layer.media_type, Digest(layer.digest), layer.size, layer.annotations or {}) for layer in listed
         ]
@@ -287,7 +293,10 @@ class _Images:
             if (choice.os, choice.architecture) != (platform.os, platform.architecture) or (
                 exact and not choice.runs(platform)
             ):
-                raise NotFound(f"there is no image for {choice} in it, only one for {platform}")
+                raise NotFound(
+                    f"there is no image for {choice} in it, only one for {platform}",
+                    remedy="Leave --platform away, or save that image",
+                )
         here = this_platform()
         return () if here.runs(platform) else (f"the image is for {platform}; this machine is {here}",)
 
@@ -308,7 +317,10 @@ class _Images:
                 hashing = _Hashing(stream)
                 apply_tar(cast(IO[bytes], hashing), root, applied, vouched=True)
             if "sha256:" + hashing.hasher.hexdigest() != expected:
-                raise Corrupt(f"the layer {path.name} is not the one that the image's config names: {expected[:100]}")
+                raise Corrupt(
+                    f"the layer {path.name} is not the one that the image's config names: {expected[:100]}",
+                    remedy="Save it anew, by skopeo copy or docker save",
+                )
         finish(root, applied)
         run = image.config or _Execution()
         program = (*_words(run.entrypoint), *_words(run.cmd))
@@ -322,7 +334,10 @@ class _Images:
     def _blob(self, descriptor: _Descriptor) -> Path:
         """Where a blob lies, once its bytes were compared with its digest."""
         if not is_digest(descriptor.digest):
-            raise Corrupt(f"{descriptor.digest[:100]!r} is not a SHA-256 digest")
+            raise Corrupt(
+                f"{descriptor.digest[:100]!r} is not a SHA-256 digest",
+                remedy="Save it anew, by skopeo copy or docker save",
+            )
         path = self._inside(f"blobs/sha256/{descriptor.digest[7:]}")
         hasher = hashlib.sha256()
         with _regular(path) as file:
@@ -341,7 +356,10 @@ class _Images:
         with _regular(path) as file:
             data = file.read(MANIFEST_BYTES_MAX + 1)
         if len(data) > MANIFEST_BYTES_MAX:
-            raise Corrupt(f"{path.name} is over the limit of {MANIFEST_BYTES_MAX} bytes")
+            raise Corrupt(
+                f"{path.name} is over the limit of {MANIFEST_BYTES_MAX} bytes",
+                remedy="Save it anew, by skopeo copy or docker save",
+            )
         return data
 
     def _inside(self, name: str) -> Path:
@@ -349,7 +367,10 @@ class _Images:
         they stay inside."""
         path = Path(os.path.realpath(self.place / name)) if "\0" not in name else Path("/")
         if Path(os.path.realpath(self.place)) not in path.parents:
-            raise Corrupt(f"the image names {name[:200]!r}, which lies outside of it")
+            raise Corrupt(
+                f"the image names {name[:200]!r}, which lies outside of it",
+                remedy="Save it anew, by skopeo copy or docker save",
+            )
         return path
 
 
@@ -470,9 +491,11 @@ def _ambiguous(name: str, names: list[str], images: int = 1) -> P2PDistError:
     shown = ", ".join(dict.fromkeys(names)) or "they have no names"
     if name:
         others = f"; there is: {shown[:500]}" if names else ": its images have no names"
-        return NotFound(f"there is no image {name!r} in it{others}")
+        return NotFound(f"there is no image {name!r} in it{others}", remedy="Choose with --image")
     if not images:
-        return NotFound("there is no image in it: its list of images is empty")
+        return NotFound(
+            "there is no image in it: its list of images is empty", remedy="Save it anew, by skopeo copy or docker save"
+        )
     return UsageError(
         f"it does not hold exactly one image for this machine: {shown[:500]}", remedy="Choose with --image"
     )
@@ -482,7 +505,9 @@ def _decoded(data: bytes, kind: type[Document], what: str) -> Document:
     try:
         return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
-        raise Corrupt(f"{what} is not what it should be: {error}") from error
+        raise Corrupt(
+            f"{what} is not what it should be: {error}", remedy="Save it anew, by skopeo copy or docker save"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -494,8 +519,11 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
         raise NotFound(f"there is no file {path}", remedy="Copy the image here again, all of it") from error
     except OSError as error:
         if isinstance(error, NotRegular) or error.errno in _NO_NAMES:
-            raise Corrupt(f"{path} is not a regular file") from error
-        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+            raise Corrupt(f"{path} is not a regular file", remedy="Copy the image here again") from error
+        raise P2PDistError(
+            f"cannot read {path}: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
     with file:
         yield file
 
@@ -535,7 +563,10 @@ def _readable(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         if error.filename is None:
             raise
-        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+        raise P2PDistError(
+            f"cannot read {path}: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
 
 
 class _Frames(io.RawIOBase):

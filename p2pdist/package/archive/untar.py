@@ -130,7 +130,10 @@ def apply_tar(
             raise _full(target, applied.size, error.errno) from error
         if error.errno is None:
             raise Corrupt(f"the archive is damaged: {error}", remedy="Make it again") from error
-        raise P2PDistError(f"cannot unpack {printable(str(error.filename or target))}: {error.strerror}") from error
+        raise P2PDistError(
+            f"cannot unpack {printable(str(error.filename or target))}: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
 
 
 def finish(target: Path, applied: Applied) -> None:
@@ -156,7 +159,7 @@ class _Layer:
     def add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         self.applied.entries += 1
         if self.applied.entries > ENTRIES_MAX:
-            raise TooLarge(f"the archive has more than {ENTRIES_MAX} entries")
+            raise TooLarge(f"the archive has more than {ENTRIES_MAX} entries", remedy="Import parts of it")
         path = _checked(member.name)
         directory, name = os.path.split(path)
         directory = self._followed(directory)
@@ -303,7 +306,7 @@ class _Layer:
         self.applied.size += member.size
         free = os.statvfs(self.target)
         if self.applied.size > BYTES_MAX:
-            raise TooLarge(f"the files of the archive are larger than {BYTES_MAX} bytes")
+            raise TooLarge(f"the files of the archive are larger than {BYTES_MAX} bytes", remedy="Import parts of it")
         if needed > free.f_bavail * free.f_frsize:
             raise _full(Path(os.fsdecode(self.target)), needed)
         content = cast(IO[bytes], archive.fileobj)  # what the archive holds of the file comes next, without its holes

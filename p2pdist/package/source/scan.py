@@ -124,7 +124,7 @@ def _not_there(source: Path, kind: str, error: OSError) -> P2PDistError:
     if source.is_symlink():
         target = printable(os.readlink(source))
         return NotFound(f"{shown} is a link to {target}, which is not there", remedy=f"Name the {kind}")
-    return NotFound(f"there is no {kind} {shown}")
+    return NotFound(f"there is no {kind} {shown}", remedy="Check the path")
 
 
 def _has_working_directory() -> bool:
@@ -255,7 +255,9 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
     while pending:
         directory, depth = pending.pop()
         if depth > DEPTH_MAX:
-            raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
+            raise UsageError(
+                f"{source} is nested deeper than {DEPTH_MAX} directories", remedy="Leave that part out with --ignore"
+            )
         rows, below, others = _list(root, directory, ignore, kept)
         excluded += others
         entries += len(rows)
@@ -272,7 +274,10 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
         try:
             data = _encode(rows)
         except OverflowError as error:
-            raise UsageError(f"a file in {printable(os.fsdecode(directory))!r} has an impossible time") from error
+            raise UsageError(
+                f"a file in {printable(os.fsdecode(directory))!r} has an impossible time",
+                remedy="Set another time with touch",
+            ) from error
         directories[directory] = data
         names[directory] = b"\0".join([row[0] for row in rows])
         digests[directory] = digest = blake3(data).digest()

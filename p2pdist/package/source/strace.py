@@ -52,7 +52,10 @@ class Used:
     def add(self, path: bytes, *, opened: bool) -> None:
         """Add a path. Raises TooLarge over PATHS_MAX."""
         if len(self.paths) >= PATHS_MAX:
-            raise TooLarge(f"the program used more than {PATHS_MAX} files")
+            raise TooLarge(
+                f"the program used more than {PATHS_MAX} files",
+                remedy="Trace a part of the run, or a directory further down with --root",
+            )
         self.paths.add(path)
         if opened:
             self.opened.add(path)

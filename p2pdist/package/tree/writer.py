@@ -173,7 +173,10 @@ def _rewrite(pool: PackPool, plan: Plan, built: Built, stopped: threading.Event)
                     if stored.chunk not in writer.chunks:
                         writer.add(stored.chunk, stored.length, data)
         except OSError as error:
-            raise P2PDistError(f"cannot read {pack.path}: {error.strerror}") from error
+            raise P2PDistError(
+                f"cannot read {pack.path}: {error.strerror}",
+                remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            ) from error
     writer.close()
 
 

@@ -147,7 +147,10 @@ def _copy_missing(source: Path, directory: Path) -> Restored:
                     continue
                 files, size = files + 1, size + status.st_size
                 if files > FILES_MAX or size > BYTES_MAX:
-                    raise TooLarge(f"the cache has more than {FILES_MAX} files or {BYTES_MAX} bytes")
+                    raise TooLarge(
+                        f"the cache has more than {FILES_MAX} files or {BYTES_MAX} bytes",
+                        remedy="Save a smaller one, from fewer programs",
+                    )
                 _copy(path, target / name)
     except OSError as error:
         raise P2PDistError(
