@@ -48,6 +48,8 @@ tool reads."""
 RANGES_MAX = 20_000
 """Parts of a sparse member; its map is kept in memory by the tools that read it."""
 _ROOT = "${P2PDIST_ROOT}"
+_NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
+"""What file systems and kernels without O_TMPFILE say of it (open(2))."""
 
 Report = Callable[[str, int, int], None]
 
@@ -396,21 +398,24 @@ class _Parts:
 @contextmanager
 def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `output`, or of the file that a link of this name leads
-    to, when the block ends well. `mode` is lessened by the umask. A FIFO or a device stays what it
-    is and is written to. Raises DiskFull or P2PDistError."""
+    to, when the block ends well. `mode` is lessened by the umask. Where the file system has unnamed
+    files, nothing is left of one whose process is killed. A FIFO or a device stays what it is and
+    is written to. Raises DiskFull or P2PDistError."""
     if is_stream(output):
         with _stream(output) as stream:
             yield stream
         return
     output = Path(os.path.realpath(output))
-    partial = output.parent / f".{output.name}.{secrets.token_hex(6)}"
+    partial = output.parent / f".p2pdist-{secrets.token_hex(12)}"
     try:
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        handle, is_named = _opened(partial, mode)
         try:
             with os.fdopen(handle, "wb") as file:
                 yield cast(IO[bytes], file)
                 file.flush()
                 os.fsync(handle)
+                if not is_named:
+                    _name(handle, partial)
             partial.replace(output)
         finally:
             partial.unlink(missing_ok=True)
@@ -419,6 +424,25 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
             space = os.statvfs(output.parent)
             raise DiskFull.on(str(output.parent), space, needed=needed, code=error.errno, kept=False) from error
         raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error
+
+
+def _opened(partial: Path, mode: int) -> tuple[int, bool]:
+    """A new file in the directory of `partial`, and whether that is its name. Raises OSError."""
+    try:
+        return os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode), False
+    except OSError as error:
+        if error.errno not in _NO_UNNAMED_FILES:
+            raise
+    return os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), True
+
+
+def _name(handle: int, path: Path) -> None:
+    """Give an unnamed file a name (open(2), O_TMPFILE)."""
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)  # os.link() follows links with a descriptor only
+    try:
+        os.link(f"proc/self/fd/{handle}", path, src_dir_fd=root, follow_symlinks=True)
+    finally:
+        os.close(root)
 
 
 def is_stream(output: Path) -> bool:

@@ -167,7 +167,7 @@ class Cluster:
         if not isinstance(document, dict):
             raise Corrupt(
                 f"{what} printed no JSON document: {done.stdout[:200]!r}",
-                remedy="Run the demo again; its directory has the logs",
+                remedy="Run the demo again with --keep: its directory has the logs",
             )
         return document
 
@@ -206,7 +206,7 @@ class Cluster:
         if not lines:
             raise Corrupt(
                 f"{what} printed no report: {done.last_words()}",
-                remedy="Run the demo again; its directory has the logs",
+                remedy="Run the demo again with --keep: its directory has the logs",
             )
         answer = json.loads(lines[-1])
         return Run(
@@ -246,7 +246,7 @@ class Cluster:
         except aiohttp.ClientError as error:
             raise Unavailable(
                 f"the metrics of {host.name} cannot be read: {error}",
-                remedy="Run the demo again; its directory has the logs",
+                remedy="Run the demo again with --keep: its directory has the logs",
             ) from error
         origin = peers = 0
         for family in text_string_to_metric_families(text):

@@ -194,7 +194,7 @@ class Script:
         if pushed["digest"] != packed["digest"]:
             raise Corrupt(
                 f"{reference} was packed as {packed['digest']} and pushed as {pushed['digest']}",
-                remedy="Run the demo again; its directory has the logs",
+                remedy="Run the demo again with --keep: its directory has the logs",
             )
         self.say(
             f"Packed and pushed {reference}: layers {', '.join(megabytes(size) for size in content_layers(packed))};"
