@@ -217,6 +217,31 @@ def silence_on_failure(path: PurePosixPath, text: str) -> list[str]:
     return found
 
 
+FAILURES = frozenset(
+    (
+        *("Conflict", "Corrupt", "NotFound", "P2PDistError", "Refused", "TooLarge"),
+        *("Unauthenticated", "Unavailable", "Unsuitable", "UsageError"),
+    )
+)
+ADVISED = ("p2pdist.cli", "p2pdist.package")
+"""Packages whose failures people at a terminal meet as they were raised."""
+
+NOT_ADVISED = re.compile(r"\Aerror\.format_message\(\)\Z|was cancelled|\Af?.it (is not JSON|is not a JSON|lists )")
+"""Click's own words, what nobody sees, and what is a part of another failure."""
+
+
+def remedies(path: PurePosixPath, text: str) -> list[str]:
+    """What fails says what to do about it."""
+    found = []
+    for node in ast.walk(ast.parse(text)) if within(module_name(path), ADVISED) else ():
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in FAILURES:
+            continue
+        advised = any(keyword.arg in ("remedy", None) for keyword in node.keywords)
+        if node.args and not advised and not NOT_ADVISED.search(ast.unparse(node.args[0])):
+            found.append(f"{path}:{node.lineno} {node.func.id} has no remedy")
+    return found
+
+
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+\s+(.*?)\s*$", re.MULTILINE)
 
@@ -253,6 +278,7 @@ def links(path: PurePosixPath, text: str) -> list[str]:
         (docstrings, MODULES),
         (telling_names, PROGRAMS),
         (silence_on_failure, PROGRAMS),
+        (remedies, MODULES),
         (links, DOCUMENTS),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -305,6 +331,7 @@ def test_long_modules_are_told() -> None:
         ),
         (silence_on_failure, "p2pdist/core/x.py", "try:\n    f()\nexcept:\n    g()"),
         (silence_on_failure, "p2pdist/core/x.py", "try:\n    f()\nexcept Exception:\n    pass"),
+        (remedies, "p2pdist/cli/x.py", "raise NotFound(f'there is no {name}')"),
         (links, "README.md", "[there](docs/there-is-no-such-file.md)"),
         (links, "README.md", "[there](#no-such-heading)\n# Another heading"),
         (links, "docs/x.md", "[there](../README.md#no such-heading)".replace("no such", "no-such")),
@@ -327,6 +354,7 @@ def test_a_rule_can_fail(rule: Rule, path: str, text: str) -> None:
             '"""Doc."""\ndef twice(a):\n    return 2 * a\ndef _f(a):\n    a += 1\n    return a',
         ),
         (silence_on_failure, "p2pdist/x.py", "try:\n    f()\nexcept OSError:\n    pass"),
+        (remedies, "p2pdist/cli/x.py", "raise NotFound('a', remedy='b')"),
         (links, "README.md", "[a](LICENSE) [b](https://example.org/none) [c](#a-heading)\n## A heading"),
     ],
 )

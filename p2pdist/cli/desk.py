@@ -153,7 +153,7 @@ def start(program: Program, view: Path, run: Run, *, keep: Sequence[int] = ()) -
         return run_program(program, keep=keep)
     scratch = scratch_directory("p2pdist-root-")
     try:
-        return run_program(program, prepare=lambda: enter(view, scratch, run.binds), keep=keep)
+        return run_program(program, prepare=lambda: enter(view, scratch, run.binds, program.cwd), keep=keep)
     finally:
         remove_tree(scratch)
 
@@ -161,11 +161,12 @@ def start(program: Program, view: Path, run: Run, *, keep: Sequence[int] = ()) -
 async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> list[Image | TreeLayer]:
     """The layers of a package, bottom to top, with what trees refer to written below the directory
     `stage`. Raises Corrupt, UsageError and what reading the layout raises."""
-    import asyncio
+    import threading
 
     from p2pdist.mount.layers import TreeLayer
     from p2pdist.mount.squashfs import inspect
     from p2pdist.package.archive.extract import read_entries, read_packs, write_objects
+    from p2pdist.package.thread import stoppable, until
 
     if is_model(manifest):
         for layer in manifest.layers:
@@ -178,11 +179,16 @@ async def layers_in(manifest: Manifest, layout: LocalLayout, stage: Path) -> lis
         if layer.media_type == TREE_TYPE:
             entries = await read_entries(layer, packs, layout)
             objects.mkdir(exist_ok=True)
-            await asyncio.to_thread(write_objects, entries, packs, layout, objects)
+            stopped = threading.Event()
+            report = until(stopped, lambda count: None)
+            await stoppable(stopped, write_objects, entries, packs, layout, objects, report=report)
             layers.append(TreeLayer(lambda entries=entries: entries, stage / f"{number}.erofs", objects))  # type: ignore[misc]
             continue
         if layer.media_type != SQUASHFS_TYPE:
-            raise UsageError(f"a layer of type {layer.media_type[:100]!r} can only be pulled")
+            raise UsageError(
+                f"a layer of type {layer.media_type[:100]!r} can only be pulled",
+                remedy="Pull it through an agent: p2pdist pull",
+            )
         await _check_blob(layer, layout)
         layers.append(inspect(layout.blob_path(layer.digest)))
     return layers

@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from p2pdist.cli.output import amount
 from p2pdist.model.address import address_text
-from p2pdist.model.errors import NotFound, P2PDistError, UsageError, foreseen, unreached
+from p2pdist.model.errors import NotFound, P2PDistError, foreseen, unreached
 
 State = Literal["ok", "warning", "failed"]
 CLOCK_OFF_S_MAX = 2.0
@@ -456,11 +456,3 @@ def _probe(way: str, directory: Path) -> str:
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or ["it failed"])[-1][:200]
     return done.stdout.strip()
-
-
-def tracker_urls(text: str) -> list[str]:
-    """The URLs of --tracker. Raises UsageError."""
-    urls = [url.strip() for url in text.split(",") if url.strip()]
-    if not all(url.startswith(("http://", "https://")) for url in urls):
-        raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
-    return urls

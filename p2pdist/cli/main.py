@@ -7,10 +7,12 @@ import io
 import json
 import keyword
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 
@@ -93,6 +95,8 @@ CONFIG_BYTES_MAX = 1 << 20
 CONFIGURED = "p2pdist.configured"
 _json_configured = False
 """Whether the file says that the command prints JSON."""
+_interrupted_by = 0
+"""The signal that ended the command; 0 for none but SIGINT."""
 DAEMONS = frozenset(["tracker", "agent"])
 
 
@@ -134,10 +138,7 @@ class Verbs(click.Group):
 
     def _meant(self, ctx: click.Context, word: str) -> str:
         """The verb that was meant by a word that is none; empty where no verb is similar."""
-        import difflib
-
-        near = difflib.get_close_matches(word, self.list_commands(ctx), n=1, cutoff=0.6)
-        return OTHER_NAMES.get(word) or (near[0] if near else "")
+        return OTHER_NAMES.get(word) or _nearest(word, self.list_commands(ctx))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of verbs without importing them."""
@@ -169,6 +170,7 @@ class Verbs(click.Group):
         given = list(sys.argv[1:] if args is None else args)
         more["standalone_mode"] = False
         _conceal(given)
+        _take_signals()
         code: Any = 0
         failure: BaseException | None = None
         try:
@@ -179,7 +181,28 @@ class Verbs(click.Group):
             raise
         except BaseException as error:
             failure = error
-        sys.exit(_ended(code if type(code) is int else 0, failure, as_json=_wants_json(given)))
+        code = _ended(code if type(code) is int else 0, failure, as_json=_wants_json(given))
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to be tidied
+        sys.exit(code)
+
+
+def _take_signals() -> None:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it leaves nothing half done
+    behind; a second one ends it at once. A verb may take them itself."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see launch.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _interrupted_by  # noqa: PLW0603 # a process runs one command
+    _interrupted_by = number
+    signal.signal(number, signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
 
 def _ended(code: int, failure: BaseException | None, *, as_json: bool) -> int:
@@ -189,6 +212,7 @@ def _ended(code: int, failure: BaseException | None, *, as_json: bool) -> int:
         from p2pdist.cli import output
 
         code = output.ended(code, failure, unwritten, as_json=as_json)
+        code = 128 + _interrupted_by if code == output.INTERRUPTED and _interrupted_by else code
         _flushed(sys.stdout)
     _flushed(sys.stderr)
     return code
@@ -313,28 +337,75 @@ def _apply(ctx: click.Context, file: Path | None, path: tuple[str, ...]) -> None
     if file is None:
         return
     body = _read_config(file)
-    settings = {
-        flag.lstrip("-").replace("-", "_"): option
-        for option in ctx.command.params
-        if isinstance(option, click.Option)
-        for flag in option.opts
-        if flag.startswith("--")
-    }
+    verbs = cast(Verbs, ctx.find_root().command)
+    settings = settings_of(ctx.command)
+    _check_top(ctx, file, body)
     values = {key: value for key, value in body.items() if key in settings and not isinstance(value, dict)}
-    table: Any = body
-    for name in path:
-        table = table.get(name, {}) if isinstance(table, dict) else {}
-        if isinstance(table, list) and any(isinstance(item, dict) for item in table):
+    command, table = cast(click.Command, verbs), cast(Any, body)
+    for depth, name in enumerate(path, 1):
+        command = cast(click.Command, verbs.get_command(ctx, name)) if depth == 1 else parts_of(command)[name]
+        table = table.get(name, {})
+        if isinstance(table, list) and _is_table(table):
             raise click.UsageError(f"{file}: [[{name}]] is a list of tables. Write [{name}]", ctx)
-    for key, value in (table if isinstance(table, dict) else {}).items():
-        if isinstance(ctx.command, click.Group) and isinstance(value, dict):
-            continue  # the table of a verb of its own
-        if key not in settings:
-            raise click.UsageError(f"{file}: [{'.'.join(path)}] has no option {key!r}", ctx)
-        values[key] = value
+        table = table if isinstance(table, dict) else {}
+        _check_table(ctx, file, ".".join(path[:depth]), table, command)
+    values.update((key, value) for key, value in table.items() if key in settings)
     global _json_configured  # noqa: PLW0603 # a process runs one command; its failure is reported outside of it
     _json_configured = values.get("json") is True
     ctx.default_map = {settings[key].name or "": _as_given(settings[key], value) for key, value in values.items()}
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a TOML value is a table or a list of tables."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value))
+
+
+def _check_table(ctx: click.Context, file: Path, name: str, table: dict[str, Any], command: click.Command) -> None:
+    """Raises click.UsageError where the table of a verb has a key that is none of its options, nor
+    the table of a verb that it consists of."""
+    settings, parts = settings_of(command), parts_of(command)
+    for key, value in table.items():
+        if key not in (parts if isinstance(value, dict) and parts else settings):
+            raise _misspelt(f"{file}: [{name}] has no option {key!r}", key, [*settings, *parts], ctx)
+
+
+def _check_top(ctx: click.Context, file: Path, body: dict[str, Any]) -> None:
+    """Raises click.UsageError where the top level of the file has a table that is of no verb, or a
+    key that is an option of none."""
+    from p2pdist.cli.options import NAMES
+
+    for key, value in body.items():
+        if _is_table(value) and key not in VERBS:
+            raise _misspelt(f"{file}: there is no verb for the table [{key}]", key, VERBS, ctx)
+        if not _is_table(value) and key not in NAMES:
+            raise _misspelt(f"{file}: no verb has an option {key!r}", key, NAMES, ctx)
+
+
+def settings_of(command: click.Command) -> dict[str, click.Option]:
+    """The options of a verb by what they are called in a configuration file."""
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    flags = [(flag, option) for option in options for flag in option.opts if flag.startswith("--")]
+    return {flag.lstrip("-").replace("-", "_"): option for flag, option in flags}
+
+
+def parts_of(command: click.Command) -> dict[str, click.Command]:
+    """The verbs that a verb consists of, by name."""
+    parts = command.commands if isinstance(command, click.Group) else getattr(command, "subcommands", {})
+    return dict(parts)
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    """The word that was probably meant; empty where none is similar."""
+    import difflib
+
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return near[0] if near else ""
+
+
+def _misspelt(what: str, word: str, words: Iterable[str], ctx: click.Context) -> click.UsageError:
+    """The failure of a name in a configuration file that is none of `words`."""
+    meant = _nearest(word, words)
+    return click.UsageError(f"{what}. {f'Did you mean {meant}?' if meant else '--help lists them'}", ctx)
 
 
 def read_again(ctx: click.Context, name: str) -> Any:
@@ -360,15 +431,23 @@ def _read_config(file: Path) -> dict[str, Any]:
     try:
         data = read_small(file, CONFIG_BYTES_MAX).data
     except FileNotFoundError as error:
-        raise NotFound(f"there is no configuration file {file}") from error
+        raise NotFound(f"there is no configuration file {file}", remedy="Check --config and P2PDIST_CONFIG") from error
     except OSError as error:
-        raise UsageError(f"cannot read the configuration file {file}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read the configuration file {file}: {error.strerror}",
+            remedy="Name a file that this user may read with --config",
+        ) from error
     if len(data) > CONFIG_BYTES_MAX:
-        raise TooLarge(f"the configuration file {file} is over {CONFIG_BYTES_MAX} bytes")
+        raise TooLarge(
+            f"the configuration file {file} is over {CONFIG_BYTES_MAX} bytes",
+            remedy="Name the right file with --config",
+        )
     try:
         return _underscored(tomllib.loads(data.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{file} is not a TOML file: {error}") from error
+        raise UsageError(
+            f"{file} is not a TOML file: {error}", remedy="Correct that place; see https://toml.io"
+        ) from error
 
 
 def _underscored(body: dict[str, Any]) -> dict[str, Any]:

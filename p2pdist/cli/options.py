@@ -1,5 +1,5 @@
 """Types of option values: rates, times, shares and ratios as people write them (300MB/s, 0.2ms, 5%,
-4:1), and the options for discovery on the local network."""
+4:1), the options for discovery on the local network, and the names of all options."""
 
 from __future__ import annotations
 
@@ -21,6 +21,29 @@ _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|)\Z")
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+) ?(%?)\Z")
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?\Z")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+NAMES = frozenset(
+    """
+    access address advertise agent_wait agents all alone arrivals at_origin audit_log base bind blobs
+    bt_listen bucket cache cache_dir cache_python callback callbacks cancel capacity certs_dir coherent config
+    count crash cut_half cut_tracker deadline dir directory discover discovery_interface download_limit
+    drain_seconds dry_run entry entrypoint env everywhere faults first_party follow follow_links force
+    force_age format freeze_tracker host hostnames hosts how hub id ignore image job jobs_dir join_file json
+    keep kill_tracker kill_tracker_every kind last latency layout lazy lazy_wait lazy_way level limit list
+    listen local local_only log_format log_level lose_database lose_tracker mirror model modelpack mount mtime
+    name network_id networks nic no_discovery no_progress no_repair older_than on_failure once only_used order
+    origin origin_file origin_limit origin_rate origin_site origin_sites origin_streams output
+    oversubscription package packages partition peer_wait piece_size platform plot policies port preseed_limit
+    priority probe_listen project push python quiet quorum rack rack_rate racks remove replicas report
+    report_interval reproducible role roll_trackers root rtt runs s3 s3_settings scrub_days seconds seed
+    selector since site sites size slow slow_both slow_downlinks small socket sort spiffe split stale_tag_days
+    stat state store stripe swarm tag tar timeout tls_ca tls_cert tls_key tls_name token_file torrent tracker
+    tracker_wait trackers transport trust_domain ttl unused_for upload_limit upstream upstreams version
+    vouched wait wan_budget wan_hourly wan_rate working_dir world_readable writable xar xattrs yes zone zones
+    """.split()  # noqa: SIM905 # a list of names would take several times the lines
+)
+"""What the options of all verbs are called in a configuration file. To gather them from the verbs
+would take longer than most commands; a test compares."""
 
 Command = TypeVar("Command", bound=Callable[..., object])
 

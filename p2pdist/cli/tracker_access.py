@@ -71,7 +71,10 @@ def _read(file: Path) -> str:
     try:
         data, mode = read_small(file, TOKEN_BYTES_MAX, pipe_s=PIPE_S)
     except OSError as error:
-        raise UsageError(f"the token file {file} cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"the token file {file} cannot be read: {error.strerror}",
+            remedy="Name a file that this user may read with --token-file",
+        ) from error
     text = data.decode("ascii", "replace")
     if len(data) > TOKEN_BYTES_MAX:
         raise UsageError(f"the token file {file} is too large for a token", remedy="p2pdist token create prints one")

@@ -35,6 +35,7 @@ from p2pdist.model.preseed import (
     quorum_hosts,
 )
 from p2pdist.model.request_id import HEADER
+from p2pdist.model.url import tracker_urls
 
 if TYPE_CHECKING:
     import aiohttp
@@ -66,9 +67,8 @@ class Tracker:
     UsageError, Unauthenticated for a token that has expired."""
 
     def __init__(self, urls: str | Sequence[str], *, token: str = "", access: Access | None = None) -> None:
-        texts = urls.split(",") if isinstance(urls, str) else urls
-        self._urls = [url.strip().rstrip("/") for url in texts if url.strip()]
-        if not self._urls or not all(url.startswith(("http://", "https://")) for url in self._urls):
+        self._urls = tracker_urls(urls.split(",") if isinstance(urls, str) else urls)
+        if not self._urls:
             raise UsageError("no tracker is named", remedy="Write http://host:7070")
         self._session: aiohttp.ClientSession | None = None
         self._access = access if access is not None else Access(token)

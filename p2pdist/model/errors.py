@@ -99,6 +99,8 @@ class Unsuitable(Unavailable):
     """A service that lacks what it is needed for, such as byte ranges. Trying again does not help
     before it is set up otherwise."""
 
+    slug, title = "unsuitable", "A service lacks what it is needed for"
+
 
 class Damaged(Unavailable):
     """Content of a store that changed on the disk after it had verified. What is wrong was dropped,
@@ -126,6 +128,9 @@ class Space(Protocol):
     def f_files(self) -> int: ...
     @property
     def f_favail(self) -> int: ...
+
+
+_KEPT = "; what has arrived is kept for a retry"
 
 
 class DiskFull(P2PDistError):
@@ -156,7 +161,7 @@ class DiskFull(P2PDistError):
             what = f"{where} lacks space: {needed} bytes needed, {free} bytes free"
             remedy = "Free some space there or take another disk"
         if kept:
-            remedy += "; what has arrived is kept for a retry"
+            remedy += _KEPT
         if capacity is not None:
             what += f", at most {capacity} bytes in all"
             remedy = "Make it smaller, or give the store a larger --capacity or disk"
@@ -176,6 +181,11 @@ class DiskFull(P2PDistError):
         short_of = "quota" if code == errno.EDQUOT else "inodes" if without_inodes else "space"
         free = space.f_bavail * space.f_frsize
         return cls(where, needed=needed, free=free, short_of=short_of, kept=kept)
+
+    def of_stage(self) -> DiskFull:
+        """This failure where what has arrived is removed, and not kept for a retry."""
+        self.remedy = self.remedy.removesuffix(_KEPT)
+        return self
 
     @property
     def never_fits(self) -> bool:

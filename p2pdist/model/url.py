@@ -1,11 +1,44 @@
-"""URLs without the secrets in them, fit for messages, logs and responses."""
+"""URLs: those of trackers, checked, and any without the secrets in them, fit for messages, logs and
+responses."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+from p2pdist.model.errors import UsageError, printable
 
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d+)?\Z")
 """Without user information: a name or an address, and a port."""
+
+
+_HTTP = re.compile(
+    r"https?://([^/?#@]*@)?(?P<host>\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/?#@\[\]]+)(:(?P<port>\d{1,5}))?([/?#].*)?\Z"
+)
+PORT_MAX = 65535
+LABEL_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 63, 253
+"""Of a host's name (RFC 1035, 2.3.4)."""
+
+
+def tracker_urls(texts: Iterable[str]) -> list[str]:
+    """The URLs of trackers that are not empty, without blanks around them and slashes behind.
+    Raises UsageError for what no program could connect to."""
+    urls = [url.strip().rstrip("/") for url in texts if url.strip()]
+    for url in urls:
+        if not _is_http(url):
+            shown = printable(redacted(url))[:200]
+            raise UsageError(f"{shown!r} is no address of a tracker", remedy="Write http://host:7070")
+    return urls
+
+
+def _is_http(url: str) -> bool:
+    parts = _HTTP.match(url)
+    host = parts["host"] if parts else ""
+    if not parts or not host.isprintable() or len(host) > NAME_CHARACTERS_MAX:
+        return False
+    labels = [] if host.startswith("[") else host.rstrip(".").split(".")
+    port = int(parts["port"] or 80)
+    return all(0 < len(label) <= LABEL_CHARACTERS_MAX for label in labels) and 0 < port <= PORT_MAX
 
 
 def redacted(url: str) -> str:

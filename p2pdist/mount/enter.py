@@ -14,6 +14,7 @@ import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,10 +72,11 @@ def inner_program(config: Config, arguments: Sequence[str], *, environ: Mapping[
     return Program(argv, env, os.path.normpath("/" + expand(config.working_dir).lstrip("/")))
 
 
-def enter(view: Path, scratch: Path, binds: Sequence[Bind]) -> None:
+def enter(view: Path, scratch: Path, binds: Sequence[Bind], cwd: str) -> None:
     """Make what is seen at `view` the root of this process, which must have one thread and is about
     to become the program. `scratch` is an empty directory, and mounts on it are of this process
-    alone. Raises Unavailable where this host does not allow it, Conflict where a path cannot be
+    alone. `cwd` is where the program starts; it is made where it is missing, as container runtimes
+    do it. Raises Unavailable where this host does not allow it, Conflict where a path cannot be
     seen inside."""
     try:
         _own_namespaces()
@@ -89,6 +91,8 @@ def enter(view: Path, scratch: Path, binds: Sequence[Bind]) -> None:
             _bind(bind, root)
         os.chroot(root)
         os.chdir("/")
+        with suppress(FileExistsError, NotADirectoryError):  # then no program can start there
+            os.makedirs(cwd)
     except OSError as error:
         raise Unavailable(
             f"the package cannot be entered here: {error.filename or ''} {error.strerror}",
@@ -172,5 +176,8 @@ def _make_directory(path: Path, inside: str) -> None:
             ) from None
     except OSError as error:
         if error.errno == errno.EACCES:
-            raise P2PDistError(f"{inside} cannot be made inside the package: {error.strerror}") from error
+            raise P2PDistError(
+                f"{inside} cannot be made inside the package: {error.strerror}",
+                remedy="Name another path with --bind /outside:/inside",
+            ) from error
         raise

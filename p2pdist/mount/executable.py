@@ -214,6 +214,8 @@ def _checked(file: _File, name: str) -> _File:
         raise NotFound(f"{name} cannot be run: it does not exist", remedy=INSPECT)
     if os.path.isdir(file.path):
         raise P2PDistError(f"{name} cannot be run: it is a directory", remedy="Name a program in it")
+    if not os.path.exists(file.path):
+        raise NotFound(f"{name} cannot be run: it is a link that leads nowhere", remedy=INSPECT)
     if not os.access(file.path, os.X_OK):
         raise P2PDistError(
             f"{name} cannot be run: this user may not execute it", remedy="Give it the right before packing: chmod +x"

@@ -66,7 +66,10 @@ def _working_directory(text: str, root: Path) -> str:
         text = f"{root}/{text.lstrip('/')}"
     path = os.path.normpath(text)
     if path != str(root) and not path.startswith(f"{root}/"):
-        raise UsageError(f"the package's working directory {text} is outside the package")
+        raise UsageError(
+            f"the package's working directory {text} is outside the package",
+            remedy="Pack it with a --working-dir that is in it",
+        )
     return path
 
 

@@ -120,7 +120,10 @@ def _guard(task: dict[str, Any]) -> int:
                 said = answers.read()
     if not said:
         # Perhaps the program had started, so this is not Unavailable, which invites another try.
-        raise P2PDistError(f"the process that shows the package ended unexpectedly (exit code {code})")
+        raise P2PDistError(
+            f"the process that shows the package ended unexpectedly (exit code {code})",
+            remedy="See dmesg, whether memory ran out, and run it again",
+        )
     answer = json.loads(said)
     if "started" not in answer:
         raise from_problem(answer)
@@ -234,7 +237,12 @@ def _serve(task: dict[str, Any], report: int) -> int:
             if task["entered"] is not None:
                 scratch = Path(task["scratch"])
                 (scratch / "entered").mkdir()
-                enter(scratch / "view" / "root", scratch / "entered", [Bind(*pair) for pair in task["entered"]])
+                enter(
+                    scratch / "view" / "root",
+                    scratch / "entered",
+                    [Bind(*pair) for pair in task["entered"]],
+                    wanted.cwd,
+                )
             else:
                 _enter(user, 0, group, 0, 0)
             kernel.die_with_parent(signal.SIGTERM)

@@ -20,7 +20,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
 
-from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable, UsageError
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, Unavailable, Unsuitable, UsageError
 from p2pdist.model.url import redacted
 
 MESSAGE_MAX = 200
@@ -181,6 +181,9 @@ _CONNECTION = (
     ("hostunreachable", "no route to it"),
     ("networkunreachable", "no route to it"),
 )
+_REDIRECTED = re.compile(r'"tcp connect error",\s+\S+:(\d+)(?=,)')
+"""The address, and the port, of a connection that failed."""
+
 _CERTIFICATE = (
     ("expired", "its TLS certificate has expired"),
     ("notvalidyet", "its TLS certificate is not valid yet; see this host's clock"),
@@ -262,6 +265,11 @@ def failure(answer: Answer, what: str, url: str, cloud: Cloud, right: str) -> P2
         return NotFound(f"cannot {what}: there is no {url}, {cause}", remedy=_REMEDIES.get(cause, "Correct the URL"))
     if answer.code == "InvalidBucketName":
         return UsageError(f"{url} cannot be: {cause}", remedy="Correct the URL")
+    if answer.status == 416:
+        return Unsuitable(
+            f"{url} cannot {what}{through}: it has no such range of bytes ({_named(answer, text)})",
+            remedy="Push the file again if it is shorter there than it was; else use a server that honours Range, such as nginx",
+        )
     return _refusal(answer, cause, f"{url} refused to {what}{through}", cloud, right, proxy)
 
 
@@ -279,6 +287,10 @@ def _refusal(answer: Answer, cause: str, what: str, cloud: Cloud, right: str, pr
         remedy = f"Give {named} a user and password in HTTP_PROXY or HTTPS_PROXY"
     elif answer.status == 451:
         remedy = "Its server may not give it away for legal reasons"
+    elif not remedy and cloud == "web" and answer.status not in (401, 403):
+        remedy = "Check the address; the log of its server says why"
+        if proxy:
+            remedy += ", or that of the proxy; NO_PROXY names hosts that are asked directly"
     elif not remedy and cloud == "web":
         remedy = (
             "Give this host the URL as http://user:password@host/, or with its query, in P2PDIST_ORIGIN or in the file that "
@@ -310,12 +322,34 @@ def _unreached(answer: Answer, what: str, proxy: str) -> P2PDistError:
         why = next((meaning for sign, meaning in _CERTIFICATE if sign in lowered), why)
         remedy = "Let this host trust its authority (SSL_CERT_FILE; AWS_CA_BUNDLE for s3://), or correct the URL"
         return Refused(f"{what}: {why}", remedy=remedy)
+    if "error following redirect" in lowered:
+        return Refused(f"{what}: it redirects in a circle", remedy="Check the address and the settings of its server")
+    if "missingcontentlength" in lowered:
+        return Unsuitable(
+            f"{what}: it does not say how long its answer is (Content-Length)",
+            remedy="Use a web server that does, such as nginx over the files; one that compresses as it sends does not",
+        )
+    if "parsecontentrange" in lowered:
+        return Unsuitable(
+            f"{what}: it does not say of which file its range is ({answer.text.rpartition(': ')[2][:MESSAGE_MAX]})",
+            remedy="Use a web server that honours Range and states sizes (Content-Range: bytes 0-9/10), such as nginx",
+        )
+    if why and not proxy and (other := _REDIRECTED.search(answer.dump)) and other[1] != str(_port(answer.uri)):
+        why += f" at {other[0].split()[-1]}, to which it redirects"
     remedy = "Check that the address is right and the server is up"
     if proxy:
         remedy = "Check that the proxy is up and allows it; NO_PROXY names hosts that are asked directly"
     if not why:
         why = redacted(answer.text.split("\n", 1)[0].rpartition(" - ")[2])[:MESSAGE_MAX]
     return Unavailable(f"{what}: {why}", remedy=remedy)
+
+
+def _port(uri: str) -> int:
+    try:
+        parts = urlsplit(uri)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:  # it is cut out of a text
+        return 0
 
 
 def proxy_for(uri: str) -> str:

@@ -104,10 +104,10 @@ class Bucket:
                 return self._range(key, start, length)
         except FileNotFoundError:
             return None
-        except (Unavailable, Refused):
-            # Storage answers a range past the end with an error of its own making (416); the size
-            # tells it from a failure.
-            if start:
+        except (Unavailable, Refused) as error:
+            # Storage answers a range past the end with an error of its own making, mostly 416; the
+            # size tells it from a failure.
+            if start or isinstance(error, Unsuitable):
                 with contextlib.suppress(P2PDistError):
                     size = self.size(key)
                     if size is not None and size <= start:

@@ -108,7 +108,9 @@ def _entered(place: Path, purpose: str) -> int:
             if not lock(handle):
                 os.close(handle)
                 shown = os.fsencode(purpose).decode("utf-8", "backslashreplace")
-                raise Conflict(f"another process is packing {shown}", remedy="Wait until it has ended, then try again")
+                raise Conflict(
+                    f"another process has begun the same: {shown}", remedy="Wait until it has ended, then try again"
+                )
             if is_at(handle, place):
                 return handle
             os.close(handle)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import Corrupt, NotFound, TooLarge
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, TooLarge
 from p2pdist.model.manifest import MANIFEST_TYPE, TITLE, Descriptor
 from p2pdist.origin.contract import Tagged
 
@@ -22,6 +22,7 @@ CREATED = "org.opencontainers.image.created"
 """When the tag was set, as RFC 3339 writes it."""
 
 TITLE_CHARACTERS_MAX = 255
+_GZIP = b"\x1f\x8b"
 
 
 class Index:
@@ -33,8 +34,9 @@ class Index:
         empty = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []}
         try:
             self._body: dict[str, Any] = empty if data is None else msgspec.json.decode(data, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise self._corrupt(str(error)) from error
+        except UNDECODABLE as error:
+            compressed = "it comes compressed (gzip), which was not asked for" if data and data[:2] == _GZIP else ""
+            raise self._corrupt(compressed or str(error)) from error
         entries = self._body.get("manifests")
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise self._corrupt("`manifests` is not a list of descriptors")

@@ -21,7 +21,7 @@ from p2pdist.model.errors import Conflict, Corrupt, NotFound, P2PDistError, TooL
 from p2pdist.model.manifest import DOCUMENT_BYTES_MAX, MANIFEST_BYTES_MAX, MANIFEST_TYPE, Descriptor, Reference
 from p2pdist.origin.contract import Tagged
 from p2pdist.origin.directory import Directory
-from p2pdist.origin.drafts import stage_directory
+from p2pdist.origin.drafts import remove_tree, stage_directory
 from p2pdist.origin.index import CREATED, INDEX_BYTES_MAX, Index
 from p2pdist.origin.objects import Objects
 
@@ -242,10 +242,19 @@ class LocalLayout(LayoutOrigin):
         what a killed process left."""
         return self._directory.draft_directory()
 
-    def stage_directory(self, purpose: str) -> contextlib.AbstractContextManager[Path]:
-        """A directory like that of draft_directory, with the same name each time for one purpose.
-        Raises Conflict while another process has it."""
-        return stage_directory(self.scratch(), purpose)
+    @contextlib.contextmanager
+    def stage_directory(self, purpose: str) -> Iterator[Path]:
+        """A directory like that of draft_directory, with the same name each time for one purpose:
+        what is packed from there is known by its path. While another process has it, the name is
+        another one."""
+        with contextlib.ExitStack() as stack:
+            try:
+                made = stack.enter_context(stage_directory(self.scratch(), purpose))
+            except Conflict:
+                made = stack.enter_context(self.draft_directory()) / "work"
+                made.mkdir(mode=0o700)
+                stack.callback(remove_tree, made)
+            yield made
 
     @contextlib.asynccontextmanager
     async def packing(self, *, alone: bool = False) -> AsyncIterator[None]:
@@ -302,5 +311,5 @@ def _verified(
 
 def _unreadable(path: Path, error: OSError) -> P2PDistError:
     if isinstance(error, FileNotFoundError):
-        return NotFound(f"there is no file {path}")
+        return NotFound(f"there is no file {path}", remedy="Check the path")
     return P2PDistError(f"cannot read {path}: {error.strerror}")

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import stat
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +33,7 @@ from p2pdist.package.source.scan import Dropped, Link, check_unchanged, scan_tre
 from p2pdist.package.source.split import split
 from p2pdist.package.source.stages import stage, walk
 from p2pdist.package.source.trace import Trace, select
+from p2pdist.package.thread import stoppable, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,9 @@ async def _packable(
     check_apart(layer.source, layout.directory)
     purpose = f"{layer.source.absolute()} as layer {number}"
     with layout.stage_directory(purpose) as work:
-        staged = await asyncio.to_thread(_stage, layer, work, options.reproducible, followed, on_progress)
+        stopped = threading.Event()
+        report = until(stopped, on_progress or (lambda what, done, total: None))
+        staged = await stoppable(stopped, _stage, layer, work, options.reproducible, followed, report)
         yield work / "tree", staged
 
 
@@ -238,7 +242,7 @@ def _followed(layer: Layer, options: PackOptions) -> dict[bytes, Followed]:
 
 
 def _stage(
-    layer: Layer, work: Path, reproducible: bool, followed: dict[bytes, Followed], on_progress: OnProgress | None
+    layer: Layer, work: Path, reproducible: bool, followed: dict[bytes, Followed], report: OnProgress
 ) -> _Staged:
     """Make the copy for a layer in `work`/tree. Raises Corrupt naming an entry of the source that
     changes meanwhile."""
@@ -246,7 +250,7 @@ def _stage(
     whole = layer.ignore is None and layer.only is None
     scan_again = partial(check_unchanged, before, ignore=layer.ignore, only=layer.only, times_of_directories=whole)
     try:
-        made = _make(layer, work, reproducible, followed, on_progress)
+        made = _make(layer, work, reproducible, followed, report)
     except P2PDistError:
         scan_again()  # what has vanished is the better reason
         raise
@@ -254,15 +258,12 @@ def _stage(
     return made
 
 
-def _make(
-    layer: Layer, work: Path, reproducible: bool, followed: dict[bytes, Followed], on_progress: OnProgress | None
-) -> _Staged:
+def _make(layer: Layer, work: Path, reproducible: bool, followed: dict[bytes, Followed], report: OnProgress) -> _Staged:
     replaced: dict[bytes, Path | None] = {}
     notes: list[str] = []
     if reproducible:
         (work / "compiled").mkdir()
         files = walk(layer.source, ignore=layer.ignore, only=layer.only)
-        report = on_progress or (lambda what, done, total: None)
         others = walk(layer.source, ignore=layer.ignore) if layer.split else ()
         compiled = recompile(layer.source, files, work / "compiled", others=others, report=report)
         replaced, notes = compiled.files, compiled.notes

@@ -69,6 +69,12 @@ class Settings:
                 raise UsageError(
                     f"{text[:100]!r} holds a zero byte, which no program can be called with", remedy="Leave it away"
                 )
+        for text in (*self.env, *(self.entrypoint or ()), self.working_dir or ""):
+            if any("\ud800" <= character <= "\udfff" for character in text):  # of bytes that are none
+                raise UsageError(
+                    f"{printable(text[:100])} is not in UTF-8, in which packages keep their settings",
+                    remedy="Write it in UTF-8",
+                )
         if self.working_dir and _leaves(self.working_dir):
             raise UsageError(
                 f"the working directory {self.working_dir} is outside the package",
@@ -306,9 +312,15 @@ async def _add_manifest(
     parts = tuple({part.digest: part for part in (*(under.parts if under else ()), *layer.parts)}.values())
     lists = {item.digest: item for item in (*(under.piece_lists if under else ()), *layer.lists)}
     if len(layers) > LAYERS_MAX:
-        raise UsageError(f"{reference} would have {len(layers)} layers, over the limit of {LAYERS_MAX}")
+        raise UsageError(
+            f"{reference} would have {len(layers)} layers, over the limit of {LAYERS_MAX}",
+            remedy="Pack it onto a base with fewer",
+        )
     if len(parts) > PARTS_MAX:
-        raise UsageError(f"{reference} would draw on {len(parts)} catalogs and packs, over the limit of {PARTS_MAX}")
+        raise UsageError(
+            f"{reference} would draw on {len(parts)} catalogs and packs, over the limit of {PARTS_MAX}",
+            remedy="Pack it without a base, into a new layout",
+        )
     data = encode_config(config)
     written = await write_document(layout, data)
     return Manifest(Descriptor(CONFIG_TYPE, digest_of(data), len(data)), layers, tuple(lists.values()), parts), written

@@ -22,6 +22,9 @@ from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError
 from p2pdist.model.tree import HASH_SIZE
 from p2pdist.store.layout import FILE_MODE
 
+ROOM_BYTES = 1 << 20
+"""What the files of the index need to grow."""
+
 _VERSION = 4
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blobs (
@@ -412,10 +415,12 @@ class Index:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", None)
-            if code == sqlite3.SQLITE_FULL:
-                parent = self._path.parent
-                raise DiskFull.on(str(parent), os.statvfs(parent), needed=1 << 20) from error
+            code = getattr(error, "sqlite_errorcode", 0)
+            parent, space = self._path.parent, os.statvfs(self._path.parent)
+            # SQLite calls want of room for its -wal and -shm files an I/O error.
+            scarce = code & 0xFF == sqlite3.SQLITE_IOERR and space.f_bavail * space.f_frsize < ROOM_BYTES
+            if code == sqlite3.SQLITE_FULL or scarce:
+                raise DiskFull.on(str(parent), space, needed=ROOM_BYTES) from error
             if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
                 raise Corrupt(
                     f"the index {self._path} is damaged: {error}",

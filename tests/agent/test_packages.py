@@ -17,7 +17,7 @@ from p2pdist.agent.pull.packages import Packages
 from p2pdist.agent.tracker.session import Handlers, TrackerSession
 from p2pdist.model import manifest as bundles
 from p2pdist.model.digest import Digest, digest_of
-from p2pdist.model.errors import Corrupt, NotFound
+from p2pdist.model.errors import Corrupt, NotFound, Unsuitable
 from p2pdist.model.manifest import (
     BLOB_TYPE,
     CONFIG_TYPE,
@@ -37,6 +37,7 @@ from p2pdist.model.manifest import (
 )
 from p2pdist.model.messages import PROTOCOL_VERSION, Hello, Welcome, encode
 from p2pdist.model.pieces import HASH_SIZE, PieceLayout, PieceList, piece_size_for
+from p2pdist.origin.drivers import open_origin
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.store.store import BlobStore
 from tracker.content import Content
@@ -152,6 +153,25 @@ async def test_a_package_that_is_all_new_costs_one_request(site: Site) -> None:
     assert found.digest == package.digest and found.config.entrypoint == ("true",)
     assert all(store.read_document(digest_of(each)) == each for each in package.documents)
     assert [packages.pieces(layer).encode() for layer in found.manifest.layers] == package.lists
+
+
+async def test_an_origin_that_must_be_set_up_otherwise_is_not_waited_for(site: Site) -> None:
+    """The tracker's, which states no lengths: asking again gives the same."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b"{}")
+        return response
+
+    odd = web.Application()
+    odd.router.add_get("/{path:.*}", answer)
+    async with serving(odd) as url:
+        site.origin = open_origin(url)  # type: ignore[assignment] # which is read alone
+        packages, _ = await site.agent(await site.tracker())
+        with pytest.raises(Unsuitable, match="how long its answer is"):
+            await packages.find(TAG, silent)
 
 
 async def test_what_a_tag_still_means_is_not_sent_again_and_a_new_meaning_is(

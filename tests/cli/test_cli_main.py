@@ -6,10 +6,13 @@ import asyncio
 import errno
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -17,7 +20,8 @@ import programs
 import pytest
 
 from p2pdist.cli import output
-from p2pdist.cli.main import VERBS, main
+from p2pdist.cli.main import VERBS, main, parts_of, settings_of
+from p2pdist.cli.options import NAMES
 from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, Refused, Unavailable, UsageError
 
 
@@ -170,6 +174,36 @@ def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """All verbs, and those that they consist of, with what is typed for them."""
+    context = click.Context(main, info_name="p2pdist")
+    pending = [(verb, main.get_command(context, verb)) for verb in main.list_commands(context)]
+    while pending:
+        words, command = pending.pop()
+        assert command is not None
+        yield words, command
+        pending += [(f"{words} {name}", part) for name, part in parts_of(command).items()]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_has_an_example_that_it_takes(verb: str) -> None:
+    """Each line of an example begins a command, whose options exist."""
+    commands = dict(every_command())
+    for words, command in commands.items():
+        if words.split()[0] != verb:
+            continue
+        text = command.help or ""
+        assert "Example" in text, words
+        example = text.partition("Example")[2].replace("\\\n", " ")
+        lines = re.findall(r"(?<![\w/@])p2pdist ((?:(?!\bp2pdist )[^\n])+)", example)
+        assert lines or verb in ("completion", "slurm"), words
+        for line in lines:
+            typed = shlex.split(re.split(r" [|>&] | && |\"?\$\(|\)\"|  +#", line)[0].rstrip(')"'))
+            length = next(n for n in (3, 2, 1) if " ".join(typed[:n]) in commands)
+            meant = commands[" ".join(typed[:length])]
+            meant.make_parser(click.Context(meant)).parse_args(typed[length:])
+
+
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
     """A configuration file whose origins do not exist, so that the message tells which one was
@@ -201,6 +235,38 @@ def test_the_top_of_the_file_serves_all_verbs_and_tables_are_checked(places: Pat
     done = run("diff", "app:v1", "app:v2", "--config", config)
     assert done.returncode == 2
     assert "odd" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('orgin = "file:///x"', ("no verb has an option 'orgin'", "Did you mean origin?")),
+        ("[pul]\nquiet = true", ("there is no verb for the table [pul]", "Did you mean pull?")),
+        ("[blob]\nlevel = 3", ("[blob] has no option 'level'",)),
+        ("[blob.pus]\nquiet = true", ("[blob] has no option 'pus'", "Did you mean push?")),
+        ("[blob.push]\nquite = true", ("[blob.push] has no option 'quite'", "Did you mean quiet?")),
+    ],
+)
+def test_a_misspelt_name_in_the_file_is_refused(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    """Wherever it stands; what it sets would be left as it is without a word."""
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    done = run("blob", "push", file, "--origin", f"file://{tmp_path}/none/none", "--config", file)
+    assert done.returncode == 2
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_the_names_of_all_options_are_known() -> None:
+    assert {name for _, command in every_command() for name in settings_of(command)} == NAMES
+
+
+def test_names_of_all_verbs_may_stand_in_the_file(tmp_path: Path) -> None:
+    """An option of any verb at the top, and tables of other verbs, which are looked at by these."""
+    file = tmp_path / "config.toml"
+    top = 'capacity = "1GiB"\nfirst-party = ["a"]\nentry = "x"\n'
+    file.write_text(f"{top}[agent]\nodd = 1\n[hosts]\n[trace.show]\nentry = 'y'\n[blob.pull]\nx = 1\n")
+    done = run("blob", "push", file, "--origin", f"file://{tmp_path}/none/none", "--config", file)
+    assert (done.returncode, "there is no directory" in done.stderr) == (3, True), done.stderr
 
 
 @pytest.mark.parametrize("text", ["x =", "\xff", None])

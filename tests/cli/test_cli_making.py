@@ -4,17 +4,21 @@ export."""
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import programs
 import pytest
 from test_cli_main import run
+from waits import wait_until
 
 from p2pdist.cli.verbs.blob import NOWHERE, named_file
 from p2pdist.model.manifest import SQUASHFS_TYPE, TREE_TYPE
@@ -254,6 +258,41 @@ def test_one_format_and_one_output(place: Path) -> None:
     assert out.is_symlink()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_import_that_waits_for_a_pipe_can_be_ended(place: Path, number: signal.Signals) -> None:
+    """Within a file that has begun to come, and before anything has: nothing is left of either."""
+    os.mkfifo(place / "pipe")
+    begun = io.BytesIO()
+    with tarfile.open(fileobj=begun, mode="w") as archive:
+        member = tarfile.TarInfo("file")
+        member.size = 1 << 20
+        archive.addfile(member, io.BytesIO(bytes(1 << 20)))
+    for first in (b"", begun.getvalue()[:300_000]):
+        words = ("import", place / "pipe", "-t", "a:1", "--layout", place / "layout")
+        with (
+            programs.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+            (place / "pipe").open("wb") as pipe,
+        ):
+            pipe.write(first)
+            pipe.flush()
+            wanted = "*/work/archive/file" if first else "*/work/archive"
+            wait_until(lambda: list((place / "layout/.incoming").glob(wanted)), "the import has begun")  # noqa: B023
+            process.send_signal(number)
+            _, said = process.communicate(timeout=60)
+        assert (process.returncode, said.strip()) == (128 + number, "p2pdist: interrupted")
+        assert list((place / "layout/.incoming").iterdir()) == []
+
+
+def test_no_tar_goes_where_standard_output_is_closed(place: Path) -> None:
+    """Under whichever name; a file is written as ever."""
+    done(place, "pack", place / "src", "-t", "a/b:v1", "--format", "tree")
+    command = f"exec {sys.executable} -m p2pdist export a/b:v1 --tar --layout {place}/layout -o"
+    for target, code in (("-", 1), ("/dev/stdout", 1), (place / "tar", 0)):
+        made = subprocess.run(["sh", "-c", f"{command} {target} >&-"], capture_output=True, text=True, check=False)
+        assert (made.returncode, "standard output is closed" in made.stderr) == (code, bool(code))
+    assert tarfile.is_tarfile(place / "tar")
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("form", ["squashfs", "tree"])
 def test_a_layout_that_may_only_be_read_is_exported(place: Path, form: str) -> None:
@@ -282,6 +321,32 @@ def test_a_layer_that_is_elsewhere_is_said(place: Path) -> None:
     (place / "layout/blobs/sha256" / packed["layers"][0]["digest"][7:]).unlink()
     problem = done(place, "export", "a/b:v1", "--tar", "-o", place / "tar", code=3)
     assert "layer sha256:" in problem["detail"] and "base" in problem["remedy"]
+
+
+@pytest.mark.parametrize("option", ["--env", "--working-dir", "--entrypoint"])
+def test_settings_that_are_no_text_are_refused(place: Path, option: str) -> None:
+    value = os.fsdecode(b'["\xff"]' if option == "--entrypoint" else b"A=\xff")
+    packed = run("pack", place / "src", "-t", "a:1", option, value, "--layout", place / "layout")
+    assert packed.returncode == 2, packed.stderr
+    assert "unexpected" not in packed.stderr
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_keeps_nothing_of_an_export(place: Path) -> None:
+    (place / "src/large").write_bytes(os.urandom(3 << 20))
+    done(place, "pack", place / "src", "-t", "a/b:v1")
+    (place / "small").mkdir()
+    kernel.mount("small", place / "small", "tmpfs", 0, "size=1m")
+    try:
+        for kind in ("--dir", "--modelpack", "--tar"):
+            made = run("export", "a/b:v1", kind, "-o", place / "small/out", "--layout", place / "layout")
+            assert (made.returncode, "lacks space" in made.stderr, "retry" in made.stderr) == (1, True, False)
+            assert list((place / "small").iterdir()) == []
+        packed = run("pack", place / "src", "-t", "a:1", "--format", "tree", "--layout", place / "small/layout")
+        needed = int(packed.stderr.partition(" bytes needed")[0].rpartition(" ")[2])
+        assert 3 << 20 <= needed < 4 << 20
+    finally:
+        kernel.unmount(place / "small")
 
 
 def test_a_blob_becomes_a_file_and_nothing_else(tmp_path: Path) -> None:

@@ -160,6 +160,13 @@ def test_what_the_caller_blocks_can_stop_us(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "set()\n")
 
 
+def test_ctrl_c_before_a_command_begins_is_silent(tmp_path: Path) -> None:
+    """An import has nothing to tidy and nothing to say."""
+    script = AS_COMMAND + "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('goes on')"
+    done = run(sys.executable, "-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_a_working_directory_that_was_removed_is_said(tmp_path: Path) -> None:
     """A relative name means nothing there; with absolute ones all goes on."""
     gone = f"mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone;"
@@ -181,6 +188,12 @@ def test_a_user_without_a_home_is_told_of_the_layout() -> None:
     with tempfile.TemporaryDirectory() as source:  # pytest's directories are its user's alone
         Path(source).chmod(0o755)
         done = run(*command[:3], P2PDIST, "pack", source, "-t", "a:1")
+        for words, code, told in (
+            (("cache", "key", "cache", "--json"), 2, "no home directory for caches. Name a directory with --dir"),
+            (("ls", "--at-origin", "--origin", "oci://127.0.0.1:1/none"), 5, "connection refused"),
+        ):
+            other = run(*command[:3], P2PDIST, *words)
+            assert (other.returncode, told in other.stderr) == (code, True), other.stderr
     assert done.returncode == 2
     assert "this user has no home directory for the layout. Name one with --layout" in done.stderr
 

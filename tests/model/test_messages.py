@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, Unavailable, Unsuitable, UsageError, from_problem
 from p2pdist.model.messages import (
     Advance,
     Assign,
@@ -192,7 +192,7 @@ def test_failures_survive_the_wire() -> None:
     becomes a plain failure."""
     full = [DiskFull("/store", needed=10, free=3, short_of=what) for what in ("space", "inodes", "quota")]
     never = DiskFull("/store", needed=10, free=7, capacity=7)
-    for failure in (UsageError("a", remedy="b"), Corrupt("c", blob=BLOB), *full, never):
+    for failure in (UsageError("a", remedy="b"), Corrupt("c", blob=BLOB), Unsuitable("d"), *full, never):
         again = from_problem(failure.problem())
         assert type(again) is type(failure)
         assert (again.what, again.remedy, again.details) == (failure.what, failure.remedy, failure.details)

@@ -1,10 +1,11 @@
-"""What is shown of a URL, and what may be a secret in it."""
+"""Addresses of trackers, what is shown of a URL, and what may be a secret in it."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pdist.model.url import redacted, secrets_in
+from p2pdist.model.errors import UsageError
+from p2pdist.model.url import redacted, secrets_in, tracker_urls
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,23 @@ def test_no_password_is_shown_whatever_is_in_it(password: str, host: str, rest: 
     url = f"http://u:{password}SECRET@{host}{rest}"
     assert "SECRET" not in redacted(url)
     assert "SECRET" in "".join(secrets_in(url))
+
+
+@pytest.mark.parametrize(
+    "url",
+    (
+        *("foo", "tracker:7070", "http://", "ftp://t", "http://t:99999", "http://t:0", "http://t:x", "http://[::1"),
+        *("http://a b", "http://a..b", "http://" + "a" * 64, "http://t\x07"),
+    ),
+)
+def test_what_is_no_address_of_a_tracker(url: str) -> None:
+    """Beside others that are."""
+    with pytest.raises(UsageError, match="no address of a tracker"):
+        tracker_urls(["http://tracker:7070", url])
+
+
+def test_addresses_of_trackers() -> None:
+    given = [" http://tracker:7070/ ", "", "https://[::1]:7070", "http://a.example.com.", "http://10.0.0.1:1/prefix"]
+    assert tracker_urls(given) == [
+        *("http://tracker:7070", "https://[::1]:7070", "http://a.example.com.", "http://10.0.0.1:1/prefix")
+    ]

@@ -203,6 +203,7 @@ async def test_what_others_keep_in_the_index_stays(place: Place) -> None:
         b'{"manifests": 3}',
         b'{"manifests": [3]}',
         b"\xff\xfe",
+        b'{"manifests":[],"note":"\xff"}',
         b"[" * 100_000,
         b'{"manifests":[{"digest":"../../etc","size":1,"annotations":{"org.opencontainers.image.ref.name":"app:v1"}}]}',
         b'{"manifests":[{"digest":"sha256:%s","size":-1,"annotations":{"org.opencontainers.image.ref.name":"app:v1"}}]}'

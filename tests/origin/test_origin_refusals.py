@@ -380,3 +380,16 @@ async def test_a_name_that_nobody_knows(storage: Storage) -> None:
     error = await _failure("http://storage.invalid/p")
     assert type(error) is Unavailable
     _matches("host name is unknown", error)
+
+
+async def test_a_redirect_in_a_circle_ends_at_once(storage: Storage) -> None:
+    storage.says(302, "", Location="/index.json")
+    failure = await _failure(storage.url)
+    assert (type(failure), "in a circle" in failure.what) == (Refused, True), failure
+
+
+@pytest.mark.parametrize("status", [400, 418])
+async def test_a_web_server_that_refuses_otherwise_asks_for_no_credentials(storage: Storage, status: int) -> None:
+    storage.says(status, "no")
+    failure = await _failure(storage.url)
+    assert (type(failure), "password" in failure.remedy, "log" in failure.remedy) == (Refused, False, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -125,6 +126,22 @@ async def test_a_server_without_ranges_is_told_apart(web: StartWeb, stored: Stor
     assert caught.value.exit_code == Unavailable.exit_code
 
 
+async def test_a_range_that_is_not_there_is_no_refusal(web: StartWeb, stored: Stored) -> None:
+    """A file may be shorter than it was, or the server may know none of its ranges: no credentials
+    help."""
+    directory, digest, _ = stored
+    async with opened(web(directory, "location /blobs { if ($http_range) { return 416; } }").url) as origin:
+        for start in (0, 10):
+            with pytest.raises(Unsuitable, match="no such range") as caught:
+                await origin.read_range(digest, start, 10)
+            assert "credentials" not in caught.value.remedy
+    (directory / blob_key(digest)).write_bytes(b"")
+    async with opened(web(directory).url) as origin:
+        for start in (0, 10):
+            with pytest.raises(Corrupt, match="truncated"):
+                await origin.read_range(digest, start, 10)
+
+
 async def test_nobody_listens() -> None:
     async with opened(f"http://127.0.0.1:{free_port()}/x") as origin:
         with pytest.raises(Unavailable, match="connection refused") as caught:
@@ -218,6 +235,46 @@ async def test_an_endless_range_is_cut_off_at_what_was_asked_for() -> None:
         with pytest.raises(Corrupt, match="more than the 100 bytes"):
             await origin.read_range(digest_of(b""), 0, 100)
     assert sent < 64 << 20
+
+
+async def test_an_answer_of_unknown_length_is_said() -> None:
+    """No wait makes that server state lengths."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+        await writer.drain()
+
+    async with socket_server(answer) as url, opened(url) as origin:
+        with pytest.raises(Unsuitable, match="how long its answer is"):
+            await origin.tags()
+
+
+async def test_a_range_of_a_file_of_unknown_size_is_said() -> None:
+    """Such as behind a proxy that does not know the size (RFC 9110, 14.4)."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 3\r\nContent-Range: bytes 0-2/*\r\n\r\nabc")
+        await writer.drain()
+
+    async with socket_server(answer) as url, opened(url) as origin:
+        with pytest.raises(Unsuitable, match=r"bytes 0-2/\*"):
+            await origin.read_range(digest_of(b""), 0, 3)
+
+
+async def test_where_a_redirect_fails_is_said(web: StartWeb, stored: Stored) -> None:
+    directory, digest, _ = stored
+    port = free_port()
+    async with opened(web(directory, f"location /blobs {{ return 302 http://127.0.0.1:{port}/x; }}").url) as origin:
+        with pytest.raises(Unavailable, match=f"connection refused at 127.0.0.1:{port}, to which it redirects"):
+            await origin.read_range(digest, 0, 3)
+
+
+async def test_an_index_that_comes_compressed_is_said(web: StartWeb, stored: Stored) -> None:
+    directory, _, _ = stored
+    (directory / "index.json").write_bytes(gzip.compress((directory / "index.json").read_bytes()))
+    async with opened(web(directory).url) as origin:
+        with pytest.raises(Corrupt, match="compressed"):
+            await origin.resolve(V1)
 
 
 async def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,6 +231,7 @@ DAMAGED: dict[str, bytes] = {
     "a size beyond all": header(b"a", size=base256(1 << 70)) + padded(b"data") + END,
     "a negative size": header(b"a", size=base256(-4)) + padded(b"data") + END,
     "a number that is none": header(b"a", size=b"0000000000z\0") + padded(b"data") + END,
+    "a part of several volumes": header(b"first", b"V") + header(b"large", b"M", size=4) + padded(b"rest") + file(b"b") + END,
     "sparse cut": sparse_gnu()[: BLOCK + 300],
     "sparse data cut": sparse_pax(b"1.0")[:-700],
     "sparse parts beyond": sparse_pax(b"1.0").replace(b"%d\n512\n" % (29 * GIB), b"%d\n512\n" % (99999 * GIB)) + END,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -397,6 +398,29 @@ def test_an_output_that_is_no_file_is_written_to_and_stays(tmp_path: Path) -> No
 
 
 @pytest.mark.root
+def test_what_is_killed_leaves_nothing_of_its_output(tmp_path: Path) -> None:
+    """A file system without unnamed files would keep a part, under another name."""
+    script = (
+        "import os, signal, pathlib; from p2pdist.package.archive.export import new_file\n"
+        f"with new_file(pathlib.Path({str(tmp_path / 'out')!r}), needed=1, mode=0o666) as file:\n"
+        "    file.write(b'x' * 100_000); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_may_have_the_longest_name(tmp_path: Path) -> None:
+    output = tmp_path / ("x" * 255)
+    for data in (b"first", b"second"):
+        with new_file(output, needed=len(data), mode=0o640) as file:
+            file.write(data)
+        assert (output.read_bytes(), list(tmp_path.iterdir())) == (data, [output])
+    assert stat.S_IMODE(output.stat().st_mode) == 0o640
+    with pytest.raises(ZeroDivisionError), new_file(output, needed=1, mode=0o666) as file:
+        raise ZeroDivisionError
+    assert (output.read_bytes(), list(tmp_path.iterdir())) == (b"second", [output])
+
+
 def test_an_output_that_is_a_device_stays_one(tmp_path: Path) -> None:
     full = tmp_path / "full"
     os.mknod(full, 0o666 | stat.S_IFCHR, os.makedev(1, 7))

@@ -316,3 +316,18 @@ def test_an_index_of_nothing_is_called_so(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with pytest.raises(NotFound, match="there is no image in it"):
         unpack_source(tmp_path / "image", tmp_path / "work")
+
+
+def test_a_command_that_is_one_string_is_a_word(tmp_path: Path) -> None:
+    """Docker takes it so (strslice), of images that old tools made."""
+    config = {"Entrypoint": "/bin/run me", "Cmd": ["x"]}
+    image_layout(tmp_path / "image", [odd.file(b"file") + odd.END], config)
+    (tmp_path / "work").mkdir()
+    assert unpack_source(tmp_path / "image", tmp_path / "work").config.entrypoint == ("/bin/run me", "x")
+
+
+def test_an_image_of_too_many_layers_is_called_so(tmp_path: Path) -> None:
+    image_layout(tmp_path / "image", [odd.file(b"%d" % number) + odd.END for number in range(129)], {})
+    (tmp_path / "work").mkdir()
+    with pytest.raises(TooLarge, match="129 layers, over the limit of 128"):
+        unpack_source(tmp_path / "image", tmp_path / "work")

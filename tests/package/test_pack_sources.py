@@ -15,11 +15,12 @@ import pytest
 
 from p2pdist.model.errors import NotFound, UsageError
 from p2pdist.model.manifest import parse_reference
+from p2pdist.mount import kernel
 from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.layers import PackOptions, pack_layers, plain_layer, project_layers
 from p2pdist.package.pack import Packed, pack
 from p2pdist.package.source.project import read_project
-from p2pdist.package.source.scan import source_directory, unreadable
+from p2pdist.package.source.scan import scan_tree, source_directory, unreadable
 
 REFERENCE = parse_reference("app:v1")
 
@@ -132,3 +133,25 @@ def test_what_keeps_a_file_from_being_read_says_what_to_do() -> None:
     for code, word in ((errno.EMFILE, "ulimit -n"), (errno.EIO, "disk"), (errno.ESTALE, "Mount")):
         failure = unreadable("file", OSError(code, os.strerror(code)))
         assert word in failure.remedy and "readable" not in failure.remedy
+
+
+def test_files_that_the_kernel_makes_up_are_refused() -> None:
+    """Their sizes say nothing of what they hold, so a package would have them empty."""
+    for source in (Path("/proc/sys/kernel"), Path("/sys/kernel")):
+        with pytest.raises(UsageError, match="makes up as they are read"):
+            scan_tree(source)
+
+
+@pytest.mark.root
+def test_a_mounted_file_of_proc_is_refused_unless_it_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/cpuinfo").touch()
+    (tmp_path / "source/other").write_text("x")
+    kernel.mount("/proc/cpuinfo", tmp_path / "source/cpuinfo", "none", kernel.MS_BIND)
+    try:
+        with pytest.raises(UsageError, match="source/cpuinfo is on proc"):
+            scan_tree(tmp_path / "source")
+        scan = scan_tree(tmp_path / "source", ignore=lambda path, _: path == b"cpuinfo")
+        assert [row.name for row in scan.rows(b"")] == [b"other"]
+    finally:
+        kernel.unmount(tmp_path / "source/cpuinfo")

@@ -10,6 +10,7 @@ import pytest
 
 from p2pdist.model.errors import Conflict, Corrupt
 from p2pdist.origin.drafts import remove_tree, stage_directory
+from p2pdist.origin.layout import LocalLayout
 from p2pdist.package.source.ignore import matcher
 from p2pdist.package.source.scan import with_parents
 from p2pdist.package.source.stages import stage, walk
@@ -136,3 +137,17 @@ def test_a_staging_place_is_for_one_and_cleans_up(tmp_path: Path) -> None:
     with stage_directory(tmp_path, "x") as again:
         assert again == first
         assert not list(again.iterdir())
+
+
+def test_two_may_do_the_same_in_a_layout(tmp_path: Path) -> None:
+    """The second has a directory of its own, and both leave nothing."""
+    layout = LocalLayout(tmp_path)
+    with layout.stage_directory("x") as first, layout.stage_directory("x") as second:
+        assert first != second
+        for place in (first, second):
+            (place / "closed").mkdir()
+            (place / "closed/file").touch()
+            (place / "closed").chmod(0o500)
+    assert list((tmp_path / ".incoming").iterdir()) == []
+    with layout.stage_directory("x") as again:
+        assert again == first

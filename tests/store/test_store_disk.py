@@ -258,3 +258,11 @@ def test_a_disk_that_is_full_halfway(mount: Mount) -> None:
         assert set(store.objects.contents()) == made == on_disk(root).keys()
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("size", [4096 * pages for pages in (2, 4, 8, 16)])
+def test_a_store_on_a_disk_that_is_full_says_so(mount: Mount, size: int) -> None:
+    """Wherever the index meets it first; SQLite calls some of that a disk I/O error."""
+    place = mount("tmpfs", size)
+    with pytest.raises(DiskFull, match="lacks"):
+        BlobStore(place / "store", choose=choose)

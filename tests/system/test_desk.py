@@ -124,6 +124,18 @@ def test_a_package_is_entered_as_the_root(place: Path, form: str) -> None:
     assert left_behind(place) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_working_directory_that_an_image_lacks_is_made(place: Path) -> None:
+    """As container runtimes do it; what is in its place is said."""
+    for directory, code in (("/srv/not/there", 0), ("/app/data", 3)):
+        entry = (*ENTRY[:2], "--working-dir", directory)
+        run(place, "pack", image(place), "-t", "team/image:v1", *entry)
+        done = run(place, "run", "-q", "--local", "--root", "team/image:v1", code=code)
+        assert done.stdout.splitlines() == ([] if code else ["inside", directory])
+        assert ("is no directory" in done.stderr) == bool(code)
+        shutil.rmtree(place / "image")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="setting up needs root")
 @pytest.mark.parametrize("form", ["tree", "squashfs"])
 def test_a_user_without_rights_enters_a_package(place: Path, form: str) -> None:
@@ -132,7 +144,8 @@ def test_a_user_without_rights_enters_a_package(place: Path, form: str) -> None:
     home = place / "home"
     home.mkdir()
     place.chmod(0o755)
-    run(place, "pack", image(place), "-t", "team/image:v1", "--format", form, "--layout", home / "layout", *ENTRY)
+    entry = (*ENTRY[:2], "--working-dir", "/srv/new")
+    run(place, "pack", image(place), "-t", "team/image:v1", "--format", form, "--layout", home / "layout", *entry)
     subprocess.run(["chown", "-R", "65534:65534", home], check=True)
     words = (
         "run",
@@ -149,7 +162,7 @@ def test_a_user_without_rights_enters_a_package(place: Path, form: str) -> None:
     command = as_nobody(place / "hold", sys.executable, "-m", "p2pdist", *words)
     environ = {**os.environ, "TMPDIR": str(home), "HOME": str(home)}
     done = subprocess.run(command, env=environ, cwd="/", capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["inside", "new", "/app"]), done.stderr
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["inside", "new", "/srv/new"]), done.stderr
 
 
 def test_what_cannot_be_entered_or_bound_is_said(place: Path) -> None:

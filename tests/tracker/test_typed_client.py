@@ -96,7 +96,7 @@ async def test_failures_are_those_of_the_product(layout: Path, blobs: list[Diges
         with pytest.raises(Conflict):
             await client.preseed(PreseedRequest(package(blobs[0]), id="p1", count=2))
         assert client.answered == at.url
-    with pytest.raises(UsageError, match="no tracker is named"):
+    with pytest.raises(UsageError, match="no address of a tracker"):
         SyncTracker("tracker:7070")
     async with Tracker(f"http://127.0.0.1:{free_port()}") as client:
         with pytest.raises(Unavailable, match="connection refused"):

@@ -50,8 +50,9 @@ class Documents:
                 "CREATE TABLE IF NOT EXISTS descriptors (name TEXT PRIMARY KEY, descriptor BLOB NOT NULL)"
             )
         except (sqlite3.Error, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
             raise P2PDistError(
-                f"the tracker cannot keep its state in {directory}: {error}", remedy="Give another --state directory"
+                f"the tracker cannot keep its state in {directory}: {why}", remedy="Give another --state directory"
             ) from error
 
     def read(self, digest: Digest) -> bytes | None:

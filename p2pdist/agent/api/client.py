@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from p2pdist.model.errors import P2PDistError, Refused, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import UNDECODABLE, P2PDistError, Refused, Unavailable, UsageError, from_problem
 from p2pdist.model.messages import (
     DRAIN_S_MAX,
     BlobFile,
@@ -240,7 +240,7 @@ class LocalClient:
             if code >= 400:
                 raise from_problem(msgspec.json.decode(data, type=dict[str, Any]))
             return msgspec.json.decode(data, type=kind) if kind is not None else None  # type: ignore[return-value]
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise Unavailable(
                 f"what answers on {self._path} does not speak as an agent does (HTTP {code}: {error})",
                 remedy="See what listens there, and that agent and command have the same version",

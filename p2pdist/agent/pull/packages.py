@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from p2pdist.agent.tracker.session import TrackerSession
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, Refused, Unavailable, Unsuitable
 from p2pdist.model.image import ImageReference
 from p2pdist.model.manifest import (
     BLOB_NAME,
@@ -278,6 +278,8 @@ class Packages:
                 try:
                     return await tracker()
                 except Unavailable as error:
+                    if isinstance(error, Unsuitable) and origin is None:
+                        raise
                     waiting, failure = f"{error.what}; trying again", error
             if origin is not None:
                 return await origin()

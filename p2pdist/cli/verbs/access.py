@@ -49,7 +49,12 @@ def command() -> None:
 def create(access: Path, as_json: bool) -> None:
     """Make what is missing: the access file, an authority, a signing key and the join tokens. A
     tracker does the same at its first start; this is for directories that trackers cannot write,
-    such as a Secret of Kubernetes."""
+    such as a Secret of Kubernetes.
+
+    \b
+    Example:
+      p2pdist access create --access /etc/p2pdist/access.toml
+    """
     directory = _directory(access)
     made = directory.prepare(now=time.time())
     state = directory.load(now=time.time())
@@ -67,7 +72,12 @@ def create(access: Path, as_json: bool) -> None:
 @output.json_option
 def show(access: Path, as_json: bool) -> None:
     """Print authorities, signing keys, join tokens, roles and what is revoked. No secret is
-    printed."""
+    printed.
+
+    \b
+    Example:
+      p2pdist access show
+    """
     directory = _directory(access)
     state = directory.load(now=time.time())
     rules = state.rules
@@ -96,7 +106,12 @@ def show(access: Path, as_json: bool) -> None:
 def rotate(access: Path, as_json: bool) -> None:
     """Make a new authority and a new signing key beside the ones in use, which are trusted for 48
     hours more. Join files must be fetched anew within that time, and tokens made anew: the tokens
-    that the former key signed end with it."""
+    that the former key signed end with it.
+
+    \b
+    Example:
+      p2pdist access rotate
+    """
     directory = _directory(access)
     removed = directory.rotate(now=time.time())
     state = directory.load(now=time.time())
@@ -122,7 +137,12 @@ def rotate(access: Path, as_json: bool) -> None:
 @access_option
 def revoke(what: tuple[str, ...], access: Path) -> None:
     """Take hosts, join tokens or tokens out of the fleet. Sessions and streams of these hosts end
-    within seconds."""
+    within seconds.
+
+    \b
+    Example:
+      p2pdist access revoke host:r17n04
+    """
     directory = _directory(access)
     directory.set_revoked([*directory.revoked(), *what])
     output.say(f"revoked {' '.join(what)}")
@@ -132,7 +152,12 @@ def revoke(what: tuple[str, ...], access: Path) -> None:
 @click.argument("what", nargs=-1, required=True, metavar="host:NAME|join:ID|token:ID...")
 @access_option
 def unrevoke(what: tuple[str, ...], access: Path) -> None:
-    """Take revocations back, as far as p2pdist access revoke made them."""
+    """Take revocations back, as far as p2pdist access revoke made them.
+
+    \b
+    Example:
+      p2pdist access unrevoke host:r17n04
+    """
     from p2pdist.model.errors import NotFound
 
     directory = _directory(access)

@@ -21,6 +21,7 @@ from p2pdist.model.errors import Conflict, P2PDistError, UsageError
 from p2pdist.model.image import MIRROR_PORT
 from p2pdist.model.units import parse_size
 from p2pdist.model.upstream import parse_upstream, unique
+from p2pdist.model.url import tracker_urls
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -71,7 +72,7 @@ def _reached(
 ) -> Reached:
     """Where the agent listens, the trackers that were named, and how others are discovered: where
     none was named, or where that was asked for."""
-    address, urls = listen_address(listen), _urls(trackers)
+    address, urls = listen_address(listen), tuple(tracker_urls(trackers.split(",")))
     discovers = not urls if discover is None else discover
     return address, urls, discovery_settings(address, network_id, interfaces) if discovers else None
 
@@ -452,10 +453,6 @@ def command(
         hostnames=hostnames,
     )
     run(_serve(settings, address, socket.absolute(), doors))
-
-
-def _urls(text: str) -> tuple[str, ...]:
-    return tuple(url.strip() for url in text.split(",") if url.strip())
 
 
 def _address_text(address: tuple[str, int]) -> str:

@@ -30,7 +30,13 @@ NOWHERE = Path(os.devnull)
 
 @click.group("blob")
 def command() -> None:
-    """Push or pull single files by their digest or name."""
+    """Push or pull single files by their digest or name.
+
+    \b
+    Example:
+      p2pdist blob push model.safetensors --origin s3://packages/prod
+      p2pdist blob pull model.safetensors -d ./models --origin s3://packages/prod
+    """
 
 
 @command.command("push")
@@ -238,7 +244,10 @@ def _bring(wanted: _Wanted, socket: Path, *, as_json: bool) -> dict[str, Any]:
     if status.error is not None:
         raise from_problem(status.error)
     if status.state != "done":
-        raise P2PDistError(f"the agent gave up on {blob}: {status.note or status.state}")
+        raise P2PDistError(
+            f"the agent gave up on {blob}: {status.note or status.state}",
+            remedy="See the log of the agent, and pull it again",
+        )
     if not stored and _seen(target) in (None, before):
         raise Conflict(
             f"the agent wrote {target.absolute()}, where this process does not see it: it has mounts or a root of its own",

@@ -12,6 +12,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.connect import socket_option, tracker_option
 from p2pdist.model.errors import P2PDistError, printable
+from p2pdist.model.url import tracker_urls
 
 if TYPE_CHECKING:
     from p2pdist.cli.diagnosis import Finding
@@ -104,7 +105,7 @@ async def _check(tracker: str, listen: str, store: Path, origin: str, image: str
     from p2pdist.cli.daemon import listen_address
     from p2pdist.cli.runtimes import check
 
-    urls, address = diagnosis.tracker_urls(tracker), listen_address(listen)
+    urls, address = tracker_urls(tracker.split(",")), listen_address(listen)
     parts: list[Any] = await asyncio.gather(
         diagnosis.checked("versions", asyncio.to_thread(diagnosis.versions)),
         diagnosis.checked("tracker", diagnosis.trackers(urls)),

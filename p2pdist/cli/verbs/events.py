@@ -15,8 +15,9 @@ import msgspec
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import TrackerClient, tracker_option
-from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem
+from p2pdist.model.errors import UNDECODABLE, Unavailable, UsageError, from_problem, unreached
 from p2pdist.model.history import KINDS, RECORDS_PER_PAGE_MAX, HistoryPage, HistoryRecord, parse_kinds, parse_since
+from p2pdist.model.url import tracker_urls
 
 if TYPE_CHECKING:
     import aiohttp
@@ -107,8 +108,8 @@ async def read(tracker: str, query: dict[str, str], limit: int) -> list[HistoryR
 async def _follow(tracker: str, query: dict[str, str], begin: float, limit: int, *, as_json: bool) -> None:
     """Print what happens at the first tracker that answers, for ever, each record once. Raises
     what goes wrong before anything was heard."""
-    urls = [url.strip().rstrip("/") for url in tracker.split(",") if url.strip()]
-    if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+    urls = tracker_urls(tracker.split(","))
+    if not urls:
         raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
     shown: OrderedDict[tuple[str, int, float], None] = OrderedDict()
     heard, number = False, 0
@@ -166,7 +167,7 @@ async def _stream(url: str, query: dict[str, str]) -> AsyncIterator[HistoryRecor
             remedy="Name the tracker with --tracker, and use the same version",
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = str(error).replace(url, redacted(url)) or type(error).__name__
+        reason = unreached(error).replace(url, redacted(url))
         raise Unavailable(
             f"the tracker {redacted(url)} does not answer: {reason}", remedy=access.remedy(url, error)
         ) from error

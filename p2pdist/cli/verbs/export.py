@@ -6,16 +6,18 @@ import asyncio
 import os
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 import click
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import layout_option, opened_layout
 from p2pdist.cli.desk import layers_in
-from p2pdist.model.errors import P2PDistError, UsageError
+from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     SQUASHFS_TYPE,
@@ -30,6 +32,8 @@ from p2pdist.model.modelpack import is_model
 if TYPE_CHECKING:
     from p2pdist.origin.layout import LocalLayout
 
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
 Kind = Literal["xar", "tar", "dir", "modelpack"]
 KINDS: tuple[Kind, ...] = ("xar", "tar", "dir", "modelpack")
 
@@ -64,7 +68,9 @@ def command(ref: str, target: Path, level: int | None, layout: Path, as_json: bo
     if kind == "tar" and _is_standard_output(target):
         target = Path("-")
     if str(target) == "-" and (kind != "tar" or as_json):
-        raise UsageError("only a tar can go to standard output, and not with --json")
+        raise UsageError("only a tar can go to standard output, and not with --json", remedy="Name a file with -o")
+    if str(target) == "-" and sys.__stdout__ is None:  # launch.py has put /dev/null in its place
+        raise P2PDistError("standard output is closed", remedy="Name a file with -o")
     with output.Progress(quiet=as_json) as progress:
         done = asyncio.run(_Export(kind, target, level, progress).run(ref, layout))
     if as_json:
@@ -85,7 +91,17 @@ class _Export:
     """One package to be written in one way."""
 
     def __init__(self, kind: Kind, target: Path, level: int | None, progress: output.Progress) -> None:
+        from p2pdist.package.thread import until
+
         self._kind, self._target, self._level, self._progress = kind, target, level, progress
+        self._stopped = threading.Event()
+        self._report = until(self._stopped, progress)
+
+    async def _stoppable(self, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        """Run a function on a thread, which has ended before what it writes to is removed."""
+        from p2pdist.package.thread import stoppable
+
+        return await stoppable(self._stopped, function, *args, **kwargs)
 
     async def run(self, ref: str, directory: Path) -> dict[str, Any]:
         """What was written, for --json."""
@@ -96,10 +112,13 @@ class _Export:
             described, manifest, _ = await read_manifest(reference, [layout])
             config = decode_config(await layout.read(manifest.config.digest, limit=MANIFEST_BYTES_MAX))
             with self._stage(layout, f"{described.digest} exported as {self._kind}") as stage:
-                if self._kind == "modelpack":
-                    await self._write_model(reference, manifest, layout, stage)
-                else:
-                    await self._write(manifest, config, layout, stage)
+                try:
+                    if self._kind == "modelpack":
+                        await self._write_model(reference, manifest, layout, stage)
+                    else:
+                        await self._write(manifest, config, layout, stage)
+                except DiskFull as error:
+                    raise error.of_stage() from error
         document: dict[str, Any] = {"reference": str(reference), "digest": described.digest, "kind": self._kind}
         if str(self._target) != "-":
             document["path"] = str(self._target)
@@ -131,10 +150,10 @@ class _Export:
         else:
             tree = await self._merged(manifest, layout, stage / "merged", writable=False)
             if self._kind == "tar":
-                await asyncio.to_thread(self._write_tar, tree)
+                await self._stoppable(self._write_tar, tree)
                 return
             image = await self._image(tree, stage / "image")
-        await asyncio.to_thread(write_xar, image, config, self._target, report=self._progress)
+        await self._stoppable(write_xar, image, config, self._target, report=self._report)
 
     async def _write_model(self, reference: Reference, manifest: Manifest, layout: LocalLayout, stage: Path) -> None:
         """The layout appears whole or not at all."""
@@ -164,8 +183,8 @@ class _Export:
         from p2pdist.package.image.squashfs import LEVEL, build_image
         from p2pdist.package.source.scan import scan_tree
 
-        modes = await asyncio.to_thread(make_readable, tree)
-        checked = preflight(await asyncio.to_thread(scan_tree, tree), times_kept=True)
+        modes = await self._stoppable(make_readable, tree)
+        checked = preflight(await self._stoppable(scan_tree, tree), times_kept=True)
         level = LEVEL if self._level is None else self._level
         await build_image(
             tree, image, level=level, exclude=checked.excluded, modes=modes, size_estimate=checked.bytes_total
@@ -197,10 +216,17 @@ class _Export:
         def report(count: int) -> None:
             nonlocal done
             done += count
-            self._progress("exporting", done, checked.bytes_total)
+            self._report("exporting", done, checked.bytes_total)
 
         if str(self._target) == "-":
-            write_tar(tree, cast(IO[bytes], sys.stdout.buffer), modes=modes, report=report)
+            try:
+                write_tar(tree, cast(IO[bytes], sys.stdout.buffer), modes=modes, report=report)
+            except OSError as error:
+                if error.filename is not None or isinstance(error, BrokenPipeError):
+                    raise
+                raise P2PDistError(
+                    f"standard output cannot be written: {error.strerror}", remedy="Make room, or name a file with -o"
+                ) from error
             return
         with new_file(self._target, needed=checked.bytes_total, mode=0o666) as file:
             write_tar(tree, file, modes=modes, report=report)
@@ -215,7 +241,10 @@ class _Export:
         (stage / "files").mkdir()
         try:
             private = not writable and os.geteuid() == 0
-            made = await asyncio.to_thread(materialize, layers, stage / "files", writable=writable, private=private)
+            made = await self._stoppable(materialize, layers, stage / "files", writable=writable, private=private)
             return made.path
         except OSError as error:
-            raise P2PDistError(f"cannot unpack the package: {error.strerror}") from error
+            raise P2PDistError(
+                f"cannot unpack the package: {error.strerror}",
+                remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            ) from error

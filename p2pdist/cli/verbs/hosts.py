@@ -45,7 +45,12 @@ def command(ctx: click.Context, tracker: str, as_json: bool) -> None:
 @output.json_option
 @click.pass_context
 def show(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
-    """Show one host: where it is, how it does, and what it shows."""
+    """Show one host: where it is, how it does, and what it shows.
+
+    \b
+    Example:
+      p2pdist hosts show r17n04
+    """
     found = asyncio.run(_host(tracker_named(ctx, tracker), host))
     if output.wants_json(ctx, as_json):
         output.print_json(found)
@@ -77,7 +82,12 @@ def show(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
 def drain(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
     """Have HOST serve no other host: its children get other parents, and no preseed picks it. It
     goes on to receive, and its agent goes on; p2pdist drain, on the host, ends that. It lasts until
-    p2pdist hosts fill, at all trackers, also where they start anew and have a --state."""
+    p2pdist hosts fill, at all trackers, also where they start anew and have a --state.
+
+    \b
+    Example:
+      p2pdist hosts drain r17n04
+    """
     asyncio.run(_drain(tracker_named(ctx, tracker), host, drained=True))
     if output.wants_json(ctx, as_json):
         output.print_json({"host": host, "drained": True})
@@ -91,7 +101,12 @@ def drain(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
 @output.json_option
 @click.pass_context
 def fill(ctx: click.Context, host: str, tracker: str, as_json: bool) -> None:
-    """Have HOST, which is drained, serve other hosts again."""
+    """Have HOST, which is drained, serve other hosts again.
+
+    \b
+    Example:
+      p2pdist hosts fill r17n04
+    """
     asyncio.run(_drain(tracker_named(ctx, tracker), host, drained=False))
     if output.wants_json(ctx, as_json):
         output.print_json({"host": host, "drained": False})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,7 +126,10 @@ class _Registered:
         name = self.reference.name
         settings = parse_upstream(self.upstream or name.upstream)
         if settings.name != name.upstream:
-            raise UsageError(f"--upstream names {settings.name}, and the image is at {name.upstream}")
+            raise UsageError(
+                f"--upstream names {settings.name}, and the image is at {name.upstream}",
+                remedy="Give the upstream of the image, or leave --upstream away",
+            )
         target, exact = parse_platform(platform) if platform else (this_platform(), True)
         registry = UpstreamRegistry(settings)
         try:
@@ -152,6 +156,7 @@ class _Import:
         """The package, notes for the user, and the kind of source. Raises UsageError and what
         unpacking and packing raise."""
         from p2pdist.package.archive.import_ import unpack_source
+        from p2pdist.package.thread import stoppable, until
 
         async with opened_layout(layout) as local:
             with ExitStack() as stages:
@@ -161,8 +166,10 @@ class _Import:
                     await source.download(folder, platform, progress)
                     source = folder
                 stage = stages.enter_context(local.stage_directory(f"{source.absolute()} imported"))
-                unpacked = await asyncio.to_thread(
-                    unpack_source, source, stage, image=image, platform=platform, form=self.form, report=progress
+                stopped = threading.Event()
+                report = until(stopped, progress)
+                unpacked = await stoppable(
+                    stopped, unpack_source, source, stage, image=image, platform=platform, form=self.form, report=report
                 )
                 if self.follow_links and unpacked.kind != "directory":
                     raise UsageError(

@@ -158,7 +158,12 @@ def install(
 @output.json_option
 def uninstall(runtime: str, upstreams: tuple[str, ...], root: Path, dry_run: bool, as_json: bool) -> None:
     """Take back what `install` wrote. A file that was not touched since becomes what it was before;
-    from one that was, the lines of the mirror are taken."""
+    from one that was, the lines of the mirror are taken.
+
+    \b
+    Example:
+      p2pdist mirror uninstall containerd
+    """
     from p2pdist.cli.runtimes.files import HostFiles
     from p2pdist.cli.runtimes.installation import uninstall as carry_out
 
@@ -171,7 +176,12 @@ def uninstall(runtime: str, upstreams: tuple[str, ...], root: Path, dry_run: boo
 @output.json_option
 def status(root: Path, as_json: bool) -> None:
     """Print which runtimes ask the mirror for which registries, whether their files are still as
-    they were written, and what keeps a runtime from reading them."""
+    they were written, and what keeps a runtime from reading them.
+
+    \b
+    Example:
+      p2pdist mirror status --json
+    """
     from p2pdist.cli.runtimes.files import HostFiles
     from p2pdist.cli.runtimes.record import load_record, text_digest
     from p2pdist.cli.runtimes.runtimes import all_notes, runtime_of
@@ -215,7 +225,12 @@ def status(root: Path, as_json: bool) -> None:
 def check(runtimes: tuple[str, ...], image: str, socket: Path, as_json: bool) -> int:
     """Have each runtime that was set up pull something, and see whether the mirror was asked. Ends
     with 1 when it was not. What is pulled is removed again; without --image it is a few kilobytes,
-    or the attempt to pull an image that does not exist."""
+    or the attempt to pull an image that does not exist.
+
+    \b
+    Example:
+      p2pdist mirror check containerd --image docker.io/library/busybox:latest
+    """
     from p2pdist.cli.runtimes.check import mirrors
 
     findings = mirrors(socket.absolute(), runtimes, image)

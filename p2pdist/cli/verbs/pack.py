@@ -15,7 +15,7 @@ import msgspec
 
 from p2pdist.cli import output
 from p2pdist.cli.connect import layout_option, opened_layout, opened_origin, origin_option
-from p2pdist.model.errors import UsageError
+from p2pdist.model.errors import UNDECODABLE, UsageError
 from p2pdist.model.manifest import Descriptor, Reference, parse_reference
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def _layers(source: Path | None, given: Choices, file: ProjectFile | None) -> tu
     if (given.split or given.only_used) and len(layers) != 1:
         raise UsageError("--split and --only-used need a single directory", remedy="Leave them away, or the layers")
     if given.first_party and not given.split:
-        raise UsageError("--first-party says something about --split, which is not given")
+        raise UsageError("--first-party says something about --split, which is not given", remedy="Give --split, too")
     notes: list[str] = []
     if given.only_used:
         layers[0], note = used_layer(layers[0], merge([read_trace(trace) for trace in given.only_used]))
@@ -333,8 +333,8 @@ def parse_entrypoint(text: str | None) -> list[str] | None:
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text, type=list[str])
-    except msgspec.DecodeError as error:
+        return msgspec.json.decode(os.fsencode(text), type=list[str])
+    except UNDECODABLE as error:
         raise UsageError(
             f"the entrypoint {text[:100]!r} is not a JSON list of strings",
             remedy="""Write it as '["python", "-m", "train"]'""",

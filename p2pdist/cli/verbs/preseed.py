@@ -89,7 +89,7 @@ def command(
       p2pdist preseed --cancel nightly-42
     """
     if sum((reference is not None, cancel is not None, listing)) != 1:
-        raise UsageError("name a package, or --cancel a preseed, or --list them")
+        raise UsageError("it is not said what to do", remedy="Name a package, or --cancel a preseed, or --list them")
     if reference is None:
         _show(asyncio.run(_ask(tracker, cancel)), as_json=as_json)
         return 0

@@ -38,7 +38,12 @@ def command() -> None:
 @access_option
 @output.json_option
 def create(role: str, ttl: str, name: str, access: Path, as_json: bool) -> None:
-    """Print a new token. It is shown this once, and kept nowhere."""
+    """Print a new token. It is shown this once, and kept nowhere.
+
+    \b
+    Example:
+      p2pdist token create --role scheduler --ttl 30d --name nightly > token
+    """
     from p2pdist.credentials.tokens import create_token
     from p2pdist.model.errors import NotFound
     from p2pdist.model.units import parse_duration
@@ -72,7 +77,12 @@ def create(role: str, ttl: str, name: str, access: Path, as_json: bool) -> None:
 @output.json_option
 def listing(access: Path, as_json: bool) -> None:
     """Print the tokens that were made and are good: id, role, owner, end, and whether it is
-    revoked."""
+    revoked.
+
+    \b
+    Example:
+      p2pdist token list
+    """
     directory = _directory(access)
     now = time.time()
     state = directory.load(now=now)
@@ -102,7 +112,12 @@ def listing(access: Path, as_json: bool) -> None:
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @access_option
 def revoke(ids: tuple[str, ...], access: Path) -> None:
-    """Make tokens useless. Trackers notice within a second or so."""
+    """Make tokens useless. Trackers notice within a second or so.
+
+    \b
+    Example:
+      p2pdist token revoke 3f2a9c0d
+    """
     from p2pdist.model.errors import NotFound
 
     directory = _directory(access)

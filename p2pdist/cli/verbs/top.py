@@ -13,6 +13,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.connect import tracker_option
 from p2pdist.model.errors import Unavailable, UsageError
+from p2pdist.model.url import tracker_urls
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,8 +47,8 @@ def command(tracker: str, swarm: str, stripe: int, once: bool, as_json: bool) ->
       p2pdist top --tracker http://tracker:7070
       p2pdist top --once --json
     """
-    urls = [url.strip().rstrip("/") for url in tracker.split(",") if url.strip()]
-    if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+    urls = tracker_urls(tracker.split(","))
+    if not urls:
         raise UsageError("--tracker names no tracker", remedy="Write http://host:7070")
     if once:
         asyncio.run(_once(urls, swarm, stripe, as_json=as_json))

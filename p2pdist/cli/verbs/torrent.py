@@ -47,6 +47,8 @@ def command(ref: str, origin: str | None, tracker: str | None, file: Path | None
       p2pdist torrent team/trainer:v3 --origin s3://packages/prod
       curl -O http://tracker:7070/v1/packages/team%2Ftrainer:v3/torrent
     """
+    from p2pdist.package.archive.export import new_file
+
     reference = blob_reference(parse_digest(ref)) if is_digest(ref) else parse_reference(ref)
     if (file is None) != (tracker is None):
         raise UsageError("a .torrent file names a tracker", remedy="Give both -o and --tracker, or neither")
@@ -55,7 +57,9 @@ def command(ref: str, origin: str | None, tracker: str | None, file: Path | None
     if file is not None and tracker is not None:
         kind = "blob" if is_digest(ref) else "package"
         torrent = made.torrent.v1_only() if version == "1" else made.torrent
-        file.write_bytes(torrent.metainfo(f"{tracker.rstrip('/')}/announce?{kind}={made.subject}"))
+        data = torrent.metainfo(f"{tracker.rstrip('/')}/announce?{kind}={made.subject}")
+        with new_file(file, needed=len(data), mode=0o666) as stream:
+            stream.write(data)
     document = {
         "subject": made.subject,
         "document": made.document,

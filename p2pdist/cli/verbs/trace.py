@@ -119,7 +119,12 @@ _entry_option = click.option(
 @tracker_option
 @output.json_option
 def ls(reference: str | None, tracker: str, as_json: bool) -> None:
-    """List the entry points of which there are traces, of the package REF or of all."""
+    """List the entry points of which there are traces, of the package REF or of all.
+
+    \b
+    Example:
+      p2pdist trace ls team/trainer:v3
+    """
     listed = asyncio.run(_listed(tracker, reference))
     if as_json:
         output.print_json({"traces": listed})
@@ -136,7 +141,12 @@ def ls(reference: str | None, tracker: str, as_json: bool) -> None:
 @tracker_option
 @output.json_option
 def show(reference: str, entry: str | None, tracker: str, as_json: bool) -> None:
-    """Print what a start of the package REF reads, in order: when, how many chunks, and of what."""
+    """Print what a start of the package REF reads, in order: when, how many chunks, and of what.
+
+    \b
+    Example:
+      p2pdist trace show team/trainer:v3 --entry train
+    """
     trace, name = asyncio.run(_found(tracker, reference, entry))
     spans = [
         {
@@ -172,7 +182,13 @@ def show(reference: str, entry: str | None, tracker: str, as_json: bool) -> None
 @output.json_option
 def export(reference: str, entry: str | None, file: Path, tracker: str, as_json: bool) -> None:
     """Write the trace of a start of the package REF to a file, for p2pdist pack --order and
-    p2pdist trace import."""
+    p2pdist trace import.
+
+    \b
+    Example:
+      p2pdist trace export team/trainer:v3 -o start.json
+      p2pdist pack ./venv -t team/trainer:v4 --format tree --order start.json
+    """
     from p2pdist.model.trace import encode_trace
     from p2pdist.package.archive.export import new_file
 
@@ -194,7 +210,12 @@ def export(reference: str, entry: str | None, file: Path, tracker: str, as_json:
 @output.json_option
 def import_(reference: str, file: Path, entry: str, tracker: str, as_json: bool) -> None:
     """Give the tracker the trace in FILE as one recording of the package REF. It counts as much as
-    that of a host."""
+    that of a host.
+
+    \b
+    Example:
+      p2pdist trace import team/trainer:v4 start.json --entry train
+    """
     from p2pdist.model.trace import check_entry, encode_trace
 
     trace = read_trace_file(file)
@@ -217,7 +238,9 @@ def read_trace_file(file: Path) -> Trace:
     except FileNotFoundError as error:
         raise NotFound(f"there is no trace {file}", remedy="Write one with p2pdist trace export") from error
     except OSError as error:
-        raise UsageError(f"cannot read the trace {file}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read the trace {file}: {error.strerror}", remedy="Name a file that this user may read"
+        ) from error
     try:
         return decode_trace(data)
     except Corrupt as error:

@@ -42,7 +42,12 @@ def command(ctx: click.Context, tracker: str, as_json: bool) -> None:
 @click.pass_context
 def drain(ctx: click.Context, tracker_id: str, tracker: str, as_json: bool) -> None:
     """Have a tracker give all its blobs to the others, as before its machine is taken away. Streams
-    go on. It lasts until the tracker starts anew, or p2pdist trackers fill."""
+    go on. It lasts until the tracker starts anew, or p2pdist trackers fill.
+
+    \b
+    Example:
+      p2pdist trackers drain tracker-2
+    """
     asyncio.run(_ask(tracker_named(ctx, tracker), "POST", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
     if output.wants_json(ctx, as_json):
         output.print_json({"tracker": tracker_id, "draining": True})
@@ -56,7 +61,12 @@ def drain(ctx: click.Context, tracker_id: str, tracker: str, as_json: bool) -> N
 @output.json_option
 @click.pass_context
 def fill(ctx: click.Context, tracker_id: str, tracker: str, as_json: bool) -> None:
-    """Have a tracker that drains take its share of the blobs again, a little at a time."""
+    """Have a tracker that drains take its share of the blobs again, a little at a time.
+
+    \b
+    Example:
+      p2pdist trackers fill tracker-2
+    """
     asyncio.run(_ask(tracker_named(ctx, tracker), "DELETE", f"/v1/trackers/{quote(tracker_id, safe='')}/drain"))
     if output.wants_json(ctx, as_json):
         output.print_json({"tracker": tracker_id, "draining": False})

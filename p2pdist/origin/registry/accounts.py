@@ -144,8 +144,11 @@ class Helper:
 
 
 def docker_config() -> Path:
-    """Docker's config.json of this user."""
-    folder = os.environ.get("DOCKER_CONFIG") or str(Path.home() / ".docker")
+    """Docker's config.json of this user; a path where nothing can be for a user without a home."""
+    try:
+        folder = os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker"
+    except RuntimeError:  # neither HOME nor an entry in passwd(5)
+        folder = os.devnull
     return Path(folder) / "config.json"
 
 

@@ -350,7 +350,7 @@ def _read_chunk(path: Path, start: int) -> bytes:
 
 def _unreadable(path: Path, error: OSError) -> P2PDistError:
     if isinstance(error, FileNotFoundError):
-        return NotFound(f"there is no file {path}")
+        return NotFound(f"there is no file {path}", remedy="Check the path")
     return P2PDistError(f"cannot read {path}: {error.strerror}")
 
 

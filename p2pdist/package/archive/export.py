@@ -48,6 +48,8 @@ tool reads."""
 RANGES_MAX = 20_000
 """Parts of a sparse member; its map is kept in memory by the tools that read it."""
 _ROOT = "${P2PDIST_ROOT}"
+_NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
+"""What file systems and kernels without O_TMPFILE say of it (open(2))."""
 
 Report = Callable[[str, int, int], None]
 
@@ -228,7 +230,10 @@ def xar_header(config: Config, identity: str) -> bytes:
     while len(script := _script(identity, size, program, environment)) > size:
         size += BLOCK
         if size > HEADER_BYTES_MAX:
-            raise UsageError(f"the entrypoint and environment take over {HEADER_BYTES_MAX} bytes")
+            raise UsageError(
+                f"the entrypoint and environment take over {HEADER_BYTES_MAX} bytes",
+                remedy="Pack it with fewer, or have a script in the package set them",
+            )
     return script.ljust(size, b"\n")
 
 
@@ -393,21 +398,24 @@ class _Parts:
 @contextmanager
 def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `output`, or of the file that a link of this name leads
-    to, when the block ends well. `mode` is lessened by the umask. A FIFO or a device stays what it
-    is and is written to. Raises DiskFull or P2PDistError."""
+    to, when the block ends well. `mode` is lessened by the umask. Where the file system has unnamed
+    files, nothing is left of one whose process is killed. A FIFO or a device stays what it is and
+    is written to. Raises DiskFull or P2PDistError."""
     if is_stream(output):
         with _stream(output) as stream:
             yield stream
         return
     output = Path(os.path.realpath(output))
-    partial = output.parent / f".{output.name}.{secrets.token_hex(6)}"
+    partial = output.parent / f".p2pdist-{secrets.token_hex(12)}"
     try:
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        handle, is_named = _opened(partial, mode)
         try:
             with os.fdopen(handle, "wb") as file:
                 yield cast(IO[bytes], file)
                 file.flush()
                 os.fsync(handle)
+                if not is_named:
+                    _name(handle, partial)
             partial.replace(output)
         finally:
             partial.unlink(missing_ok=True)
@@ -416,6 +424,25 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
             space = os.statvfs(output.parent)
             raise DiskFull.on(str(output.parent), space, needed=needed, code=error.errno, kept=False) from error
         raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error
+
+
+def _opened(partial: Path, mode: int) -> tuple[int, bool]:
+    """A new file in the directory of `partial`, and whether that is its name. Raises OSError."""
+    try:
+        return os.open(partial.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, mode), False
+    except OSError as error:
+        if error.errno not in _NO_UNNAMED_FILES:
+            raise
+    return os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), True
+
+
+def _name(handle: int, path: Path) -> None:
+    """Give an unnamed file a name (open(2), O_TMPFILE)."""
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)  # os.link() follows links with a descriptor only
+    try:
+        os.link(f"proc/self/fd/{handle}", path, src_dir_fd=root, follow_symlinks=True)
+    finally:
+        os.close(root)
 
 
 def is_stream(output: Path) -> bool:
@@ -502,7 +529,9 @@ def _quoted(text: str) -> str:
     """A shell word in which `${P2PDIST_ROOT}` stands for the root, and nothing else for
     anything."""
     if "\0" in text:
-        raise UsageError("the package's settings hold a zero byte, which no shell script can")
+        raise UsageError(
+            "the package's settings hold a zero byte, which no shell script can", remedy="Pack it again without"
+        )
     return '"$_p2pdist_root"'.join(shlex.quote(part) if part else "" for part in text.split(_ROOT)) or "''"
 
 
@@ -510,5 +539,8 @@ def _working_directory(text: str) -> str:
     """Below the root, as p2pdist run has it: `/app` and `app` are the same."""
     path = posixpath.normpath(text.removeprefix(_ROOT).lstrip("/") or ".")
     if path == ".." or path.startswith("../"):
-        raise UsageError(f"the package's working directory {text} is outside the package")
+        raise UsageError(
+            f"the package's working directory {text} is outside the package",
+            remedy="Pack it with a --working-dir that is in it",
+        )
     return path

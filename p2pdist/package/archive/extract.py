@@ -82,7 +82,10 @@ def write_objects(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             needed = sum(entry.size for entry in entries if isinstance(entry, File))
             raise DiskFull.on(str(objects), os.statvfs(objects), needed=needed, code=error.errno, kept=False) from error
-        raise P2PDistError(f"cannot write the files of the package: {error.strerror}") from error
+        raise P2PDistError(
+            f"cannot write the files of the package: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
     finally:
         for handle in handles.values():
             os.close(handle)

@@ -24,6 +24,7 @@ import os
 import platform
 import posixpath
 import re
+import select
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ import zstandard
 
 from p2pdist.files import NotRegular, open_regular
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, TooLarge, UsageError
 from p2pdist.model.manifest import (
     LAYERS_MAX,
     MANIFEST_BYTES_MAX,
@@ -53,6 +54,9 @@ from p2pdist.package.source.scan import Scan
 
 CHUNK_BYTES = 1 << 20
 INDEX_DEPTH_MAX = 4
+PIPE_LOOK_S = 0.2
+"""How often it is looked whether the reading of a pipe is to end."""
+
 COMPRESSED_BYTES = 4096
 """Read of an xz or zstd file at a time: zstd makes up to 128 KiB of four bytes."""
 _NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
@@ -128,8 +132,8 @@ class _Saved(msgspec.Struct, rename="pascal"):
 
 
 class _Execution(msgspec.Struct, rename="pascal"):
-    entrypoint: list[str] | None = None
-    cmd: list[str] | None = None
+    entrypoint: list[str] | str | None = None
+    cmd: list[str] | str | None = None
     env: list[str] | None = None
     user: str | None = None
     working_dir: str | None = None
@@ -166,7 +170,10 @@ def unpack_source(
     if source.is_dir():
         return _image(source, work, choice, report) or Unpacked(source, "directory")
     if not source.is_file() and not source.is_fifo():
-        raise NotFound(f"there is no directory or archive {source}" + (": it is a device" * source.exists()))
+        raise NotFound(
+            f"there is no directory or archive {source}" + (": it is a device" * source.exists()),
+            remedy="Check the path",
+        )
     outer = work / "archive"
     outer.mkdir()
     applied = choice.applied()
@@ -227,7 +234,10 @@ class _Images:
         """From a model: files as they are, and tars without whiteouts, one over the other."""
         listed = [layer for layer in manifest.layers if layer.media_type != PIECES_TYPE]
         if len(listed) > MODEL_LAYERS_MAX:
-            raise Corrupt(f"the model has {len(listed)} layers, over the limit of {MODEL_LAYERS_MAX}")
+            raise Corrupt(
+                f"the model has {len(listed)} layers, over the limit of {MODEL_LAYERS_MAX}",
+                remedy="Make it of fewer files, with tars of many",
+            )
         described = [
             Descriptor(layer.media_type, Digest(layer.digest), layer.size, layer.annotations or {}) for layer in listed
         ]
@@ -283,13 +293,21 @@ class _Images:
             if (choice.os, choice.architecture) != (platform.os, platform.architecture) or (
                 exact and not choice.runs(platform)
             ):
-                raise NotFound(f"there is no image for {choice} in it, only one for {platform}")
+                raise NotFound(
+                    f"there is no image for {choice} in it, only one for {platform}",
+                    remedy="Leave --platform away, or save that image",
+                )
         here = this_platform()
         return () if here.runs(platform) else (f"the image is for {platform}; this machine is {here}",)
 
     def _apply(self, layers: list[Path], image: _Image, kind: str) -> Unpacked:
-        if len(layers) > LAYERS_MAX or len(image.rootfs.diff_ids) != len(layers):
-            raise Corrupt(f"the image has {len(layers)} layers and names {len(image.rootfs.diff_ids)} of them")
+        if len(layers) > LAYERS_MAX:
+            raise TooLarge(
+                f"the image has {len(layers)} layers, over the limit of {LAYERS_MAX}", remedy="Build it with fewer"
+            )
+        if len(image.rootfs.diff_ids) != len(layers):
+            what = f"the image has {len(layers)} layers, and its config names {len(image.rootfs.diff_ids)} (diff_ids)"
+            raise Corrupt(what, remedy="Save it anew, by skopeo copy or docker save")
         notes = self._note_platform(image)
         root = self.work / "root"
         root.mkdir()
@@ -299,10 +317,13 @@ class _Images:
                 hashing = _Hashing(stream)
                 apply_tar(cast(IO[bytes], hashing), root, applied, vouched=True)
             if "sha256:" + hashing.hasher.hexdigest() != expected:
-                raise Corrupt(f"the layer {path.name} is not the one that the image's config names: {expected[:100]}")
+                raise Corrupt(
+                    f"the layer {path.name} is not the one that the image's config names: {expected[:100]}",
+                    remedy="Save it anew, by skopeo copy or docker save",
+                )
         finish(root, applied)
         run = image.config or _Execution()
-        program = (*(run.entrypoint or ()), *(run.cmd or ()))
+        program = (*_words(run.entrypoint), *_words(run.cmd))
         env = [entry for entry in run.env or () if entry.partition("=")[0] and "=" in entry]
         if impossible := [entry for entry in run.env or () if entry not in env]:
             notes += (f"the image's environment entries without name or value are left out: {impossible[:5]}"[:500],)
@@ -313,14 +334,19 @@ class _Images:
     def _blob(self, descriptor: _Descriptor) -> Path:
         """Where a blob lies, once its bytes were compared with its digest."""
         if not is_digest(descriptor.digest):
-            raise Corrupt(f"{descriptor.digest[:100]!r} is not a SHA-256 digest")
+            raise Corrupt(
+                f"{descriptor.digest[:100]!r} is not a SHA-256 digest",
+                remedy="Save it anew, by skopeo copy or docker save",
+            )
         path = self._inside(f"blobs/sha256/{descriptor.digest[7:]}")
         hasher = hashlib.sha256()
         with _regular(path) as file:
             while chunk := file.read(CHUNK_BYTES):
                 hasher.update(chunk)
         if "sha256:" + hasher.hexdigest() != descriptor.digest:
-            raise Corrupt(f"blob {descriptor.digest} in {self.place} was altered")
+            raise Corrupt(
+                f"blob {descriptor.digest} in {self.place} was altered or cut off", remedy="Copy the image here again"
+            )
         return path
 
     def _blob_bytes(self, descriptor: _Descriptor) -> bytes:
@@ -330,7 +356,10 @@ class _Images:
         with _regular(path) as file:
             data = file.read(MANIFEST_BYTES_MAX + 1)
         if len(data) > MANIFEST_BYTES_MAX:
-            raise Corrupt(f"{path.name} is over the limit of {MANIFEST_BYTES_MAX} bytes")
+            raise Corrupt(
+                f"{path.name} is over the limit of {MANIFEST_BYTES_MAX} bytes",
+                remedy="Save it anew, by skopeo copy or docker save",
+            )
         return data
 
     def _inside(self, name: str) -> Path:
@@ -338,8 +367,17 @@ class _Images:
         they stay inside."""
         path = Path(os.path.realpath(self.place / name)) if "\0" not in name else Path("/")
         if Path(os.path.realpath(self.place)) not in path.parents:
-            raise Corrupt(f"the image names {name[:200]!r}, which lies outside of it")
+            raise Corrupt(
+                f"the image names {name[:200]!r}, which lies outside of it",
+                remedy="Save it anew, by skopeo copy or docker save",
+            )
         return path
+
+
+def _words(command: list[str] | str | None) -> tuple[str, ...]:
+    """The words of a command. Old images have one that is a single word as a plain string, as
+    docker takes it (strslice)."""
+    return (command,) if isinstance(command, str) else tuple(command or ())
 
 
 def _cleaned(working_dir: str) -> str:
@@ -453,9 +491,11 @@ def _ambiguous(name: str, names: list[str], images: int = 1) -> P2PDistError:
     shown = ", ".join(dict.fromkeys(names)) or "they have no names"
     if name:
         others = f"; there is: {shown[:500]}" if names else ": its images have no names"
-        return NotFound(f"there is no image {name!r} in it{others}")
+        return NotFound(f"there is no image {name!r} in it{others}", remedy="Choose with --image")
     if not images:
-        return NotFound("there is no image in it: its list of images is empty")
+        return NotFound(
+            "there is no image in it: its list of images is empty", remedy="Save it anew, by skopeo copy or docker save"
+        )
     return UsageError(
         f"it does not hold exactly one image for this machine: {shown[:500]}", remedy="Choose with --image"
     )
@@ -465,7 +505,9 @@ def _decoded(data: bytes, kind: type[Document], what: str) -> Document:
     try:
         return msgspec.json.decode(data, type=kind)
     except UNDECODABLE as error:
-        raise Corrupt(f"{what} is not what it should be: {error}") from error
+        raise Corrupt(
+            f"{what} is not what it should be: {error}", remedy="Save it anew, by skopeo copy or docker save"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -474,11 +516,14 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
     try:
         file = open_regular(path, follow=False)
     except FileNotFoundError as error:
-        raise NotFound(f"there is no file {path}") from error
+        raise NotFound(f"there is no file {path}", remedy="Copy the image here again, all of it") from error
     except OSError as error:
         if isinstance(error, NotRegular) or error.errno in _NO_NAMES:
-            raise Corrupt(f"{path} is not a regular file") from error
-        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+            raise Corrupt(f"{path} is not a regular file", remedy="Copy the image here again") from error
+        raise P2PDistError(
+            f"cannot read {path}: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
     with file:
         yield file
 
@@ -513,12 +558,15 @@ def _readable(path: Path) -> Iterator[IO[bytes]]:
             yield file
         return
     try:
-        with path.open("rb") as file:
-            yield file
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+            yield cast(IO[bytes], file)
     except OSError as error:
         if error.filename is None:
             raise
-        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+        raise P2PDistError(
+            f"cannot read {path}: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
 
 
 class _Frames(io.RawIOBase):
@@ -566,16 +614,23 @@ class _Frames(io.RawIOBase):
 
 
 class _Counted(io.RawIOBase):
-    """Reads on from a file and reports how far it is."""
+    """Reads on from a file and reports how far it is, also while nothing comes through a pipe: a
+    report may end the reading."""
 
     def __init__(self, file: IO[bytes], total: int, report: Report) -> None:
         self._file, self._total, self._report, self._done = file, total, report, 0
+        self._poll = select.poll()
+        self._poll.register(file, select.POLLIN)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = cast(io.BufferedReader, self._file).readinto(buffer)
+        count = None
+        while count is None:  # nothing in a pipe, after all
+            while not self._poll.poll(1000 * PIPE_LOOK_S):
+                self._report("unpacking", self._done, self._total)
+            count = cast(io.FileIO, self._file).readinto(buffer)
         self._done += count
         self._report("unpacking", self._done, self._total)
         return count

@@ -130,7 +130,10 @@ def apply_tar(
             raise _full(target, applied.size, error.errno) from error
         if error.errno is None:
             raise Corrupt(f"the archive is damaged: {error}", remedy="Make it again") from error
-        raise P2PDistError(f"cannot unpack {printable(str(error.filename or target))}: {error.strerror}") from error
+        raise P2PDistError(
+            f"cannot unpack {printable(str(error.filename or target))}: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
 
 
 def finish(target: Path, applied: Applied) -> None:
@@ -156,7 +159,7 @@ class _Layer:
     def add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         self.applied.entries += 1
         if self.applied.entries > ENTRIES_MAX:
-            raise TooLarge(f"the archive has more than {ENTRIES_MAX} entries")
+            raise TooLarge(f"the archive has more than {ENTRIES_MAX} entries", remedy="Import parts of it")
         path = _checked(member.name)
         directory, name = os.path.split(path)
         directory = self._followed(directory)
@@ -178,6 +181,11 @@ class _Layer:
                 self._clear(path)
                 self._make(archive, member, path)
             self._own(path)
+        elif member.type == _CONTINUED:
+            raise Corrupt(
+                f"the archive is a part of one in several volumes: {printable(member.name)!r} begins in the one before",
+                remedy="Make one archive of all volumes, by tar -xM and tar -c; nothing was imported",
+            )
         else:
             self.applied.seen.drop(os.fsdecode(path), _KINDS.get(member.type, "special file"))
 
@@ -298,7 +306,7 @@ class _Layer:
         self.applied.size += member.size
         free = os.statvfs(self.target)
         if self.applied.size > BYTES_MAX:
-            raise TooLarge(f"the files of the archive are larger than {BYTES_MAX} bytes")
+            raise TooLarge(f"the files of the archive are larger than {BYTES_MAX} bytes", remedy="Import parts of it")
         if needed > free.f_bavail * free.f_frsize:
             raise _full(Path(os.fsdecode(self.target)), needed)
         content = cast(IO[bytes], archive.fileobj)  # what the archive holds of the file comes next, without its holes
@@ -592,8 +600,13 @@ _ATTRIBUTE, _ACCESS_LIST = "SCHILY.xattr.", "SCHILY.acl."
 _REMEDY = "Make it again; nothing was imported"
 _DAMAGED = "Make it, or copy it here, again; nothing was imported"
 _SEARCHED = stat.S_IRUSR | stat.S_IXUSR
-_DUMPED = b"D"
+_DUMPED, _CONTINUED = b"D", b"M"
 _NUMBERS = frozenset(
     [b"size", b"GNU.sparse.size", b"GNU.sparse.realsize", b"GNU.sparse.offset", b"GNU.sparse.numbytes"]
 )
-_KINDS = {tarfile.CHRTYPE: "character device", tarfile.BLKTYPE: "block device", tarfile.FIFOTYPE: "FIFO"}
+_KINDS = {
+    tarfile.CHRTYPE: "character device",
+    tarfile.BLKTYPE: "block device",
+    tarfile.FIFOTYPE: "FIFO",
+    b"V": "label of the archive",
+}

@@ -260,7 +260,9 @@ def _failure(source: Path, output: Path, message: str, code: int, size_estimate:
         return P2PDistError("the installed mksquashfs is too old", remedy="Install squashfs-tools 4.5 or later")
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     telling = [line for line in lines if "exit" not in line.lower()] or lines or [f"it ended with exit code {code}"]
-    return P2PDistError(f"mksquashfs cannot pack {source}: {telling[0][:500]}")
+    return P2PDistError(
+        f"mksquashfs cannot pack {source}: {telling[0][:500]}", remedy="Correct that, or pack with --format tree"
+    )
 
 
 def _without_memory(source: Path, code: int) -> P2PDistError:
@@ -275,4 +277,7 @@ def _without_memory(source: Path, code: int) -> P2PDistError:
             f"mksquashfs cannot pack {source}: {what}",
             remedy="Give the job more memory (cgroup, ulimit -v), or pack with --format tree",
         )
-    return P2PDistError(f"mksquashfs cannot pack {source}: signal {-code} ({signal.strsignal(-code)}) ended it")
+    return P2PDistError(
+        f"mksquashfs cannot pack {source}: signal {-code} ({signal.strsignal(-code)}) ended it",
+        remedy="Pack again, or with --format tree",
+    )

@@ -68,19 +68,24 @@ def read_content(
     try:
         if not path.is_file():
             path.stat()
-            raise UsageError(f"{path} is not a regular file")
+            raise UsageError(
+                f"{path} is not a regular file", remedy="Name a file; a directory is packed by p2pdist pack"
+            )
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > piece_size_for(size) * PIECES_LIMIT:
-                raise UsageError(f"{path} of {size} bytes is larger than a blob may be")
+                raise UsageError(f"{path} of {size} bytes is larger than a blob may be", remedy="Split it")
             reader = _Reader(stream, on_bytes, stopped)
             pieces = PieceList.of_stream(cast(BinaryIO, reader), size)
             if stream.read(1):
                 raise Corrupt(f"{path} grew while it was read", remedy="Try again when nothing writes to it")
     except FileNotFoundError as error:
-        raise NotFound(f"there is no file {path}") from error
+        raise NotFound(f"there is no file {path}", remedy="Check the path") from error
     except OSError as error:
-        raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+        raise P2PDistError(
+            f"cannot read {path}: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
     return Content(Digest("sha256:" + reader.hasher.hexdigest()), pieces)
 
 
@@ -167,4 +172,7 @@ async def read_document(digest: Digest, repositories: list[Repository], *, limit
     for repository in repositories:
         if await repository.size(digest) is not None:
             return await repository.read(digest, limit=limit)
-    raise NotFound(f"blob {digest} is not at {' nor at '.join(repository.url for repository in repositories)}")
+    raise NotFound(
+        f"blob {digest} is not at {' nor at '.join(repository.url for repository in repositories)}",
+        remedy="Push it there, or name the right --origin",
+    )

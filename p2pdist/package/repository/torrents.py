@@ -72,7 +72,9 @@ async def make_torrent(reference: Reference, repository: Readable, *, on_progres
     alone = reference.name == "blob" and len(manifest.blobs) == 1
     blobs = [blob for blob in manifest.blobs if blob.size]
     if not blobs:
-        raise NotFound(f"{reference} holds no bytes that a torrent could be made of")
+        raise NotFound(
+            f"{reference} holds no bytes that a torrent could be made of", remedy="Name a package with files"
+        )
     if alone:
         return (await _make(repository.read_range, repository, blobs, (), None, on_progress))[0]
     return (await _make(repository.read_range, repository, (), blobs, described.digest, on_progress))[0]

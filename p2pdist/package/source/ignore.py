@@ -27,7 +27,9 @@ def matcher(patterns: Sequence[str], *, where: str = "the patterns") -> Ignore |
     """Says which paths match `patterns`; None when there is nothing to match. Raises UsageError
     naming the pattern that is none."""
     if len(patterns) > PATTERNS_MAX:
-        raise TooLarge(f"{where} are {len(patterns)}, over the limit of {PATTERNS_MAX}")
+        raise TooLarge(
+            f"{where} are {len(patterns)}, over the limit of {PATTERNS_MAX}", remedy="Write fewer, with wildcards"
+        )
     if not patterns:
         return None
     from pathspec import GitIgnoreSpec  # most packages have none, and it takes long to load
@@ -61,7 +63,7 @@ def read_patterns(source: Path) -> list[str]:
             f"cannot read {file}: {error.strerror}", remedy="Make it a file that you may read, or remove it"
         ) from error
     if len(data) > IGNORE_BYTES_MAX:
-        raise TooLarge(f"{file} is over {IGNORE_BYTES_MAX} bytes")
+        raise TooLarge(f"{file} is over {IGNORE_BYTES_MAX} bytes", remedy="Write fewer patterns, with wildcards")
     return os.fsdecode(data).splitlines()
 
 

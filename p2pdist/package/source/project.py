@@ -107,21 +107,29 @@ def read_project(file: Path) -> ProjectFile:
     try:
         data = read_small(file, PROJECT_BYTES_MAX).data
     except FileNotFoundError as error:
-        raise NotFound(f"there is no project file {file}") from error
+        raise NotFound(f"there is no project file {file}", remedy="Check --project") from error
     except OSError as error:
-        raise UsageError(f"cannot read the project file {file}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read the project file {file}: {error.strerror}", remedy="Name a file that this user may read"
+        ) from error
     if len(data) > PROJECT_BYTES_MAX:
-        raise TooLarge(f"the project file {file} is over {PROJECT_BYTES_MAX} bytes")
+        raise TooLarge(
+            f"the project file {file} is over {PROJECT_BYTES_MAX} bytes", remedy="Name the right one with --project"
+        )
     import tomllib  # where there is a project file alone
 
     try:
         project = msgspec.convert(_underscored(tomllib.loads(data.decode())), Project)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{file} is not a TOML file: {error}") from error
+        raise UsageError(
+            f"{file} is not a TOML file: {error}", remedy="Correct that place; see https://toml.io"
+        ) from error
     except msgspec.ValidationError as error:
         raise UsageError(f"{file}: {error}", remedy="See p2pdist pack --help for the keys") from error
     if len(project.layer) > LAYERS_MAX:
-        raise UsageError(f"{file} has {len(project.layer)} layers, over the limit of {LAYERS_MAX}")
+        raise UsageError(
+            f"{file} has {len(project.layer)} layers, over the limit of {LAYERS_MAX}", remedy="Join some of them"
+        )
     for layer in project.layer:
         check_target(layer.target, file)
     return ProjectFile(file, project)

@@ -11,6 +11,7 @@ itself only the names in it count.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -123,7 +124,7 @@ def _not_there(source: Path, kind: str, error: OSError) -> P2PDistError:
     if source.is_symlink():
         target = printable(os.readlink(source))
         return NotFound(f"{shown} is a link to {target}, which is not there", remedy=f"Name the {kind}")
-    return NotFound(f"there is no {kind} {shown}")
+    return NotFound(f"there is no {kind} {shown}", remedy="Check the path")
 
 
 def _has_working_directory() -> bool:
@@ -157,6 +158,25 @@ def unreadable(path: str, error: OSError) -> P2PDistError:
     return P2PDistError(f"cannot read {printable(path)}: {(error.strerror or str(error)).lower()}", remedy=remedy)
 
 
+MADE_UP = {
+    0x9FA0: "proc",
+    0x62656572: "sysfs",
+    0x27E0EB: "cgroup",
+    0x63677270: "cgroup2",
+    0x64626720: "debugfs",
+    0x74726163: "tracefs",
+    0x73636673: "securityfs",
+    0x62656570: "configfs",
+    0xF97CFF8C: "selinuxfs",
+    0xCAFE4A11: "bpf",
+    0xDE5E81E4: "efivarfs",
+}
+"""File systems whose files the kernel makes up as they are read, by f_type (statfs(2),
+linux/magic.h). Their sizes are 0 or a page, whatever they hold."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_STATFS_BYTES_MAX = 256
+_TYPE = (1 << 32) - 1
 _S_IFMT = 0o170000
 _OPAQUE = "trusted.overlay.opaque"
 _NO_ATTRIBUTE = (errno.ENODATA, errno.ENOTSUP, errno.EPERM, errno.EACCES)
@@ -228,12 +248,16 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
     entries, excluded = 0, list[bytes]()
     links, narrow = list[bytes](), list[bytes]()
     with _opened(root, b"") as handle:
-        changed_ns = os.fstat(handle).st_mtime_ns
+        status = os.fstat(handle)
+    devices = {status.st_dev}
+    _check_stored(root)
     pending = [(b"", 0)]
     while pending:
         directory, depth = pending.pop()
         if depth > DEPTH_MAX:
-            raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
+            raise UsageError(
+                f"{source} is nested deeper than {DEPTH_MAX} directories", remedy="Leave that part out with --ignore"
+            )
         rows, below, others = _list(root, directory, ignore, kept)
         excluded += others
         entries += len(rows)
@@ -241,19 +265,60 @@ def scan_tree(source: Path, *, ignore: Ignore | None = None, only: Collection[by
             raise UsageError(f"{source} has more than {ENTRIES_MAX} entries", remedy="Pack parts of it as layers")
         pending += ((path, depth + 1) for path in below)
         prefix = directory + b"/" if directory else b""
+        mounted = {row[7]: row[0] for row in rows if row[7] not in devices and row[1] & _S_IFMT != stat.S_IFLNK}
+        for name in mounted.values():
+            _check_stored(root + b"/" + prefix + name)
+        devices.update(mounted)
         links += [prefix + row[0] for row in rows if row[1] & _S_IFMT == stat.S_IFLNK]
         narrow += [prefix + row[0] for row in rows if row[1] & 0o005 != 0o005 and _is_narrow(row[1])]
         try:
             data = _encode(rows)
         except OverflowError as error:
-            raise UsageError(f"a file in {printable(os.fsdecode(directory))!r} has an impossible time") from error
+            raise UsageError(
+                f"a file in {printable(os.fsdecode(directory))!r} has an impossible time",
+                remedy="Set another time with touch",
+            ) from error
         directories[directory] = data
         names[directory] = b"\0".join([row[0] for row in rows])
         digests[directory] = digest = blake3(data).digest()
         hasher.update(_encode((directory, digest)))
     return TreeScan(
-        root, directories, digests, names, hasher.digest(), sorted(excluded), changed_ns, sorted(links), sorted(narrow)
+        root,
+        directories,
+        digests,
+        names,
+        hasher.digest(),
+        sorted(excluded),
+        status.st_mtime_ns,
+        sorted(links),
+        sorted(narrow),
     )
+
+
+def file_system(path: bytes) -> int:
+    """The type of the file system that a file is on: f_type of statfs(2), the first word of what it
+    fills in. Raises OSError."""
+    filled = ctypes.create_string_buffer(_STATFS_BYTES_MAX)
+    if _libc.statfs(path, filled):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return ctypes.c_ulong.from_buffer(filled).value & _TYPE
+
+
+def _check_stored(path: bytes) -> None:
+    """Raises UsageError where the files of a file system have no content of their own, of which
+    `path` is one."""
+    try:
+        kind = MADE_UP.get(file_system(path))
+    except FileNotFoundError as error:
+        raise changed(path, "vanished") from error
+    except OSError as error:
+        raise unreadable(os.fsdecode(path), error) from error
+    if kind:
+        raise UsageError(
+            f"{printable(os.fsdecode(path))} is on {kind}, whose files the kernel makes up as they are read",
+            remedy="Leave it out with --ignore, or copy it to a directory and pack that",
+        )
 
 
 def check_unchanged(

@@ -111,7 +111,9 @@ def _read(source: Path, path: bytes) -> bytes | None:
     except OSError as error:
         raise unreadable(os.fsdecode(full), error) from error
     if len(data) > METADATA_BYTES_MAX:
-        raise TooLarge(f"{source / os.fsdecode(path)} is over {METADATA_BYTES_MAX} bytes")
+        raise TooLarge(
+            f"{source / os.fsdecode(path)} is over {METADATA_BYTES_MAX} bytes", remedy="Install that distribution anew"
+        )
     return data
 
 

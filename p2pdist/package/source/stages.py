@@ -51,7 +51,9 @@ def walk(source: Path, *, ignore: Ignore | None = None, only: Collection[bytes] 
     while pending:
         directory, depth = pending.pop()
         if depth > DEPTH_MAX:
-            raise UsageError(f"{source} is nested deeper than {DEPTH_MAX} directories")
+            raise UsageError(
+                f"{source} is nested deeper than {DEPTH_MAX} directories", remedy="Leave that part out with --ignore"
+            )
         children = []
         try:
             with os.scandir(os.path.join(top, directory)) as entries:
@@ -97,7 +99,10 @@ def stage(
                 str(target.parent), os.statvfs(target.parent), needed=needed, code=error.errno, kept=False
             ) from error
         where = printable(os.fsdecode(error.filename or b""))
-        raise P2PDistError(f"cannot stage {source}: {where}: {error.strerror}") from error
+        raise P2PDistError(
+            f"cannot stage {source}: {where}: {error.strerror}",
+            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+        ) from error
 
 
 @dataclass(slots=True)

@@ -52,7 +52,10 @@ class Used:
     def add(self, path: bytes, *, opened: bool) -> None:
         """Add a path. Raises TooLarge over PATHS_MAX."""
         if len(self.paths) >= PATHS_MAX:
-            raise TooLarge(f"the program used more than {PATHS_MAX} files")
+            raise TooLarge(
+                f"the program used more than {PATHS_MAX} files",
+                remedy="Trace a part of the run, or a directory further down with --root",
+            )
         self.paths.add(path)
         if opened:
             self.opened.add(path)
@@ -69,7 +72,7 @@ def run(command: Sequence[str], logs: Path, *, stdout: int | None = None) -> int
     if not command:
         raise UsageError("there is no command to trace", remedy="Write it after --")
     if shutil.which(command[0]) is None:
-        raise NotFound(f"there is no program {command[0]}")
+        raise NotFound(f"there is no program {command[0]}", remedy="Check the name, or give its path")
     calls = ",".join(f"?{name}" for name in dict.fromkeys((*_READING, *_FOLLOWED)))
     arguments = [
         tool,

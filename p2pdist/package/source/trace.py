@@ -83,9 +83,11 @@ def read_trace(file: Path) -> Trace:
     except FileNotFoundError as error:
         raise NotFound(f"there is no trace {file}", remedy="Make one with p2pdist trace") from error
     except OSError as error:
-        raise UsageError(f"cannot read the trace {file}: {error.strerror}") from error
+        raise UsageError(
+            f"cannot read the trace {file}: {error.strerror}", remedy="Name a file that this user may read"
+        ) from error
     if len(data) > TRACE_BYTES_MAX:
-        raise TooLarge(f"the trace {file} is over {TRACE_BYTES_MAX} bytes")
+        raise TooLarge(f"the trace {file} is over {TRACE_BYTES_MAX} bytes", remedy="Make it again with p2pdist trace")
     try:
         trace = msgspec.convert(json.loads(data), Trace)
     except (ValueError, *UNDECODABLE) as error:
@@ -93,7 +95,10 @@ def read_trace(file: Path) -> Trace:
     if trace.version != VERSION:
         raise UsageError(f"the trace {file} has version {trace.version}", remedy="Use a newer release")
     if wrong := next((name for name in trace.files if not _is_inside(name)), None):
-        raise Corrupt(f"the trace {file} names {wrong[:200]!r}, which is no path within its root")
+        raise Corrupt(
+            f"the trace {file} names {wrong[:200]!r}, which is no path within its root",
+            remedy="Make it again with p2pdist trace",
+        )
     return trace
 
 

@@ -144,7 +144,10 @@ class Assembler:
                 if has_capabilities(self._scan.path(path)):
                     scanned.dropped.append((path, CAPABILITIES))
         if row.size > SIZE_MAX:
-            raise UsageError(f"{self._shown(path)} of {row.size} bytes is larger than a file may be")
+            raise UsageError(
+                f"{self._shown(path)} of {row.size} bytes is larger than a file may be",
+                remedy="Split it, or leave it out with --ignore",
+            )
         stamp = Stamp(row.inode, row.device, row.mtime_ns, row.ctime_ns)
         scanned.stamps.append(stamp)
         _, xattrs = self._attributes(scanned, path, row)
@@ -184,7 +187,10 @@ class Assembler:
             attributes = _user_attributes(where) if self._xattrs else ()
             counts = self._times.count(row, where)
         if sum(len(name) + len(value) for name, value in attributes) > XATTR_BYTES_MAX:
-            raise UsageError(f"{self._shown(path)} has more than {XATTR_BYTES_MAX} bytes of extended attributes")
+            raise UsageError(
+                f"{self._shown(path)} has more than {XATTR_BYTES_MAX} bytes of extended attributes",
+                remedy="Pack it without --xattrs",
+            )
         if not counts or not stable(row, now):
             scanned.stable = False
         return hides, attributes

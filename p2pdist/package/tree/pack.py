@@ -18,13 +18,14 @@ from p2pdist.model.errors import UsageError
 from p2pdist.model.manifest import Manifest
 from p2pdist.package.repository.contract import LocalRepository, Repository
 from p2pdist.package.source.scan import Ignore, TreeScan, check_names, scan_tree
+from p2pdist.package.thread import stoppable
 from p2pdist.package.tree.cache import CacheFile, Damaged, FilesCache, Head, Outcome
 from p2pdist.package.tree.entries import Assembler
 from p2pdist.package.tree.packfile import PackWriter
 from p2pdist.package.tree.pool import PackPool, blob_sizes, read_pack_pool
 from p2pdist.package.tree.reader import ContentReader, FileToRead
 from p2pdist.package.tree.usage import Usage
-from p2pdist.package.tree.writer import Built, remember, stoppable, store_tree
+from p2pdist.package.tree.writer import Built, remember, store_tree
 
 SECONDS_MAX = (1 << 63) // 1_000_000_000
 

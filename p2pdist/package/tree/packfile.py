@@ -82,7 +82,10 @@ class PackWriter:
     def _failure(self, error: OSError) -> P2PDistError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             space = os.statvfs(self._directory)
-            return DiskFull.on(str(self._directory), space, needed=self._limit, code=error.errno, kept=False)
+            needed = sum(pack.content.pieces.layout.size for pack in self.packs) + (
+                self._open.size if self._open else 0
+            )
+            return DiskFull.on(str(self._directory), space, needed=needed, code=error.errno, kept=False)
         return P2PDistError(f"cannot write to {self._directory}: {error.strerror}", remedy="Check the disk under it")
 
 

@@ -185,7 +185,10 @@ class PackPool:
             with path.open("rb") as stream:
                 return self.catalogs[number].described.size, stream.read(HEAD_BYTES)
         except OSError as error:
-            raise P2PDistError(f"cannot read {path}: {error.strerror}") from error
+            raise P2PDistError(
+                f"cannot read {path}: {error.strerror}",
+                remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            ) from error
 
     def pack(self, number: int) -> Pack:
         """The pack with its records. Raises Corrupt."""
@@ -213,7 +216,10 @@ class PackPool:
                 # meanwhile.
                 self._decoded[number] = decode_catalog(self._paths[number].read_bytes())
             except OSError as error:
-                raise P2PDistError(f"cannot read {self._paths[number]}: {error.strerror}") from error
+                raise P2PDistError(
+                    f"cannot read {self._paths[number]}: {error.strerror}",
+                    remedy="Check the owner and the mode, and dmesg for errors of the disk",
+                ) from error
         return self._decoded[number]
 
 

@@ -48,7 +48,7 @@ from pyfastcdc import FastCDC
 from p2pdist.model.catalog import ChunkEncoder
 from p2pdist.model.errors import P2PDistError
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, content_hash
-from p2pdist.package.source.scan import Row, changed, unreadable
+from p2pdist.package.source.scan import Row, changed, file_system, unreadable
 from p2pdist.package.tree.packfile import PackWriter
 
 CUT_AVERAGE = 128 << 10
@@ -77,12 +77,10 @@ OVERLAY = 0x794C7630
 the mtime."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_STATFS_BYTES_MAX = 256
 _WAIT_BEFORE_AND_WRITE = 1 | 2
 """Of sync_file_range(2): begin to write all that is dirty, also what is being written while it was
 changed again."""
 
-_TYPE = (1 << 32) - 1
 _offset = ctypes.c_int64
 
 Chunk = bytes | memoryview
@@ -196,7 +194,7 @@ class ChangeTimes:
         """Of an entry on the file system of `path`. Raises OSError."""
         kind = self._types.get(row.device)
         if kind is None:
-            kind = self._types[row.device] = _file_system(path)
+            kind = self._types[row.device] = file_system(path)
         return kind in SET_CTIME or (kind == OVERLAY and row.ctime_ns != row.mtime_ns)
 
 
@@ -352,16 +350,6 @@ class ContentReader:
         read.chunks = content_hash(data)
         self.chunk_lists[read.chunks] = data
         results.append(read)
-
-
-def _file_system(path: bytes) -> int:
-    """The type of the file system that a file is on: f_type of statfs(2), the first word of what it
-    fills in. Raises OSError."""
-    filled = ctypes.create_string_buffer(_STATFS_BYTES_MAX)
-    if _libc.statfs(path, filled):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    return ctypes.c_ulong.from_buffer(filled).value & _TYPE
 
 
 def stable(row: Row, now_ns: int) -> bool:

@@ -6,9 +6,8 @@ import asyncio
 import io
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
 
 from p2pdist.model.catalog import (
     CATALOG_BYTES_MAX,
@@ -26,14 +25,12 @@ from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import ENTRY_BYTES, PAGE_BYTES, Root, check_memory, content_hash, encode_root
 from p2pdist.package.repository.contract import Content, LocalRepository
 from p2pdist.package.source.scan import DROPPED_SHOWN_MAX
+from p2pdist.package.thread import stoppable
 from p2pdist.package.tree.builder import TreeBuilder
 from p2pdist.package.tree.cache import CacheFile, FilesCache, Head, Index, Outcome, Section
 from p2pdist.package.tree.packfile import PackWriter, Written
 from p2pdist.package.tree.pool import PackPool, Plan, plan_parts, summary
 from p2pdist.package.tree.usage import Usage
-
-Args = ParamSpec("Args")
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -176,7 +173,10 @@ def _rewrite(pool: PackPool, plan: Plan, built: Built, stopped: threading.Event)
                     if stored.chunk not in writer.chunks:
                         writer.add(stored.chunk, stored.length, data)
         except OSError as error:
-            raise P2PDistError(f"cannot read {pack.path}: {error.strerror}") from error
+            raise P2PDistError(
+                f"cannot read {pack.path}: {error.strerror}",
+                remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            ) from error
     writer.close()
 
 
@@ -226,19 +226,3 @@ async def write_document(layout: LocalRepository, data: bytes) -> int:
         return 0
     await layout.write_document(data)
     return len(data)
-
-
-async def stoppable(
-    stopped: threading.Event, function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs
-) -> Result:
-    """Run a function on a thread. A cancellation sets `stopped`, and waits for the function to
-    end."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stopped.set()
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()
-        raise

@@ -49,6 +49,11 @@ def command() -> None:
     A cache is a package NAMESPACE/KEY. The key follows from processor, GPU, driver, Python and the
     versions of the compilers. What is in a cache is executed: name a namespace that only hosts you
     trust may push to.
+
+    \b
+    Example:
+      p2pdist cache save cache --origin s3://packages/prod
+      p2pdist run --cache cache team/trainer:v3
     """
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from p2pdist.cli.connect import follow_pull, pulled_name
 from p2pdist.cli.verbs.cache.key import VARIABLES, CacheKey
-from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge
+from p2pdist.model.errors import NotFound, P2PDistError, Refused, TooLarge, UsageError
 from p2pdist.model.messages import MountRequest
 
 if TYPE_CHECKING:
@@ -42,9 +42,13 @@ class Restored:
 
 
 def default_directory(key: CacheKey) -> Path:
-    """Where the caches of a key are unless the user says otherwise."""
+    """Where the caches of a key are unless the user says otherwise. Raises UsageError for a user
+    without a home directory."""
     home = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if home.startswith("/") else Path("~/.cache").expanduser()
+    try:
+        base = Path(home) if home.startswith("/") else Path.home() / ".cache"
+    except RuntimeError as error:  # neither HOME nor an entry in passwd(5)
+        raise UsageError("this user has no home directory for caches", remedy="Name a directory with --dir") from error
     return base / "p2pdist" / "caches" / key.namespace.replace("/", "_") / key.digits
 
 
@@ -143,7 +147,10 @@ def _copy_missing(source: Path, directory: Path) -> Restored:
                     continue
                 files, size = files + 1, size + status.st_size
                 if files > FILES_MAX or size > BYTES_MAX:
-                    raise TooLarge(f"the cache has more than {FILES_MAX} files or {BYTES_MAX} bytes")
+                    raise TooLarge(
+                        f"the cache has more than {FILES_MAX} files or {BYTES_MAX} bytes",
+                        remedy="Save a smaller one, from fewer programs",
+                    )
                 _copy(path, target / name)
     except OSError as error:
         raise P2PDistError(

@@ -111,7 +111,9 @@ def _versions(python: str) -> dict[str, str]:
     except FileNotFoundError as error:
         raise NotFound(f"there is no interpreter {python}", remedy="Name one with --python") from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise P2PDistError(f"the interpreter {python} does not answer: {error}") from error
+        raise P2PDistError(
+            f"the interpreter {python} does not answer: {error}", remedy="Name another one with --python"
+        ) from error
     try:
         return msgspec.json.decode(done.stdout[:ANSWER_BYTES_MAX], type=dict[str, str])
     except UNDECODABLE as error:

@@ -165,7 +165,10 @@ class Cluster:
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise Corrupt(f"{what} printed no JSON document: {done.stdout[:200]!r}")
+            raise Corrupt(
+                f"{what} printed no JSON document: {done.stdout[:200]!r}",
+                remedy="Run the demo again with --keep: its directory has the logs",
+            )
         return document
 
     async def pack(self, source: Path, reference: str, *more: str) -> dict[str, Any]:
@@ -201,7 +204,10 @@ class Cluster:
         done = await self._call(what, "run", "--socket", str(host.socket), reference)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if not lines:
-            raise Corrupt(f"{what} printed no report: {done.last_words()}")
+            raise Corrupt(
+                f"{what} printed no report: {done.last_words()}",
+                remedy="Run the demo again with --keep: its directory has the logs",
+            )
         answer = json.loads(lines[-1])
         return Run(
             host=host.name,
@@ -238,7 +244,10 @@ class Cluster:
             async with client.get(f"http://{host.address}/metrics") as response:
                 text = await response.text()
         except aiohttp.ClientError as error:
-            raise Unavailable(f"the metrics of {host.name} cannot be read: {error}") from error
+            raise Unavailable(
+                f"the metrics of {host.name} cannot be read: {error}",
+                remedy="Run the demo again with --keep: its directory has the logs",
+            ) from error
         origin = peers = 0
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

@@ -192,7 +192,10 @@ class Script:
         pushed = await cluster.push(reference)
         figures.push_s += time.monotonic() - began
         if pushed["digest"] != packed["digest"]:
-            raise Corrupt(f"{reference} was packed as {packed['digest']} and pushed as {pushed['digest']}")
+            raise Corrupt(
+                f"{reference} was packed as {packed['digest']} and pushed as {pushed['digest']}",
+                remedy="Run the demo again with --keep: its directory has the logs",
+            )
         self.say(
             f"Packed and pushed {reference}: layers {', '.join(megabytes(size) for size in content_layers(packed))};"
             f" sent {megabytes(pushed['bytes_sent'])}, already there {megabytes(pushed['bytes_skipped'])}"

@@ -17,6 +17,10 @@ def command() -> None:
 
     A job names its packages in its comment, as in `sbatch --comment
     "p2pdist:team/trainer:v3,team/weights:v7"`.
+
+    \b
+    Example:
+      p2pdist slurm place team/trainer:v3 --count 4
     """
 
 

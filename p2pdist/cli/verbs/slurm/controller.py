@@ -30,7 +30,10 @@ def host_names(expression: str) -> list[str]:
     """The nodes that a hostlist such as node[1-4,7] names, in order. Raises P2PDistError."""
     names = sorted(set(_ask("scontrol", "show", "hostnames", expression).split()))
     if not 0 < len(names) <= HOSTS_MAX:
-        raise P2PDistError(f"{expression[:100]!r} names {len(names)} nodes; from 1 to {HOSTS_MAX} are possible")
+        raise P2PDistError(
+            f"{expression[:100]!r} names {len(names)} nodes; from 1 to {HOSTS_MAX} are possible",
+            remedy="See that Slurm names the nodes of one job",
+        )
     return names
 
 

@@ -49,7 +49,10 @@ def place(
       p2pdist slurm place --role trainer=4:team/trainer:v3 --role reader=1:team/reader:v1
     """
     if bool(roles) == bool(references) or (count is None) != bool(roles):
-        raise UsageError("name packages and --count, or a --role for each part of the job")
+        raise UsageError(
+            "it is not said which nodes are wanted",
+            remedy="Name packages and --count, or give a --role for each part of the job",
+        )
     request: dict[str, Any] = {"roles": [_role(role) for role in roles]} if roles else {}
     if not roles:
         request = {"packages": [str(parse_reference(reference)) for reference in references], "count": count}

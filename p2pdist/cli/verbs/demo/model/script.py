@@ -97,11 +97,17 @@ async def _load(cluster: Cluster, client: aiohttp.ClientSession, host: Host, pla
         variables=variables,
     )
     if done.code != 0:
-        raise P2PDistError(f"{what} ended with exit code {done.code}: {done.last_words()}")
+        raise P2PDistError(
+            f"{what} ended with exit code {done.code}: {done.last_words()}",
+            remedy="Run the demo again with --keep: its directory has the logs",
+        )
     after = await cluster.received(client, host)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        raise Corrupt(f"{what} printed no report: {done.last_words()}")
+        raise Corrupt(
+            f"{what} printed no report: {done.last_words()}",
+            remedy="Run the demo again with --keep: its directory has the logs",
+        )
     report = json.loads(lines[-1])
     return Load(
         host.name,
