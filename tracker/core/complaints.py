@@ -15,16 +15,13 @@ parent's other children are asked to report often for a while (monitor/probing.p
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from p2pdist.model.address import by_name
-from p2pdist.model.digest import Digest
-from p2pdist.model.errors import NotFound, P2PDistError
-from p2pdist.model.messages import Complaint, Reason, Reject
-from tracker.core.events import Command, OriginSeen, Send
+from p2pdist.model.messages import Complaint, Reason
+from tracker.core.events import Command
 from tracker.core.history.history import History
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, STARVED_BY, Member
@@ -33,6 +30,7 @@ from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
 from tracker.core.planning.rescue import below_rescue, lacks, may_be_rescued, rescuer
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
+from tracker.core.repair.early_words import STARVED_S, EarlyWords
 from tracker.core.repair.lease_turnover import LeaseTurnover
 from tracker.core.repair.origin_failures import origin_failed, origin_seen
 from tracker.core.repair.remedies import (
@@ -59,15 +57,67 @@ from tracker.core.vouching.vouching import Vouching
 NAMELESS_S = 15.0
 """So long a host without answering name servers is given no other that is known by name."""
 
-EARLY_MAX, EARLY_OF_HOST_MAX = 10_000, 64
-"""So many words of starved hosts, and of one, are kept until they can be judged."""
 
-STARVED_S = 0.1
-"""No agent says sooner that a parent gives it nothing: what does is not waiting for it."""
+@dataclass(frozen=True, slots=True)
+class OriginComplaints:
+    """Handles complaints of the origin with the parts of the fleet that it shares: another host
+    reads it, or the swarm ends for all. The tracker looks at the origin itself before it ends one
+    (repair/origin_failures.py)."""
 
-Early = tuple[float, Digest, str, int, str, bool]
-"""When a parent has taken long, the key of the swarm, the child that said that nothing comes from
-it, the stripe, the parent, and whether that one waits."""
+    membership: Membership
+    """Holds the fleet's hosts and swarms."""
+    schedule: Schedule
+    """Hears which swarms are to be planned anew."""
+    vouching: Vouching
+    """Says which blobs have lists of pieces that hosts vouched for."""
+
+    def handle(self, swarm: Swarm, member: Member, complaint: Complaint, now: float, out: list[Command]) -> None:
+        """A reader cannot read the origin: another host may, or the swarm ends for all."""
+        stripe, reason = complaint.stripe, complaint.reason
+        if member.host not in swarm.edges.roots[stripe]:
+            if reason != "unavailable" and member.host in swarm.readers():
+                swarm.origin.fail_sharing()
+                self.schedule.ask(swarm.key, reason, now)
+            return  # only the holder of the lease reads there
+        member.complain(stripe)
+        if reason == "stalled" and member.complaints[stripe] < STUCK_COMPLAINTS:
+            return  # a reader waits for its children, too, when they are slow to take what it has read
+        witness, seeing = self._witness(swarm, member), not self.vouching.keeps(swarm)
+        moved, error, looks = origin_failed(swarm, member.host, complaint, witness=witness, seeing=seeing, now=now)
+        out += looks
+        if moved:
+            self.schedule.ask(swarm.key, reason, now)
+        if error is not None:
+            self._end(swarm, error, out)
+
+    def seen(self, event: OriginSeen, *, now: float) -> list[Command]:
+        """The tracker has looked at the origin, for the hosts that could not read it."""
+        out: list[Command] = []
+        if (swarm := self.membership.swarms.get(event.swarm)) is not None:
+            if (error := origin_seen(swarm, event, now=now)) is not None:
+                self._end(swarm, error, out)
+            self.schedule.ask(swarm.key, "looked", now)
+        return out
+
+    def _end(self, swarm: Swarm, error: P2PDistError, out: list[Command]) -> None:
+        """Tell all receivers of a swarm why it cannot go on."""
+        if isinstance(error, NotFound) and self.vouching.keeps(swarm):
+            error = NotFound(
+                f"upstream does not have {swarm.blob}",
+                remedy="Look whether the image is still there, and pull it again",
+            )
+        for receiver in swarm.members.values():
+            session = self.membership.hosts[receiver.host].session
+            if session is not None and not receiver.seed:
+                out.append(Send(session, Reject(error.problem(), swarm.blob)))
+
+    def _witness(self, swarm: Swarm, member: Member) -> str:
+        """In whose name a host says that content is wrong or missing at the origin: all hosts at
+        one address are one witness, where hosts at several addresses want the blob. Else two
+        strangers on one machine could end it for all."""
+        hosts = self.membership.hosts
+        voters = {hosts[each.host].voter or each.host: None for each in swarm.members.values() if not each.seed}
+        return hosts[member.host].voter or member.host if len(voters) > 1 else member.host
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,43 +140,23 @@ class Complaints:
     """Withdraws complaints of wrong bytes where the list turns out wrong."""
     history: History
     """Hears which hosts sent wrong bytes."""
+    origin: OriginComplaints
+    """Handles those of the origin."""
+    early: EarlyWords
+    """Keeps what starved hosts said too early."""
     unheard: Unheard
     """Keeps complaints of hosts that have yet to speak."""
-    _early: list[Early] = field(default_factory=list)
-    """Heap of words of starved hosts that came too early: a host says so once. `_keep`, `look`."""
-    _kept: dict[str, dict[tuple[Digest, int], tuple[float, str]]] = field(default_factory=dict)
-    """By child, and there by swarm and stripe, when those come up and of which parents they are; a
-    word of the heap that is not here was followed by another one. `_keep`, `look`."""
 
     def look(self, *, late: bool, now: float) -> None:
-        """Judge the complaints that waited for a parent to speak, and what starved hosts said, where
-        time has shown it meanwhile. Called often and regularly; `late`: the whole fleet is late
-        with its reports."""
+        """Judge the complaints that waited for a parent to speak, and what starved hosts said,
+        where time has shown it meanwhile. Called often and regularly; `late`: the whole fleet is
+        late with its reports."""
         for swarm, child, complaint in self.unheard.due(now=now):
             if not late:
                 self._of_peer(swarm, child, complaint, now)
-        self._look_at_starved(late=late, now=now)
-
-    def _look_at_starved(self, *, late: bool, now: float) -> None:
-        """Judge what starved hosts said, where time has shown it meanwhile."""
-        while not late and self._early and self._early[0][0] < now:
-            due, key, host, stripe, source, waits = heapq.heappop(self._early)
-            kept = self._kept.get(host, {})
-            if kept.get((key, stripe)) != (due, source):
-                continue
-            del kept[key, stripe]
-            if not kept:
-                del self._kept[host]
-            swarm = self.membership.swarms.get(key)
-            child = swarm.members.get(host) if swarm is not None else None
-            if swarm is None or child is None or child.counts[stripe]:
-                continue
-            parent = child.parents[stripe]
-            if parent is None or now - child.attached_at[stripe] < STARVED_S:
-                self._keep(now + STARVED_S, swarm, child, stripe, waits=waits)
-            elif parent:  # of another one than it spoke of nothing is known: it may wait itself
-                waits = waits or parent != source
-                self._starving(swarm, child, swarm.members[parent], stripe, waits=waits, now=now)
+        if not late:
+            for swarm, child, parent, stripe, waits in self.early.due(now=now):
+                self._starving(swarm, child, parent, stripe, waits=waits, now=now)
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -150,7 +180,7 @@ class Complaints:
         if _avoids(swarm, host.name, complaint):
             return out
         if source == FROM_ORIGIN:
-            self._of_origin(swarm, swarm.members[host.name], complaint, now, out)
+            self.origin.handle(swarm, swarm.members[host.name], complaint, now, out)
             return out
         if complaint.starved:
             child, parent = swarm.members[host.name], swarm.members[source]
@@ -263,7 +293,7 @@ class Complaints:
             return
         long_at = self._long_at(parent, stripe, waits=waits)
         if now <= long_at < inf:
-            self._keep(long_at, swarm, child, stripe, waits=waits)
+            self.early.keep(long_at, swarm, child, stripe, waits=waits)
         if waits and not (child.promised >> stripe & 1 or now > long_at):
             return
         if any(child.counts):
@@ -309,18 +339,10 @@ class Complaints:
             return
         unread_at = root.attached_at[stripe] + self.turnover.unread_s
         if now <= unread_at:
-            self._keep(unread_at, swarm, child, stripe, waits=False)
+            self.early.keep(unread_at, swarm, child, stripe, waits=False)
         elif root.site not in swarm.wan.paced:  # by a budget: its first piece may take long
             swarm.edges.set_now(now)
             self.turnover.hand_on(swarm, stripe, root, anyhow=False, now=now)
-
-    def _keep(self, due: float, swarm: Swarm, child: Member, stripe: int, *, waits: bool) -> None:
-        """Look again at `due` at what a host said of its parent."""
-        source, kept = child.parents[stripe] or "", self._kept.get(child.host, {})
-        _, former = kept.get((swarm.key, stripe), (0.0, None))
-        if former != source and len(self._early) < EARLY_MAX and len(kept) < EARLY_OF_HOST_MAX:
-            self._kept.setdefault(child.host, kept)[swarm.key, stripe] = due, source
-            heapq.heappush(self._early, (due, swarm.key, child.host, stripe, source, waits))
 
     def _stands_still(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
         """The whole pull of a host that has pieces stands still, in all stripes that it says so of.
@@ -382,54 +404,6 @@ class Complaints:
             if name != child.host and by_name(self.membership.hosts[name].address):
                 swarm.edges.avoid(child.host, name, now + NAMELESS_S)
         self.schedule.ask(swarm.key, "nameless", now)
-
-    def _of_origin(self, swarm: Swarm, member: Member, complaint: Complaint, now: float, out: list[Command]) -> None:
-        """A reader cannot read the origin: another host may, or the swarm ends for all."""
-        stripe, reason = complaint.stripe, complaint.reason
-        if member.host not in swarm.edges.roots[stripe]:
-            if reason != "unavailable" and member.host in swarm.readers():
-                swarm.origin.fail_sharing()
-                self.schedule.ask(swarm.key, reason, now)
-            return  # only the holder of the lease reads there
-        member.complain(stripe)
-        if reason == "stalled" and member.complaints[stripe] < STUCK_COMPLAINTS:
-            return  # a reader waits for its children, too, when they are slow to take what it has read
-        witness, seeing = self._witness(swarm, member), not self.vouching.keeps(swarm)
-        moved, error, looks = origin_failed(swarm, member.host, complaint, witness=witness, seeing=seeing, now=now)
-        out += looks
-        if moved:
-            self.schedule.ask(swarm.key, reason, now)
-        if error is not None:
-            self._end(swarm, error, out)
-
-    def seen(self, event: OriginSeen, *, now: float) -> list[Command]:
-        """The tracker has looked at the origin, for the hosts that could not read it."""
-        out: list[Command] = []
-        if (swarm := self.membership.swarms.get(event.swarm)) is not None:
-            if (error := origin_seen(swarm, event, now=now)) is not None:
-                self._end(swarm, error, out)
-            self.schedule.ask(swarm.key, "looked", now)
-        return out
-
-    def _end(self, swarm: Swarm, error: P2PDistError, out: list[Command]) -> None:
-        """Tell all receivers of a swarm why it cannot go on."""
-        if isinstance(error, NotFound) and self.vouching.keeps(swarm):
-            error = NotFound(
-                f"upstream does not have {swarm.blob}",
-                remedy="Look whether the image is still there, and pull it again",
-            )
-        for receiver in swarm.members.values():
-            session = self.membership.hosts[receiver.host].session
-            if session is not None and not receiver.seed:
-                out.append(Send(session, Reject(error.problem(), swarm.blob)))
-
-    def _witness(self, swarm: Swarm, member: Member) -> str:
-        """In whose name a host says that content is wrong or missing at the origin: all hosts at
-        one address are one witness, where hosts at several addresses want the blob. Else two
-        strangers on one machine could end it for all."""
-        hosts = self.membership.hosts
-        voters = {hosts[each.host].voter or each.host: None for each in swarm.members.values() if not each.seed}
-        return hosts[member.host].voter or member.host if len(voters) > 1 else member.host
 
 
 def _cut_off(swarm: Swarm, child: Member) -> bool:
