@@ -373,12 +373,13 @@ def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
     late = [stripe for stripe in _unfinished(swarm, member) if imports(swarm, member, stripe)]
     if not whole or not late or member.claimed:
         return []
-    ended_at = max(member.moved_at[stripe] for stripe in whole)
+    ended_at, patience_s = max(member.moved_at[stripe] for stripe in whole), max(ALONE_S, _turns_s(swarm))
     rate = sum(member.counts) / max(now - member.joined_at, IMPORT_S / 2) / (swarm.stripes - len(whole))
     return [
         stripe
         for stripe in late
-        if now - max(ended_at, member.attached_at[stripe] + ALONE_S) >= ALONE_S
+        if now - ended_at >= patience_s
+        and now - member.attached_at[stripe] >= IMPORT_S
         and member.rates[stripe] < GOOD_SHARE * rate
         and swarm.totals[stripe] - member.counts[stripe] > ALONE_LEFT_S * rate
     ]
