@@ -369,6 +369,8 @@ def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
     """Stripes that a host imports over a WAN at far less than the WAN gave while other stripes came
     with them, which are whole now: the stream had a small share of it, and takes many round trips
     to fill what became free, where a new one takes few."""
+    if SITE_END not in member.zone:  # as most, and this is asked after every report
+        return []
     whole = [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] == total]
     late = [stripe for stripe in _unfinished(swarm, member) if imports(swarm, member, stripe)]
     if not whole or not late or member.claimed:
