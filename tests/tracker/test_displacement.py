@@ -39,7 +39,7 @@ def inner(swarm: Swarm, stripe: int, depth: int) -> str:
 
 def lose(swarm: Swarm, host: str) -> int:
     """A host dies and its children get parents; return how many streams change."""
-    swarm.edges.notified()
+    swarm.edges.changed.clear()
     swarm.remove(host)
     Planner().plan(swarm, leases=2)
     assert not swarm.edges.unplanned

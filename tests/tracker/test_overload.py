@@ -170,7 +170,7 @@ def test_a_child_that_could_only_come_back_stays(first: int) -> None:
     for seed in range(first, first + 10):
         swarm = short_of_slots(seed)
         for step in range(40):
-            swarm.edges.notified()
+            swarm.edges.changed.clear()
             if swarm.passes.strained:
                 spread_overload(swarm, now=2.0 + step / 2)
                 Planner().plan(swarm, leases=2)

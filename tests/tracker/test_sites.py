@@ -13,7 +13,7 @@ from p2pdist.model.pieces import PieceLayout
 from tracker.core.events import Received, Send, SessionOpened, Tick
 from tracker.core.host import SITE_END
 from tracker.core.member import FROM_ORIGIN
-from tracker.core.monitor.progress import IMPORT_S
+from tracker.core.monitor.progress import IMPORT_S, slow_alone
 from tracker.core.origin.superpeers import SUPERPEERS, superpeers
 from tracker.core.planning.assignments import alternates
 from tracker.core.planning.planner import Planner
@@ -276,3 +276,20 @@ def test_the_last_import_begins_anew_where_it_leaves_free_what_the_others_had(sh
     broadcast.go(4, lambda host, which: share)
     assert (member.parents[stripe] != parent) is anew
     assert all(each.slots == 2 for each in broadcast.swarm.members.values())
+
+
+def test_the_last_import_of_large_pieces_has_the_time_of_a_few() -> None:
+    """The first one after the others were done came partly while it had a small share."""
+    large = 16 << 20
+    swarm = Swarm(BLOB, PieceLayout(16 * large, large))
+    zones = {"near": f"near{SITE_END}z", "far": f"far{SITE_END}z"}
+    for host, zone in zones.items():
+        swarm.add(host, [0, 0], slots=2, now=0.0, zone=zone)
+    swarm.advance("near", (8, 8), now=1.0)
+    swarm.edges.attach(1, "far", "near")
+    swarm.set_typical_rate(0.5)
+    swarm.advance("far", (8, 2), now=20.0)
+    far = swarm.members["far"]
+    far.set_rates([0.0, 0.1])
+    assert slow_alone(swarm, far, now=22.0) == []
+    assert slow_alone(swarm, far, now=27.0) == [1]

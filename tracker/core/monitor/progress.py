@@ -369,16 +369,19 @@ def slow_alone(swarm: Swarm, member: Member, *, now: float) -> list[int]:
     """Stripes that a host imports over a WAN at far less than the WAN gave while other stripes came
     with them, which are whole now: the stream had a small share of it, and takes many round trips
     to fill what became free, where a new one takes few."""
+    if SITE_END not in member.zone:  # as most, and this is asked after every report
+        return []
     whole = [stripe for stripe, total in enumerate(swarm.totals) if member.counts[stripe] == total]
     late = [stripe for stripe in _unfinished(swarm, member) if imports(swarm, member, stripe)]
     if not whole or not late or member.claimed:
         return []
-    ended_at = max(member.moved_at[stripe] for stripe in whole)
+    ended_at, patience_s = max(member.moved_at[stripe] for stripe in whole), max(ALONE_S, _turns_s(swarm))
     rate = sum(member.counts) / max(now - member.joined_at, IMPORT_S / 2) / (swarm.stripes - len(whole))
     return [
         stripe
         for stripe in late
-        if now - max(ended_at, member.attached_at[stripe] + ALONE_S) >= ALONE_S
+        if now - ended_at >= patience_s
+        and now - member.attached_at[stripe] >= IMPORT_S
         and member.rates[stripe] < GOOD_SHARE * rate
         and swarm.totals[stripe] - member.counts[stripe] > ALONE_LEFT_S * rate
     ]
