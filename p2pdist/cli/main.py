@@ -307,7 +307,7 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
     for option in command.params:
         if isinstance(option, click.Argument) and option.name in ARGUMENTS and option.type is click.STRING:
             option.type = ReferenceName()
-        if isinstance(option, click.Option) and isinstance(option.type, click.Path):
+        if isinstance(option.type, click.Path):
             option.type = _NamedPath(option.type)
         if isinstance(option, click.Option) and option.name and not option.envvar:
             names = {flag.lstrip("-").replace("-", "_").upper() for flag in option.opts if flag.startswith("--")}

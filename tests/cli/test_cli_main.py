@@ -346,6 +346,12 @@ def test_a_path_that_is_empty_is_no_directory(tmp_path: Path, monkeypatch: pytes
     for option in ("--layout", "--project"):
         done = run("pack", "source", "-t", "a:1", option, "")
         assert (done.returncode, "path is empty" in done.stderr) == (2, True)
+    layout = ("-t", "a:1", "--layout", tmp_path.with_name("other"))
+    for words in (("pack", "", *layout), ("blob", "push", ""), ("mount", "a:1", ""), ("umount", "")):
+        done = run(*words)
+        assert (done.returncode, "path is empty" in done.stderr) == (2, True), done.stderr
+    assert run("import", "", *layout).returncode == 2
+    assert "is not a reference" in run("pack", "source", *layout, "--base", "").stderr
     assert run("pack", "source", "-t", "a:1", "--layout", "made", P2PDIST_LAYOUT="").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "source"]
 
