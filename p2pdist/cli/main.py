@@ -171,6 +171,7 @@ class Verbs(click.Group):
         more["standalone_mode"] = False
         _conceal(given)
         _take_signals()
+        _silence_event_loop()
         code: Any = 0
         failure: BaseException | None = None
         try:
@@ -195,6 +196,15 @@ def _take_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _interrupt)
+
+
+def _silence_event_loop() -> None:
+    """Keep from the terminal what asyncio says of tasks that a failure left behind: the failure is
+    reported. A daemon's log has it."""
+    import logging
+
+    if os.environ.get("P2PDIST_DEBUG") != "1":
+        logging.getLogger("asyncio").addHandler(logging.NullHandler())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -307,7 +317,7 @@ def _prepare(command: click.Command, path: tuple[str, ...]) -> None:
     for option in command.params:
         if isinstance(option, click.Argument) and option.name in ARGUMENTS and option.type is click.STRING:
             option.type = ReferenceName()
-        if isinstance(option, click.Option) and isinstance(option.type, click.Path):
+        if isinstance(option.type, click.Path):
             option.type = _NamedPath(option.type)
         if isinstance(option, click.Option) and option.name and not option.envvar:
             names = {flag.lstrip("-").replace("-", "_").upper() for flag in option.opts if flag.startswith("--")}

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 PLAIN_INTERVAL_S = 5.0
 """Away from a terminal, a line of progress at most this often."""
 INTERRUPTED = 130
+_MORE_MEMORY = "Give the host, the control group (memory.max) or this process (ulimit -v) more memory"
+_MORE_THREADS = (
+    "Raise pids.max of its control group, ulimit -u of its user, or ulimit -v, of which each thread takes some"
+)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")
 
@@ -241,6 +245,10 @@ def report(error: BaseException, *, as_json: bool) -> int:
         failure = NotFound("the working directory was removed", remedy="Change to one that exists: cd")
     elif isinstance(error, OSError) and (problem := foreseen(error)) is not None:
         failure = problem
+    elif isinstance(error, MemoryError):
+        failure = P2PDistError("no memory is left", remedy=_MORE_MEMORY)
+    elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        failure = P2PDistError("this process may not start another thread", remedy=_MORE_THREADS)
     else:
         message = str(error).split("\n", 1)[0][:300]
         failure = P2PDistError(

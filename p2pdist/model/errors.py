@@ -238,6 +238,11 @@ _OF_NAMES = frozenset({errno.ELOOP, errno.ENAMETOOLONG})
 """What only a name that a user gave can have wrong with it."""
 
 
+def remedy_of(error: OSError) -> str:
+    """What to do about an OSError, also one that no machine should meet."""
+    return _FORESEEN.get(error.errno or 0, ("", "See dmesg, and check the owner, the mode and the disk"))[1]
+
+
 def foreseen(error: OSError, subject: str = "") -> P2PDistError | None:
     """What an OSError means to a user; None for an error that no machine should meet. `subject` is
     what could not be used; by default the file that the error names."""

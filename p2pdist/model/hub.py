@@ -168,7 +168,10 @@ def hub_name(kind: str, repository: str) -> HubName:
     # A model of the owner `datasets` would be called what the data set of that name is.
     taken = known == "models" and len(parts) == 2 and parts[0] in KINDS
     if known is None or taken or len(parts) > 2 or not all(map(_SEGMENT.match, parts)) or ".." in repository:
-        raise UsageError(f"{printable(repository)[:200]!r} is not the name of a repository of a hub")
+        raise UsageError(
+            f"{printable(repository)[:200]!r} is not the name of a repository of a hub",
+            remedy="Write hf://ORG/NAME@REVISION",
+        )
     return HubName(known, repository)
 
 

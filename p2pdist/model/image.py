@@ -71,7 +71,9 @@ def image_name(upstream: str, repository: str) -> ImageName:
     if not _UPSTREAM.match(upstream) or len(upstream) > NAME_CHARACTERS_MAX:
         raise UsageError(f"{upstream[:100]!r} is not the name of a registry")
     if not _REPOSITORY.match(repository) or len(repository) > NAME_CHARACTERS_MAX:
-        raise UsageError(f"{repository[:100]!r} is not the name of a repository")
+        raise UsageError(
+            f"{repository[:100]!r} is not the name of a repository", remedy="Write docker://REGISTRY/NAME:TAG"
+        )
     return ImageName(upstream.lower(), repository)
 
 

@@ -152,6 +152,36 @@ def test_what_any_machine_may_meet_is_not_unexpected(code: int, words: str, caps
     assert "unexpected" not in said
 
 
+@pytest.mark.parametrize(
+    ("act", "words"), [("threading.Thread().start()", "another thread"), ("bytes(1 << 40)", "no memory is left")]
+)
+def test_what_a_limit_of_memory_forbids_is_said(act: str, words: str) -> None:
+    script = (
+        "import resource, sys, threading; from p2pdist.cli import output\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20),) * 2)\n"
+        f"try: {act}\n"
+        "except Exception as error: sys.exit(output.report(error, as_json=False))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, words in done.stderr, "ulimit -v" in done.stderr) == (1, True, True), done.stderr
+
+
+def test_the_event_loop_says_nothing_of_what_a_failure_left_behind() -> None:
+    script = (
+        "import asyncio, sys; from p2pdist.cli import main\n"
+        "main._silence_event_loop()\n"
+        "async def left(): asyncio.get_running_loop().create_future().set_exception(ValueError('left'))\n"
+        "asyncio.run(left())"
+    )
+    for debug in ("", "1"):
+        environment = {**os.environ, "P2PDIST_DEBUG": debug}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, "left" in done.stderr) == (0, bool(debug)), done.stderr
+
+
 @pytest.mark.parametrize("debug", [False, True])
 def test_the_unexpected_is_one_line(
     debug: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -346,6 +376,12 @@ def test_a_path_that_is_empty_is_no_directory(tmp_path: Path, monkeypatch: pytes
     for option in ("--layout", "--project"):
         done = run("pack", "source", "-t", "a:1", option, "")
         assert (done.returncode, "path is empty" in done.stderr) == (2, True)
+    layout = ("-t", "a:1", "--layout", tmp_path.with_name("other"))
+    for words in (("pack", "", *layout), ("blob", "push", ""), ("mount", "a:1", ""), ("umount", "")):
+        done = run(*words)
+        assert (done.returncode, "path is empty" in done.stderr) == (2, True), done.stderr
+    assert run("import", "", *layout).returncode == 2
+    assert "is not a reference" in run("pack", "source", *layout, "--base", "").stderr
     assert run("pack", "source", "-t", "a:1", "--layout", "made", P2PDIST_LAYOUT="").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "source"]
 

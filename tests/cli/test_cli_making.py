@@ -323,6 +323,14 @@ def test_a_layer_that_is_elsewhere_is_said(place: Path) -> None:
     assert "layer sha256:" in problem["detail"] and "base" in problem["remedy"]
 
 
+def test_what_is_no_image_has_none_to_choose(place: Path) -> None:
+    subprocess.run(["tar", "-C", place / "src", "-cf", place / "a.tar", "."], check=True)
+    for source in ("src", "a.tar"):
+        for choice in (("--image", "team/app:v1"), ("--platform", "linux/arm64")):
+            made = run("import", place / source, "-t", "a:1", *choice, "--layout", place / "layout")
+            assert (made.returncode, "is no image" in made.stderr) == (2, True), made.stderr
+
+
 @pytest.mark.parametrize("option", ["--env", "--working-dir", "--entrypoint"])
 def test_settings_that_are_no_text_are_refused(place: Path, option: str) -> None:
     value = os.fsdecode(b'["\xff"]' if option == "--entrypoint" else b"A=\xff")

@@ -105,7 +105,10 @@ def _local(request: web.Request) -> bool:
 
 def _unknown(name: str, hosts: Iterable[str]) -> NoReturn:
     guess = near(name[:255], hosts)
-    raise NotFound(f"no host named {name[:255]!r} is known here", remedy=f"Did you mean {guess}?" if guess else "")
+    raise NotFound(
+        f"no host named {name[:255]!r} is known here",
+        remedy=f"Did you mean {guess}?" if guess else "p2pdist hosts lists them",
+    )
 
 
 # -- evicting

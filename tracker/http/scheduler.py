@@ -68,6 +68,7 @@ from tracker.http.trackers import LOCAL_QUERY, from_others, from_owner, survey
 from tracker.preseed_service import TICK_S, PreseedService, sees
 
 NOTE = "P2pdist-Note"
+_HOSTS = "p2pdist hosts lists them"
 """Header field of a ranking without hosts: why there are none."""
 
 WAITING_MAX, WAITING_PER_ADDRESS_MAX = 1000, 500
@@ -188,7 +189,9 @@ async def host(request: web.Request) -> web.Response:
     details += [detail for body in bodies if (detail := _decoded_one(body)) is not None and detail.host == name]
     if not details:
         guess = near(name[:255], fleet.hosts)
-        raise NotFound(f"no host named {name[:255]!r} is known here", remedy=f"Did you mean {guess}?" if guess else "")
+        raise NotFound(
+            f"no host named {name[:255]!r} is known here", remedy=f"Did you mean {guess}?" if guess else _HOSTS
+        )
     return _answer(_joined(details)[0], headers=unanswered)
 
 
@@ -213,7 +216,7 @@ async def reachability(request: web.Request) -> web.Response:
     """Connect to a host and say whether it can be reached at its address."""
     name, identity = request.match_info["name"], identity_of(request)
     if not identity.may("watch") and identity.name != name:
-        raise NotFound(f"no host named {name[:255]!r} is known here")
+        raise NotFound(f"no host named {name[:255]!r} is known here", remedy=_HOSTS)
     return _answer(await request.app[SERVICE].reach.look(name, request.remote or ""))
 
 

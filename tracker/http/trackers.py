@@ -142,7 +142,10 @@ async def fill(request: web.Request) -> web.Response:
 async def _drain(request: web.Request, *, draining: bool) -> web.Response:
     siblings, name = request.app.get(SIBLINGS), request.match_info["id"]
     if siblings is None:
-        raise NotFound("this tracker is alone, and there is no other to give its blobs to")
+        raise NotFound(
+            "this tracker is alone, and there is no other to give its blobs to",
+            remedy="p2pdist hosts drain drains a host",
+        )
     await siblings.cluster.drain(name, draining)
     service = request.app[SERVICE]
     service.fleet.history.changed(f"the tracker {name[:63]} {'drains' if draining else 'takes its share of the blobs'}")

@@ -17,7 +17,7 @@ import click
 from p2pdist.cli import output
 from p2pdist.cli.connect import layout_option, opened_layout
 from p2pdist.cli.desk import layers_in
-from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
+from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, remedy_of
 from p2pdist.model.manifest import (
     MANIFEST_BYTES_MAX,
     SQUASHFS_TYPE,
@@ -246,5 +246,5 @@ class _Export:
         except OSError as error:
             raise P2PDistError(
                 f"cannot unpack the package: {error.strerror}",
-                remedy="Check the owner and the mode, and dmesg for errors of the disk",
+                remedy=remedy_of(error),
             ) from error

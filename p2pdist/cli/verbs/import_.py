@@ -84,6 +84,8 @@ def command(
     """
     from p2pdist.package.source.scan import source_path
 
+    if not source:
+        raise UsageError("the source is an empty name", remedy="Name a directory, an archive or docker://...")
     source = "/dev/stdin" if source == "-" else source
     if (tag is None) == (name is None):
         raise UsageError("say once what to call the package", remedy="Write -t NAME:TAG")
@@ -171,6 +173,11 @@ class _Import:
                 unpacked = await stoppable(
                     stopped, unpack_source, source, stage, image=image, platform=platform, form=self.form, report=report
                 )
+                if (image or platform) and unpacked.kind in ("directory", "tar"):
+                    raise UsageError(
+                        f"{source} is no image, of which --image and --platform could choose",
+                        remedy="Leave them away, or name an OCI image layout or what docker save writes",
+                    )
                 if self.follow_links and unpacked.kind != "directory":
                     raise UsageError(
                         f"the links of an archive ({source}) are not followed", remedy="Leave --follow-links away"

@@ -271,12 +271,12 @@ def _pack_options(given: Choices, project: Project | None) -> PackOptions:
     from p2pdist.package.image.squashfs import LEVEL
     from p2pdist.package.layers import PackOptions
 
-    base = given.base or (project.base if project else None)
+    base = given.base if given.base is not None else project.base if project else None
     mtime = given.mtime
     if given.reproducible and mtime is None:
         mtime = clamp_time(os.environ)
     return PackOptions(
-        base=parse_reference(base) if base else None,
+        base=parse_reference(base) if base is not None else None,
         settings=_settings(given, project),
         level=LEVEL if given.level is None else given.level,
         mtime=mtime,

@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from p2pdist.model.errors import DiskFull, P2PDistError, UsageError
+from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, remedy_of
 from p2pdist.model.manifest import Config, search_path
 from p2pdist.model.tree import HOLE_BYTES, data_ranges
 
@@ -48,6 +48,7 @@ tool reads."""
 RANGES_MAX = 20_000
 """Parts of a sparse member; its map is kept in memory by the tools that read it."""
 _ROOT = "${P2PDIST_ROOT}"
+_OF_LIMITS = (errno.EFBIG, errno.EMFILE, errno.ENFILE)
 _NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 """What file systems and kernels without O_TMPFILE say of it (open(2))."""
 
@@ -423,7 +424,8 @@ def new_file(output: Path, *, needed: int, mode: int) -> Iterator[IO[bytes]]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             space = os.statvfs(output.parent)
             raise DiskFull.on(str(output.parent), space, needed=needed, code=error.errno, kept=False) from error
-        raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy="Name another file with -o") from error
+        remedy = remedy_of(error) if error.errno in _OF_LIMITS else "Name another file with -o"
+        raise P2PDistError(f"cannot write {output}: {error.strerror}", remedy=remedy) from error
 
 
 def _opened(partial: Path, mode: int) -> tuple[int, bool]:

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from p2pdist.model.catalog import Catalog, Stored, decode_chunk
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError
+from p2pdist.model.errors import Corrupt, DiskFull, NotFound, P2PDistError, remedy_of
 from p2pdist.model.manifest import CATALOG_TYPE, Descriptor, Manifest
 from p2pdist.model.tree import WHOLE_MAX, ChunkList, Entry, File, content_hash, data_ranges, decode_root, decode_tree
 from p2pdist.package.repository.contract import LocalRepository
@@ -84,7 +84,7 @@ def write_objects(
             raise DiskFull.on(str(objects), os.statvfs(objects), needed=needed, code=error.errno, kept=False) from error
         raise P2PDistError(
             f"cannot write the files of the package: {error.strerror}",
-            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            remedy=remedy_of(error),
         ) from error
     finally:
         for handle in handles.values():

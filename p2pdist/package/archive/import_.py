@@ -36,7 +36,7 @@ import zstandard
 
 from p2pdist.files import NotRegular, open_regular
 from p2pdist.model.digest import Digest, is_digest
-from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, TooLarge, UsageError
+from p2pdist.model.errors import UNDECODABLE, Corrupt, NotFound, P2PDistError, TooLarge, UsageError, remedy_of
 from p2pdist.model.manifest import (
     LAYERS_MAX,
     MANIFEST_BYTES_MAX,
@@ -522,7 +522,7 @@ def _regular(path: Path) -> Iterator[IO[bytes]]:
             raise Corrupt(f"{path} is not a regular file", remedy="Copy the image here again") from error
         raise P2PDistError(
             f"cannot read {path}: {error.strerror}",
-            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            remedy=remedy_of(error),
         ) from error
     with file:
         yield file
@@ -565,7 +565,7 @@ def _readable(path: Path) -> Iterator[IO[bytes]]:
             raise
         raise P2PDistError(
             f"cannot read {path}: {error.strerror}",
-            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            remedy=remedy_of(error),
         ) from error
 
 

@@ -42,7 +42,7 @@ from typing import IO, Any, cast
 
 import zstandard
 
-from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge, printable
+from p2pdist.model.errors import Corrupt, DiskFull, P2PDistError, TooLarge, printable, remedy_of
 from p2pdist.model.tree import DEPTH_MAX, ENTRIES_MAX, MODE_MASK, NAME_BYTES_MAX, PATH_BYTES_MAX, TARGET_BYTES_MAX
 from p2pdist.package.source.scan import ACCESS_LIST, ATTRIBUTES, CAPABILITIES, Scan
 
@@ -132,7 +132,7 @@ def apply_tar(
             raise Corrupt(f"the archive is damaged: {error}", remedy="Make it again") from error
         raise P2PDistError(
             f"cannot unpack {printable(str(error.filename or target))}: {error.strerror}",
-            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            remedy=remedy_of(error),
         ) from error
 
 

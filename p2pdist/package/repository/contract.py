@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, UsageError, remedy_of
 from p2pdist.model.manifest import (
     DOCUMENT_BYTES_MAX,
     MANIFEST_BYTES_MAX,
@@ -84,7 +84,7 @@ def read_content(
     except OSError as error:
         raise P2PDistError(
             f"cannot read {path}: {error.strerror}",
-            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            remedy=remedy_of(error),
         ) from error
     return Content(Digest("sha256:" + reader.hasher.hexdigest()), pieces)
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, printable
+from p2pdist.model.errors import DiskFull, P2PDistError, UsageError, printable, remedy_of
 from p2pdist.model.tree import DEPTH_MAX
 from p2pdist.package.source.ignore import Ignore
 from p2pdist.package.source.links import Followed
@@ -101,7 +101,7 @@ def stage(
         where = printable(os.fsdecode(error.filename or b""))
         raise P2PDistError(
             f"cannot stage {source}: {where}: {error.strerror}",
-            remedy="Check the owner and the mode, and dmesg for errors of the disk",
+            remedy=remedy_of(error),
         ) from error
 
 

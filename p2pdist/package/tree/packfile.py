@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from p2pdist.model.catalog import Pack, record
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import DiskFull, P2PDistError
+from p2pdist.model.errors import DiskFull, P2PDistError, remedy_of
 from p2pdist.model.pieces import PIECE_SIZE_MIN, PieceLayout, PieceList, piece_size_for
 from p2pdist.package.repository.contract import Content
 
@@ -86,7 +86,7 @@ class PackWriter:
                 self._open.size if self._open else 0
             )
             return DiskFull.on(str(self._directory), space, needed=needed, code=error.errno, kept=False)
-        return P2PDistError(f"cannot write to {self._directory}: {error.strerror}", remedy="Check the disk under it")
+        return P2PDistError(f"cannot write to {self._directory}: {error.strerror}", remedy=remedy_of(error))
 
 
 class _Open:

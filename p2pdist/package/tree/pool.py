@@ -31,7 +31,7 @@ from pathlib import Path
 
 from p2pdist.model.catalog import CATALOG_BYTES_MAX, HEAD_BYTES, Catalog, Pack, decode_catalog
 from p2pdist.model.digest import Digest
-from p2pdist.model.errors import Corrupt, NotFound, P2PDistError
+from p2pdist.model.errors import Corrupt, NotFound, P2PDistError, remedy_of
 from p2pdist.model.manifest import CATALOG_TYPE, MANIFEST_BYTES_MAX, TREE_TYPE, Descriptor, Manifest, decode_manifest
 from p2pdist.model.tree import content_hash
 from p2pdist.package.repository.contract import LocalRepository, Repository, read_document
@@ -187,7 +187,7 @@ class PackPool:
         except OSError as error:
             raise P2PDistError(
                 f"cannot read {path}: {error.strerror}",
-                remedy="Check the owner and the mode, and dmesg for errors of the disk",
+                remedy=remedy_of(error),
             ) from error
 
     def pack(self, number: int) -> Pack:
@@ -218,7 +218,7 @@ class PackPool:
             except OSError as error:
                 raise P2PDistError(
                     f"cannot read {self._paths[number]}: {error.strerror}",
-                    remedy="Check the owner and the mode, and dmesg for errors of the disk",
+                    remedy=remedy_of(error),
                 ) from error
         return self._decoded[number]
 

@@ -19,7 +19,7 @@ from p2pdist.model.catalog import (
     encode_catalog,
 )
 from p2pdist.model.digest import digest_of
-from p2pdist.model.errors import Corrupt, P2PDistError, UsageError
+from p2pdist.model.errors import Corrupt, P2PDistError, UsageError, remedy_of
 from p2pdist.model.manifest import CATALOG_TYPE, PACK_TYPE, TREE_TYPE
 from p2pdist.model.pieces import PieceList
 from p2pdist.model.tree import ENTRY_BYTES, PAGE_BYTES, Root, check_memory, content_hash, encode_root
@@ -175,7 +175,7 @@ def _rewrite(pool: PackPool, plan: Plan, built: Built, stopped: threading.Event)
         except OSError as error:
             raise P2PDistError(
                 f"cannot read {pack.path}: {error.strerror}",
-                remedy="Check the owner and the mode, and dmesg for errors of the disk",
+                remedy=remedy_of(error),
             ) from error
     writer.close()
 
