@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from math import inf
 
 from p2pdist.model.address import by_name
-from p2pdist.model.messages import Complaint, Reason
-from tracker.core.events import Command
+from p2pdist.model.errors import NotFound, P2PDistError
+from p2pdist.model.messages import Complaint, Reason, Reject
+from tracker.core.events import Command, OriginSeen, Send
 from tracker.core.history.history import History
 from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, STARVED_BY, Member
