@@ -15,13 +15,10 @@ parent's other children are asked to report often for a while (monitor/probing.p
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 
 from p2pdist.model.address import by_name
-from p2pdist.model.digest import Digest
 from p2pdist.model.errors import NotFound, P2PDistError
 from p2pdist.model.messages import Complaint, Reason, Reject
 from tracker.core.events import Command, OriginSeen, Send
@@ -30,28 +27,23 @@ from tracker.core.host import Host
 from tracker.core.member import FROM_ORIGIN, STARVED_BY, Member
 from tracker.core.membership import Membership
 from tracker.core.monitor.probing import PROBE_INTERVAL_S, Probing, ask_reports
-from tracker.core.planning.rescue import below_rescue, lacks, may_be_rescued, rescuer
 from tracker.core.planning.schedule import Schedule
 from tracker.core.repair.claims import Claims
 from tracker.core.repair.lease_turnover import LeaseTurnover
 from tracker.core.repair.origin_failures import origin_failed, origin_seen
 from tracker.core.repair.remedies import (
     AVOID_S,
-    DRY_SOON_S,
-    GIVES_S,
     GIVING_COMPLAINTS,
-    SLOW_RECEIVER_COMPLAINTS,
     STUCK_COMPLAINTS,
     at_fault,
     avoid_s,
     free_blocked,
     move_lease,
     pass_on_lease,
-    source_above,
-    top_of,
     under_way,
 )
 from tracker.core.repair.reputation import Reputation
+from tracker.core.repair.starved import StarvedHosts, was_told
 from tracker.core.swarm import Swarm
 from tracker.core.vouching.vouching import Vouching
 
@@ -61,18 +53,8 @@ NAMELESS_S = 15.0
 UNHEARD_S = 1.5
 """So long after the tracker's start agents that live have mostly opened a session again."""
 
-EARLY_MAX, EARLY_OF_HOST_MAX = 10_000, 64
-"""So many words of starved hosts, and of one, are kept until they can be judged."""
 
-STARVED_S = 0.1
-"""No agent says sooner that a parent gives it nothing: what does is not waiting for it."""
-
-Early = tuple[float, Digest, str, int, str, bool]
-"""When a parent has taken long, the key of the swarm, the child that said that nothing comes from
-it, the stripe, the parent, and whether that one waits."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Complaints:
     """Handles complaints with the parts of the fleet that it shares."""
 
@@ -92,33 +74,19 @@ class Complaints:
     """Withdraws complaints of wrong bytes where the list turns out wrong."""
     history: History
     """Hears which hosts sent wrong bytes."""
-    _early: list[Early] = field(default_factory=list)
-    """Heap of words of starved hosts that came too early: a host says so once. `_keep`, `look`."""
-    _kept: dict[str, dict[tuple[Digest, int], tuple[float, str]]] = field(default_factory=dict)
-    """By child, and there by swarm and stripe, when those come up and of which parents they are; a
-    word of the heap that is not here was followed by another one. `_keep`, `look`."""
+    _starved: StarvedHosts = field(init=False)
+    """What becomes of hosts that get nothing."""
 
-    def look(self, *, late: bool, now: float) -> None:
-        """Judge what starved hosts said, where time has shown it meanwhile. Called often and
-        regularly; `late`: the whole fleet is late with its reports."""
-        while not late and self._early and self._early[0][0] < now:
-            due, key, host, stripe, source, waits = heapq.heappop(self._early)
-            kept = self._kept.get(host, {})
-            if kept.get((key, stripe)) != (due, source):
-                continue
-            del kept[key, stripe]
-            if not kept:
-                del self._kept[host]
-            swarm = self.membership.swarms.get(key)
-            child = swarm.members.get(host) if swarm is not None else None
-            if swarm is None or child is None or child.counts[stripe]:
-                continue
-            parent = child.parents[stripe]
-            if parent is None or now - child.attached_at[stripe] < STARVED_S:
-                self._keep(now + STARVED_S, swarm, child, stripe, waits=waits)
-            elif parent:  # of another one than it spoke of nothing is known: it may wait itself
-                waits = waits or parent != source
-                self._starving(swarm, child, swarm.members[parent], stripe, waits=waits, now=now)
+    def __post_init__(self) -> None:
+        hosts, swarms = self.membership.hosts, self.membership.swarms
+        self._starved = StarvedHosts(hosts, swarms, self.schedule, self.turnover)
+
+    def look(self, *, late: bool, interval_s: float, now: float) -> None:
+        """Judge what starved hosts said, where time has shown it meanwhile, and move idle leases
+        on. Called often and regularly; `late`: the whole fleet is late with its reports, which come
+        every `interval_s`."""
+        self._starved.look(late=late, now=now)
+        self.turnover.look(interval_s=interval_s, now=now)
 
     def handle(
         self, host: Host, complaint: Complaint, *, late: Callable[[float], bool], probes: bool, now: float
@@ -146,7 +114,7 @@ class Complaints:
             return out
         if complaint.starved:
             child, parent = swarm.members[host.name], swarm.members[source]
-            self._starving(swarm, child, parent, complaint.stripe, waits=complaint.waits, now=now)
+            self._starved.says_so(swarm, child, parent, complaint.stripe, waits=complaint.waits, now=now)
             return out
         if reason in {"stalled", "slow"} and probes:
             sisters, where = swarm.members[source].children[complaint.stripe], (swarm.key, complaint.stripe)
@@ -176,14 +144,14 @@ class Complaints:
         if was_told(child, source):
             if reason in {"stalled", "short"}:
                 self.claims.complained(swarm, child, stripe, source, now=now)
-            self._starves(swarm, child, swarm.members[source], complaint, now)
+            self._starved.gives_nothing(swarm, child, swarm.members[source], complaint, now)
         if reason == "stalled" and child.parents[stripe] == source and not at_fault(swarm, child, stripe):
             if free_blocked(swarm, stripe, child.host, now=now) or pass_on_lease(swarm, stripe, child.host, now=now):
                 self.schedule.ask(swarm.key, "stuck", now)
             return
         if reason == "stalled" and child.parents[stripe] == source:
             self.reputation.testimony.stalled(swarm, child, stripe, self.membership.hosts, now=now)
-        parent, gives = self.membership.hosts.get(source), self._gives(source, now)
+        parent, gives = self.membership.hosts.get(source), self._starved.gives(source, now)
         if reason == "stalled" and child.complaints[stripe] < (GIVING_COMPLAINTS if gives else STUCK_COMPLAINTS):
             edges.part(child.host, source, now + AVOID_S)
         else:  # not its own rate, then
@@ -199,7 +167,7 @@ class Complaints:
             elif was_told(child, source) and (reason != "reset" or not self.reputation.excused(swarm, now=now)):
                 self._penalise(swarm, self.membership.hosts[child.host], parent, reason, now)
         if child.complaints[stripe] >= STARVED_BY and child.parents[stripe] is None:
-            self._forsaken(swarm, child, stripe, now)
+            self._starved.forsaken(swarm, child, stripe, now)
         self.schedule.ask(swarm.key, reason, now)
 
     def _penalise(self, swarm: Swarm, child: Host, parent: Host, reason: Reason, now: float) -> None:
@@ -216,159 +184,6 @@ class Complaints:
         """Whether a parent has not spoken for itself since the tracker started, and is still
         expected to: until then nothing tells whether it could give more."""
         return parent.hearsay and now - self.membership.presence.started_at < UNHEARD_S
-
-    def _gives(self, source: str, now: float) -> bool:
-        """Whether a host has sent something of late."""
-        host = self.membership.hosts.get(source)
-        return host is not None and now - host.sent_at < GIVES_S
-
-    def _starves(self, swarm: Swarm, child: Member, parent: Member, complaint: Complaint, now: float) -> None:
-        """A parent that says that it has more of a stripe than a host gives it nothing. Once the
-        host is starved it leaves the parents of all such stripes for the origin, or for another
-        host that was."""
-        stripe, claims = complaint.stripe, parent.counts[complaint.stripe] > child.counts[complaint.stripe]
-        if not child.counts[stripe]:
-            starved = claims and child.starve().fail_by(stripe, parent.host)
-        elif complaint.reason in {"stalled", "short"}:
-            starvation = child.starve()
-            starvation.stand_still(now=now)
-            if claims and (not child.slow_receiver or child.complaints[stripe] >= SLOW_RECEIVER_COMPLAINTS):
-                starvation.stop_by(stripe, parent.host, gives=self._gives(parent.host, now))
-            starved = starvation.stopped_in(stripe, now=now)
-        else:
-            return
-        if not starved:
-            return
-        swarm.starved[child.host] = None
-        swarm.edges.set_now(now)
-        for number in _stripes_from_peers(child):
-            if lacks(swarm, number, child.host) and not below_rescue(swarm, number, child.host):
-                swarm.edges.detach(number, child.host)
-        self.schedule.ask(swarm.key, "starved", now)
-
-    def _starving(self, swarm: Swarm, child: Member, parent: Member, stripe: int, *, waits: bool, now: float) -> None:
-        """A host without any piece says that a parent gives nothing yet. Where that is so of all
-        its parents that should have given, it leaves them where it can be rescued. It is too early
-        to hold it against them. A parent that waits itself counts only where it said that it had
-        pieces before it became the parent, else it may have got its first one just now, or where
-        that takes long. Where it may yet come to that, the word is kept until then."""
-        if child.parents[stripe] != parent.host or not was_told(child, parent.host):
-            return
-        if now - child.attached_at[stripe] < STARVED_S:
-            return
-        long_at = self._long_at(parent, stripe, waits=waits)
-        if now <= long_at < inf:
-            self._keep(long_at, swarm, child, stripe, waits=waits)
-        if waits and not (child.promised >> stripe & 1 or now > long_at):
-            return
-        if any(child.counts):
-            root = top_of(swarm, stripe, child)
-            if child.counts[stripe] or root.counts[stripe]:
-                self._stands_still(swarm, child, parent, stripe, now)
-            else:
-                self._unread(swarm, child, root, stripe, now)
-            return
-        claiming = [
-            (number, child.parents[number] or "")
-            for number in _stripes_from_peers(child)
-            if self._should_give(swarm.members[child.parents[number] or ""], number, waits=waits, now=now)
-        ]
-        if (stripe, parent.host) not in claiming:
-            return
-        starvation = child.starve()
-        starvation.starve(stripe, parent.host)
-        if all(starvation.starved_by.get(number) == host for number, host in claiming):
-            self._rescue(swarm, child, [number for number, _ in claiming], now)
-
-    def _should_give(self, parent: Member, stripe: int, *, waits: bool, now: float) -> bool:
-        """Whether a parent says that it has pieces, hoards leases, or takes long."""
-        hoards = self.membership.hosts[parent.host].wanted_in_vain > 1
-        return bool(parent.counts[stripe]) or hoards or now > self._long_at(parent, stripe, waits=waits)
-
-    def _long_at(self, parent: Member, stripe: int, *, waits: bool) -> float:
-        """From when on a parent takes long that never gave a piece, and has none yet although
-        others had theirs after so long; infinity for others. It counts for a silent one from when
-        it joined, as it may open its session again and again; for one that waits, or was starved
-        itself, from when it got its own parent, and the former may take longer, as agents say so at
-        once. Any process may want a blob, hold its lease and do nothing."""
-        if parent.counts[stripe] or self.membership.hosts[parent.host].gave:
-            return inf
-        if stripe in parent.rescued and not waits:
-            return parent.attached_at[stripe] + self.turnover.unread_s
-        return (parent.attached_at[stripe] if waits else parent.joined_at) + self.turnover.overdue_s(waits=waits)
-
-    def _unread(self, swarm: Swarm, child: Member, root: Member, stripe: int, now: float) -> None:
-        """A host that gets other stripes has nothing of this one. Where the holder of its lease has
-        read nothing either, and never gave a piece, it may never: it hands the lease on."""
-        if root.parents[stripe] != FROM_ORIGIN or self.membership.hosts[root.host].gave:
-            return
-        unread_at = root.attached_at[stripe] + self.turnover.unread_s
-        if now <= unread_at:
-            self._keep(unread_at, swarm, child, stripe, waits=False)
-        elif root.site not in swarm.wan.paced:  # by a budget: its first piece may take long
-            swarm.edges.set_now(now)
-            self.turnover.hand_on(swarm, stripe, root, anyhow=False, now=now)
-
-    def _keep(self, due: float, swarm: Swarm, child: Member, stripe: int, *, waits: bool) -> None:
-        """Look again at `due` at what a host said of its parent."""
-        source, kept = child.parents[stripe] or "", self._kept.get(child.host, {})
-        _, former = kept.get((swarm.key, stripe), (0.0, None))
-        if former != source and len(self._early) < EARLY_MAX and len(kept) < EARLY_OF_HOST_MAX:
-            self._kept.setdefault(child.host, kept)[swarm.key, stripe] = due, source
-            heapq.heappush(self._early, (due, swarm.key, child.host, stripe, source, waits))
-
-    def _stands_still(self, swarm: Swarm, child: Member, parent: Member, stripe: int, now: float) -> None:
-        """The whole pull of a host that has pieces stands still, in all stripes that it says so of.
-        Honest parents pause, and most often wait for their own: so the host is rescued only where
-        all its stripes come from, or through, hosts that joined with more than it has, or after
-        several parents in turn that had more and gave to no host. Where the holder of a stripe's
-        lease has no more either, the lease is passed on."""
-        starvation = child.starve()
-        starvation.starve(stripe, parent.host)
-        above = source_above(swarm, stripe, child.host)
-        if above is None:
-            if pass_on_lease(swarm, stripe, child.host, now=now, dry_s=DRY_SOON_S):
-                self.schedule.ask(swarm.key, "stuck", now)
-            return
-        starvation.stand_still(now=now)
-        if parent is above:
-            starvation.stop_by(stripe, parent.host, gives=self._gives(parent.host, now))
-        stripes = _stripes_from_peers(child)
-        if any(starvation.starved_by.get(number) != child.parents[number] for number in stripes):
-            return
-        sources = [source_above(swarm, number, child.host) for number in stripes]
-        joined = all(source is not None and source.claimed for source in sources)
-        if joined or starvation.stopped_soon(now=now):
-            self._rescue(swarm, child, stripes, now)
-
-    def _forsaken(self, swarm: Swarm, child: Member, stripe: int, now: float) -> None:
-        """A host that has complained several times since its last piece: where it leaves alone all
-        that say that they have more, no complaint of its will come any more, and it is starved."""
-        more = [each for each in swarm.members.values() if each.serves and each.counts[stripe] > child.counts[stripe]]
-        if len(more) < STARVED_BY or any((child.host, each.host) not in swarm.edges.avoided for each in more):
-            return
-        swarm.edges.set_now(now)
-        if rescuer(swarm, stripe, child.host) or may_be_rescued(swarm, stripe, child.host):
-            swarm.starved[child.host] = None
-            if child.counts[stripe]:
-                child.starve().give_up(stripe)
-
-    def _rescue(self, swarm: Swarm, child: Member, stripes: list[int], now: float) -> None:
-        """Have a starved host leave its parents in these stripes, where it can be rescued."""
-        swarm.edges.set_now(now)
-        for stripe in stripes:
-            parent = child.parents[stripe] or ""
-            avoided = (child.host, parent) in swarm.edges.avoided
-            swarm.edges.avoid(child.host, parent, now + AVOID_S)
-            self.turnover.make_room(swarm, stripe, now=now)
-            if rescuer(swarm, stripe, child.host) or may_be_rescued(swarm, stripe, child.host):
-                swarm.starved[child.host] = None
-                if child.counts[stripe]:
-                    child.starve().give_up(stripe)
-                swarm.edges.detach(stripe, child.host)
-                self.schedule.ask(swarm.key, "starved", now)
-            elif not avoided:
-                del swarm.edges.avoided[child.host, parent]
 
     def _shows_nothing(self, swarm: Swarm, host: str, stripe: int) -> bool:
         """Whether a host has not a single piece of a stripe: as a root that fails its child, it is
@@ -432,18 +247,8 @@ class Complaints:
         return hosts[member.host].voter or member.host if len(voters) > 1 else member.host
 
 
-def _stripes_from_peers(member: Member) -> list[int]:
-    """The stripes that a host receives from other hosts."""
-    return [stripe for stripe, parent in enumerate(member.parents) if parent]
-
-
 def _avoids(swarm: Swarm, child: str, complaint: Complaint) -> bool:
     """Whether a host that has another parent complains again of a source that it is not given any
     more: that says nothing new, and planning again each time would be work for nothing."""
     parent, source = swarm.members[child].parents[complaint.stripe], complaint.source
     return parent is not None and source not in {FROM_ORIGIN, parent} and (child, source) in swarm.edges.avoided
-
-
-def was_told(child: Member, source: str) -> bool:
-    """Whether a plan of late names a host as parent or alternate of another."""
-    return any(source in names for names in child.told)

@@ -355,8 +355,7 @@ class Fleet:
             self._attend(key, now)
         out += self.vouching.tick(now=now)
         self._claims.look(late=self._late(now), now=now)
-        self._complaints.look(late=self._late(now), now=now)
-        self._turnover.look(interval_s=self._interval_s, now=now)
+        self._complaints.look(late=self._late(now), interval_s=self._interval_s, now=now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
         out += ask_reports(self.hosts, self.probing.ended(now), self.report_interval_s)
