@@ -11,6 +11,7 @@ from starved_lab import BLOB, LAYOUT, STEP_S, STRIPES, Lab, usual_s
 from p2pdist.core.download.events import Planned
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Advance, Complaint, Holding, Left, Reason, Report
+from tracker.core.repair.lease_turnover import DEADLINE_MIN_S, PATIENCE
 
 FULL = tuple(len(range(stripe, LAYOUT.count, STRIPES)) for stripe in range(STRIPES))
 NONE = (0,) * STRIPES
@@ -204,14 +205,14 @@ def test_strangers_that_come_with_a_host_cost_it_half_a_second(
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 0.1, 0.3])
-def test_strangers_that_wait_cost_a_host_a_second_whatever_parents_it_gets_meanwhile(ahead_s: float) -> None:
+def test_strangers_that_wait_cost_a_host_seconds_whatever_parents_it_gets_meanwhile(ahead_s: float) -> None:
     """They say nothing to the tracker, which has the host change from one to the next: what it said
-    of the first one holds."""
+    of the first one holds. The origin may be as slow, so that hosts are given some seconds."""
     lab = Lab()
     lab.measure()
     waits(Strangers(lab))
     lab.run(ahead_s)
-    assert lab.until_complete(lab.pull("h1")) <= usual_s() + 1.0
+    assert lab.until_complete(lab.pull("h1")) <= usual_s() + DEADLINE_MIN_S * (PATIENCE + 1)
 
 
 def test_what_is_said_sooner_than_any_agent_would_gives_no_lease() -> None:

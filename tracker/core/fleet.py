@@ -52,7 +52,7 @@ from p2pdist.model.messages import (
 )
 from p2pdist.model.url import redacted
 from tracker.core.capacity import Capacities
-from tracker.core.complaints import Complaints, OriginComplaints
+from tracker.core.complaints import Complaints
 from tracker.core.counts import Counts
 from tracker.core.events import (
     Command,
@@ -87,7 +87,6 @@ from tracker.core.policy.book import PolicyBook
 from tracker.core.rebalance.overload import pause_s, spread_overload
 from tracker.core.rebalance.tail import Tail
 from tracker.core.repair.claims import Claims
-from tracker.core.repair.early_words import EarlyWords
 from tracker.core.repair.lease_turnover import LeaseTurnover
 from tracker.core.repair.overtaken import yield_leases
 from tracker.core.repair.remedies import reattach, spare_origin
@@ -168,7 +167,8 @@ class Fleet:
         self.vouching = Vouching(self.hosts, self.swarms, schedule, self.reputation, described)
         self.membership.renamed = self.vouching.renamed
         self._assignments = Assignments(self.swarms, self.hosts)
-        self._complaints = _complaints(self)
+        judges = self._claims, self._turnover, self.vouching, log, Unheard(self.swarms, self.started_at)
+        self._complaints = Complaints(self.membership, self.reputation, schedule, probing, *judges)
         about = self.reputation, schedule, probing
         self._slowness = Slowness(self.hosts, *about, self.capacities, self.policies, self._presence, log, self.swarms)
 
@@ -192,7 +192,7 @@ class Fleet:
             case ListKept():
                 out += self.vouching.kept(event)
             case OriginSeen():
-                out += self._complaints.origin.seen(event, now=now)
+                out += self._complaints.seen(event, now=now)
             case HostDrained(name, drained):
                 self.reputation.drain(name, drained=drained, now=now)
             case Followed() | LeasesAllowed():
@@ -369,8 +369,7 @@ class Fleet:
             _attend(self.swarms[key], self.reputation, self.schedule, self._turnover, now)
         out += self.vouching.tick(now=now)
         self._claims.look(late=self._late(now), now=now)
-        self._complaints.look(late=self._late(now), now=now)
-        self._turnover.look(interval_s=self._interval_s, now=now)
+        self._complaints.look(late=self._late(now), interval_s=self._interval_s, now=now)
         for blob in self._tail.catch_up(self.swarms, now=now):
             self.schedule.ask(blob, "late", now)
         out += ask_reports(self.hosts, self.probing.ended(now), self.report_interval_s)
@@ -402,15 +401,6 @@ class Fleet:
             self.imports.planned(swarm, now=now)
             self._assignments.planned(swarm)
         out += origin_limits(self._turnover.reading(), self.hosts, self.origin_bytes_s * self.handover.fraction())
-
-
-def _complaints(fleet: Fleet) -> Complaints:
-    """What handles complaints, with what keeps those that cannot be judged yet."""
-    origin = OriginComplaints(fleet.membership, fleet.schedule, fleet.vouching)
-    early, unheard = EarlyWords(fleet.swarms), Unheard(fleet.swarms, fleet.started_at)
-    judges = fleet._claims, fleet._turnover, fleet.vouching, fleet.history
-    about = fleet.membership, fleet.reputation, fleet.schedule, fleet.probing
-    return Complaints(*about, *judges, origin, early, unheard)
 
 
 def _attend(swarm: Swarm, reputation: Reputation, schedule: Schedule, turnover: LeaseTurnover, now: float) -> None:
