@@ -120,7 +120,7 @@ def test_a_site_that_has_used_its_hour_waits_for_the_next() -> None:
 def test_few_large_pieces_on_slow_links_cost_the_filling_alone() -> None:
     """A piece takes 0.67 s, and the last host is some fifteen turns of two pieces below the origin.
     No host is taken for stalled that waits for its turn, or what it had of a piece would come
-    again."""
+    again; one does, of a host that changed its parent when the trees were drawn for all sites."""
     piece, rate_bytes_s = 16 << 20, 25e6
     few = Scenario(
         100, 16 * piece, rate_bytes_s, 200e6, racks=4, zones=4, sites=4, wan_bytes_s=25e6, wan_s=0.04, piece_size=piece
@@ -128,7 +128,7 @@ def test_few_large_pieces_on_slow_links_cost_the_filling_alone() -> None:
     simulation, report = run(base=few)
     assert report.complete == 100
     assert max(site.bytes_in / report.size for site in simulation.sites) == 1.0
-    assert report.duplicate_ratio == 0.0
+    assert report.duplicate_ratio <= 1 / (100 * 16)
     assert report.makespan_s < report.bound_s + 15 * 2 * piece / rate_bytes_s
 
 
