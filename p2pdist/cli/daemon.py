@@ -257,12 +257,12 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def listen_address(text: str) -> tuple[str, int]:
-    """Host and port of --listen. Raises UsageError."""
+def listen_address(text: str, option: str = "--listen", example: str = "0.0.0.0:7071") -> tuple[str, int]:
+    """Host and port that an option names. Raises UsageError."""
     try:
         return parse_address(text)
     except ValueError as error:
-        raise UsageError(str(error), remedy="Write --listen 0.0.0.0:7071") from error
+        raise UsageError(str(error), remedy=f"Write {option} {example}") from error
 
 
 def discovery_settings(

@@ -198,6 +198,22 @@ def test_the_unexpected_is_one_line(
     assert debug or said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("agent", "--listen", "x"), "Write --listen 0.0.0.0:7071"),
+        (("agent", "--mirror", "x"), "Write --mirror 127.0.0.1:7073"),
+        (("agent", "--probe-listen", "x"), "Write --probe-listen "),
+        (("tracker", "--listen", "x"), "Write --listen 0.0.0.0:7070"),
+        (("tracker", "--probe-listen", "x"), "Write --probe-listen "),
+        (("agent", "--tracker", "http://t:99999"), "Write http://host:7070"),
+    ],
+)
+def test_the_option_that_is_wrong_is_the_one_to_write(words: tuple[str, ...], remedy: str, tmp_path: Path) -> None:
+    done = run(*words, P2PDIST_STORE=str(tmp_path / "store"), P2PDIST_SOCKET=str(tmp_path / "s"))
+    assert (done.returncode, remedy in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
 def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert output.report(error, as_json=True) == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import stat
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from postgresql import binaries, running_server
 from p2pdist.model.digest import digest_of
 from p2pdist.model.errors import Unavailable, UsageError
 from p2pdist.model.preseed import PreseedRecord
+from p2pdist.mount import kernel
 from tracker.state.documents import Documents
 from tracker.state.joins import JoinEntry, JoinRecords
 from tracker.state.preseeds import ENDED_KEPT_S, STALE_BEATS, PreseedDatabase
@@ -166,6 +168,24 @@ def test_a_database_that_goes_away_is_a_failure_that_says_so_and_passes() -> Non
     assert failure.value.exit_code == 5
     with pytest.raises(Unavailable):
         database.exchange({}, {})
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_is_said_and_passes(tmp_path: Path) -> None:
+    kernel.mount("state", tmp_path, "tmpfs", 0, "size=400k")
+    try:
+        database = PreseedDatabase(str(tmp_path))
+        with suppress(OSError):
+            (tmp_path / "others").write_bytes(bytes(1 << 20))
+        with pytest.raises(Unavailable, match="has no room left") as failure:
+            for number in range(100):
+                database.insert(replace(RECORD, id=f"p{number}", body=f'"{"x" * 4096}"'))
+        assert failure.value.remedy == "Free some space there"
+        (tmp_path / "others").unlink()
+        assert database.insert(replace(RECORD, id="later")).id == "later"
+        database.close()
+    finally:
+        kernel.unmount(tmp_path)
 
 
 def test_a_password_is_not_told() -> None:

@@ -90,7 +90,9 @@ def read_callbacks(path: Path) -> CallbackSettings:
     try:
         data, mode = read_small(path, FILE_BYTES_MAX)
     except OSError as error:
-        raise UsageError(f"the file of callbacks {path} cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"the file of callbacks {path} cannot be read: {error.strerror}", remedy="Check --callbacks"
+        ) from error
     if mode & 0o077:
         raise UsageError(f"others may read the key in {path}", remedy=f"chmod 600 {path}")
     if len(data) > FILE_BYTES_MAX:

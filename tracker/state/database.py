@@ -52,6 +52,10 @@ class Database:
             raise
         except SQLAlchemyError as error:
             cause = " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+            if "disk is full" in cause:  # of SQLite; PostgreSQL says that itself
+                raise Unavailable(
+                    f"the tracker's database {self._where} has no room left: {cause}", remedy="Free some space there"
+                ) from error
             raise Unavailable(
                 f"the tracker's database {self._where} does not answer: {cause}", remedy="Check it, and --state"
             ) from error

@@ -66,7 +66,9 @@ def read_upstreams(path: Path) -> tuple[UpstreamSettings, ...]:
     try:
         data = read_small(path, BYTES_MAX).data
     except OSError as error:
-        raise UsageError(f"the upstreams in {path} cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"the upstreams in {path} cannot be read: {error.strerror}", remedy="Check --upstreams"
+        ) from error
     if len(data) > BYTES_MAX:
         raise UsageError(f"{path} has more than {BYTES_MAX} bytes, and is no file of upstreams")
     try:

@@ -130,7 +130,7 @@ def s3_options(command: Function) -> Function:
         s3_settings: Path | None,
         **more: Any,
     ) -> Any:
-        probe, mirrored = _probe_address(probe_listen), _loopback_address("--mirror", mirror)
+        probe, mirrored = _host_address("--probe-listen", probe_listen), _loopback_address("--mirror", mirror)
         return command(*args, doors=Doors(probe, mirrored, _s3(s3, bucket, s3_settings)), **more)
 
     wrapped: Any = served
@@ -470,9 +470,9 @@ def _audit(path: str | None) -> bool:
     return bool(path)
 
 
-def _probe_address(text: str) -> tuple[str, int] | None:
-    """Host and port of --probe-listen; a port alone is one of loopback. Raises UsageError."""
-    return listen_address(text if ":" in text else f"127.0.0.1:{text}") if text else None
+def _host_address(option: str, text: str) -> tuple[str, int] | None:
+    """Host and port of an option, of which a port alone is one of loopback. Raises UsageError."""
+    return listen_address(text if ":" in text else f"127.0.0.1:{text}", option, "127.0.0.1:7073") if text else None
 
 
 def _loopback_address(option: str, text: str) -> tuple[str, int] | None:
@@ -480,7 +480,7 @@ def _loopback_address(option: str, text: str) -> tuple[str, int] | None:
     UsageError for an address that other machines reach: clients show no certificate there."""
     from p2pdist.model.address import on_this_machine
 
-    address = _probe_address("" if text == "off" else text)
+    address = _host_address(option, "" if text == "off" else text)
     if address is not None and not on_this_machine(address[0]):
         raise UsageError(
             f"{option} {text}: that port is for this host alone",

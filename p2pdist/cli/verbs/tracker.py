@@ -206,11 +206,11 @@ def command(
     from tracker.upstreams.settings import all_upstreams
 
     raise_file_limit()
-    address, believed = listen_address(listen), parse_networks(networks)
+    address, believed = listen_address(listen, example="0.0.0.0:7070"), parse_networks(networks)
     settings = None if no_discovery else discovery_settings(address, network_id, discovery_interface)
     discovery = _discovery(settings, name, zone, tls=access is not None) if settings is not None else None
     origin_bytes_s = parse_rate(origin_limit) if origin_limit else 0.0
-    probes = listen_address(probe_listen) if probe_listen else None
+    probes = listen_address(probe_listen, "--probe-listen", "127.0.0.1:7072") if probe_listen else None
     part = _cluster_part(address, state, advertise, tls=access is not None) if not alone else None
     hostnames += (part.name,) if part is not None else ()
     control = _access_control(address, access, audit_log, hostnames, believed, state) if access is not None else None
@@ -248,7 +248,7 @@ def _cluster_part(address: tuple[str, int], state: str, advertise: str, *, tls: 
                 "--advertise is for trackers that share a database", remedy="Give --state postgresql://..."
             )
         return None
-    host, port = listen_address(advertise) if advertise else address
+    host, port = listen_address(advertise, "--advertise", "tracker:7070") if advertise else address
     if host in ("0.0.0.0", "::"):
         host = address_for_others("127.0.0.1" if host == "0.0.0.0" else "::1", host)
     text = address_text(host, port)
