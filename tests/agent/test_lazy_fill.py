@@ -395,93 +395,44 @@ async def test_a_reader_of_what_does_not_fit_is_told_why(tmp_path: Path, caplog:
     await view.close()
 
 
-class PackedView:
-    """A view of `count` contents of a cell each, of which each piece comes when it is asked for."""
+async def test_what_lies_behind_a_miss_is_filled_and_the_next_window_is_fetched(tmp_path: Path) -> None:
+    """Around a miss what came with it, without a request; then a window that a reader has come to
+    the middle of is followed by one of twice its length."""
+    count = 200
+    contents = [random.Random(number).randbytes(CELL_BYTES) for number in range(count)]
+    view = whole_view(tmp_path)
+    layout = DeviceLayout({content_hash(data): len(data) for data in contents}, {})
+    os.truncate(tmp_path / DEVICE, CELLS.file_size(layout.size))
+    view.layout = view._filler.layout = layout
+    packs = FetchedPack(view._store, contents)
+    view._filler.chunks = Chunks(view._store, packs)
+    view._filler.chunks.whereabouts = packs.whereabouts
 
-    def __init__(self, directory: Path, count: int) -> None:
-        self.contents = [random.Random(number).randbytes(CELL_BYTES) for number in range(count)]
-        self.view = whole_view(directory)
-        layout = DeviceLayout({content_hash(data): len(data) for data in self.contents}, {})
-        os.truncate(directory / DEVICE, CELLS.file_size(layout.size))
-        self.view.layout = self.view._filler.layout = layout
-        self.packs = FetchedPack(self.view._store, self.contents)
-        self.view._filler.chunks = Chunks(self.view._store, self.packs)
-        self.view._filler.chunks.whereabouts = self.packs.whereabouts
+    async def ahead() -> set[int]:
+        await asyncio.gather(*view._ahead._tasks)
+        return {cell for cell in range(count) if view._filler.has_cell(cell)}
 
-    async def miss(self, cell: int) -> None:
-        """A reader waits for a cell, and what comes ahead of it has come."""
-        self.view._read(range(cell, cell + 1))
-        await self.view._filler.fill_cell(cell)
-        self.view._ahead.missed([cell])
-        await self.settled()
-
-    async def settled(self) -> None:
-        """Nothing comes ahead of readers any more."""
-        ahead = self.view._ahead
-        await asyncio.gather(*ahead._filling, *filter(None, [ahead._fetching]))
-
-    def filled(self) -> set[int]:
-        """The cells that the kernel can read."""
-        return {cell for cell in range(len(self.contents)) if self.view._filler.has_cell(cell)}
-
-    def here(self) -> set[int]:
-        """The cells whose pieces are in the store."""
-        holds = self.packs.blob.holds
-        return {cell for cell in range(len(self.contents)) if holds(cell * CELL_BYTES, CELL_BYTES)}
-
-
-async def test_around_a_miss_what_is_here_is_filled_and_behind_it_the_first_window_is_fetched(tmp_path: Path) -> None:
-    """Fetched, and not filled: little of it may be read. A reader that waits within the window
-    opens no other one."""
-    package = PackedView(tmp_path, 400)
-    near, first = readahead.NEAR, readahead.FIRST
-    with package.packs.blob.held():
-        for piece in range(CELL_BYTES * (4 + near) // (1 << 16) + 1):
-            package.packs.blob.write(piece, package.packs.cuts[piece])
-        await package.miss(3)
-        assert package.filled() == set(range(4 + near))
-        assert package.here() >= set(range(4 + first))
-        assert max(package.here()) < 4 + first + 2
-        assert [prefetch for prefetch, _ in package.packs.asked] == [True]
-        await package.miss(4 + first // 2 - 1)
-        assert len(package.packs.asked) == 1, "it was here, and the window goes on"
+    with packs.blob.held():
+        near = readahead.NEAR
+        for piece in range(CELL_BYTES * (1 + near) // (1 << 16) + 1):
+            packs.blob.write(piece, packs.cuts[piece])
+        await view._filler.fill_cell(3)
+        view._ahead.missed([3])
+        assert await ahead() == set(range(1 + near)) and packs.asked == []
+        view._ahead.missed([0])
+        view._read(range(1 + near // 2, 2 + near // 2))
+        assert await ahead() == set(range(1 + 3 * near))
+        assert {prefetch for prefetch, _ in packs.asked} == {True}
+        view._read(range(1 + near // 2, 2 + near // 2))  # again: nothing more
+        assert await ahead() == set(range(1 + 3 * near))
+        cell = 150
+        await view._filler.fill_cell(cell)
+        assert packs.asked[-1][0] is False, "a reader waits for it"
+        for _ in range(10):
+            view._ahead.missed([count - 1])
+        assert await ahead() == {*range(1 + 3 * near), cell}
     device = (tmp_path / DEVICE).read_bytes()
-    for number in package.filled():
+    for number in (*range(1 + 3 * near), cell):
         begin = number * CELLS.file_bytes + CELLS.file_bytes - CELL_BYTES
-        assert device[begin : begin + CELL_BYTES] == package.contents[number]
-    await package.view.close()
-
-
-@pytest.mark.parametrize("step", [1, 4], ids=["all", "a quarter"])
-async def test_the_next_window_is_twice_as_long_and_filled_for_a_reader_of_everything(
-    tmp_path: Path, step: int
-) -> None:
-    package = PackedView(tmp_path, 400)
-    first = readahead.FIRST
-    with package.packs.blob.held():
-        await package.miss(0)
-        before = package.filled()
-        for cell in range(1, 2 + first // 2, step):
-            package.view._read(range(cell, cell + 1))
-        await package.settled()
-        assert max(package.here()) in range(3 * first, 3 * first + 3)
-        window = set(range(first + 1, 3 * first + 1))
-        assert package.filled() - before == (window if step == 1 else set())
-    await package.view.close()
-
-
-async def test_no_more_comes_ahead_than_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that jumps about has what it waits for, and no windows any more, until it reads what
-    came ahead."""
-    monkeypatch.setattr(readahead, "UNREAD_CELLS_MIN", 2 * readahead.FIRST)
-    package = PackedView(tmp_path, 1000)
-    monkeypatch.setattr(readahead, "UNREAD_SHARE", 0.0)
-    with package.packs.blob.held():
-        for number in range(5):
-            await package.miss(number * 200)
-        ahead = [pieces for prefetch, pieces in package.packs.asked if prefetch]
-        assert len(ahead) == 3 and package.filled() >= {number * 200 for number in range(5)}
-        package.view._read(range(readahead.FIRST + 1))
-        await package.settled()
-        assert len([pieces for prefetch, pieces in package.packs.asked if prefetch]) == 4
-    await package.view.close()
+        assert device[begin : begin + CELL_BYTES] == contents[number]
+    await view.close()
