@@ -8,9 +8,10 @@ environment unless `--source` names another; with `--package DIR` it stays in DI
 and so does what the seed holds. The program imports `--modules`. Origin, tracker and the seed are
 in one network namespace, the host that runs the program in another, behind a link of the given rate
 (tbf). Every run has an agent with an empty store and begins with an empty page cache, that of the
-local disk as well. Traces are kept by the package's name, so each lazy start has a name of its own,
-and those with a trace share one. Other files lie below TMPDIR and are removed afterwards, and so
-are views and namespaces, also after SIGINT and SIGTERM.
+local disk as well, but for the blobs of the seed, which is another host. Traces are kept by the
+package's name, so each lazy start has a name of its own, and those with a trace share one. Other
+files lie below TMPDIR and are removed afterwards, and so are views and namespaces, also after
+SIGINT and SIGTERM.
 
 Columns: seconds from the command to the first line, and the bytes that came over the link by then;
 seconds until everything is here, from the begin of the pull, the program running meanwhile, and
@@ -195,10 +196,14 @@ def sampled(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
         sampler.join()
 
 
-def forget_pages() -> None:
-    """Empty the page cache."""
+def forget_pages(seed: Path | None = None) -> None:
+    """Empty the page cache, but for the blobs of a seed's store: the seed is another host."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")
+    for blob in seed.glob("blobs/*/*") if seed is not None else ():
+        with blob.open("rb", buffering=0) as file:
+            while file.read(MIB):
+                pass
 
 
 def local_start(made: Made, modules: str) -> Row:
@@ -222,9 +227,11 @@ def local_start(made: Made, modules: str) -> Row:
 
 
 class ColdHost:
-    """A host with an empty store, in `place`, that starts the program once."""
+    """A host with an empty store, in `place`, that starts the program once; `seed` is the store of
+    the host from which it receives."""
 
-    def __init__(self, place: Path, number: int) -> None:
+    def __init__(self, place: Path, seed: Path, number: int) -> None:
+        self._seed = seed
         self._log, self._store = place / "cold.log", place / f"cold{number}"
         self._socket = place / f"cold{number}.sock"
         self._words = ("agent", "--tracker", f"http://{NEAR_ADDRESS}:7070", "--listen", f"{FAR_ADDRESS}:7071")
@@ -245,7 +252,7 @@ class ColdHost:
         option = "--eager" if way == EAGER else "--lazy"
         with daemon(FAR, self._log, *self._words, socket=self._socket) as agent:
             client = LocalClient(self._socket)
-            forget_pages()
+            forget_pages(self._seed)
             before, began = received_bytes(), time.monotonic()
             run = [*P2PDIST, "run", option, "--socket", str(self._socket), package, "--", modules]
             with subprocess.Popen(
@@ -323,12 +330,16 @@ def measured(
     ):
         LocalClient(place / "seed.sock").pull(PullRequest(package=lazy_package.NAME))
         traced = made.name("traced")
-        ColdHost(place, 0).start(LAZY, traced, modules, brief=brief)
+        ColdHost(place, made.directory / "seed", 0).start(LAZY, traced, modules, brief=brief)
         for number in range(repeat):
             rows.append(local_start(made, modules))
             starts = ((EAGER, lazy_package.NAME), (LAZY, made.name(f"lazy{number}")), (TRACED, traced))
             for index, (way, package) in enumerate(starts[brief:]):
-                rows.append(ColdHost(place, 3 * number + index + 1).start(way, package, modules, brief=brief))
+                rows.append(
+                    ColdHost(place, made.directory / "seed", 3 * number + index + 1).start(
+                        way, package, modules, brief=brief
+                    )
+                )
                 print(rows[-1], file=sys.stderr, flush=True)
         tracker_mib = memory_mib(tracker)
     return rows, tracker_mib

@@ -27,6 +27,9 @@ PIECES_WANTED_MAX = 4096
 PIECES_LIMIT = 1 << 20
 """A piece list longer than this (16 TiB of content) is refused."""
 
+FEW = 64
+"""So many missing pieces are found one by one."""
+
 HASH_SIZE = 32
 _MAGIC = b"p2pdist-pieces-1"
 _HEAD = struct.Struct(">16sQI")
@@ -175,7 +178,17 @@ class PieceSet:
     def missing(self, stripe: int = 0, stripes: int = 1) -> list[int]:
         """The pieces of a stripe that are not in the set, ascending."""
         bits = self.bits
+        if self.count - self.size <= FEW:
+            return [piece for piece in self._few_missing() if piece % stripes == stripe]
         return [piece for piece in range(stripe, self.count, stripes) if not bits[piece >> 3] >> (piece & 7) & 1]
+
+    def _few_missing(self) -> Iterator[int]:
+        """The pieces that are not in the set, ascending, in a step for each."""
+        absent = ((1 << self.count) - 1) ^ int.from_bytes(self.bits, "little")
+        while absent:
+            lowest = absent & -absent
+            yield lowest.bit_length() - 1
+            absent ^= lowest
 
     def stripe_counts(self, stripes: int) -> list[int]:
         """How many pieces of each stripe are in the set."""

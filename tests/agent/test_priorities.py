@@ -5,6 +5,7 @@ one byte a second lets the first block through and then nothing."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +22,7 @@ from p2pdist.agent.api.server import make_apps
 from p2pdist.agent.pull.blob import BlobPull
 from p2pdist.agent.pull.origin import REQUESTS_MAX
 from p2pdist.agent.pull.pulls import Pull
+from p2pdist.core.fair_queue import TokenBucket
 from p2pdist.model.digest import Digest
 from p2pdist.model.messages import Priority, PullRequest
 from p2pdist.model.plan import ORIGIN, Plan, Source, StripePlan
@@ -362,3 +364,34 @@ async def test_pieces_that_readers_wait_for_ride_on_the_streams_of_their_stripes
     assert pull.receipts.twice == 0
     await until(lambda: seed.agent.uplink.streams == stripes)
     assert set(pull._streams._open) == carriers, "the streams that asked for them have ended"
+
+
+async def test_a_reader_overtakes_what_comes_ahead(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """What is prefetched waits with its sender. A reader that waits for its last pieces gets them
+    before those between, each piece once, and both streams end in order."""
+    pieces = 32
+    digest = await site.publish(pieces)
+    seed = await site.host("seed", preseed_bytes_s=1.0)
+    await seed.seed(digest)
+    reader = await site.host("reader")
+    _, pull = await reader.pull(digest, seed.source, "preseed")
+    stripes, uplink = pull.blob.layout.stripes, seed.agent.uplink
+    await until(lambda: uplink.streams == stripes)
+    uplink.limit(digest, TokenBucket(1.0))
+    wanted = range(pieces - 5 * stripes, pieces)
+    before, last = set(pull.blob.have), wanted[-stripes:]
+    came: list[int] = []
+    with caplog.at_level(logging.INFO), pytest.MonkeyPatch.context() as patch:
+        stored = pull._stored
+        patch.setattr(pull, "_stored", lambda number, piece: (came.append(piece), stored(number, piece)))
+        ahead = asyncio.create_task(pull.demand(wanted, prefetch=True))
+        await until(lambda: uplink.streams == 2 * stripes)
+        waiting = asyncio.create_task(pull.demand(last))
+        await until(lambda: uplink.streams == 3 * stripes)
+        uplink.limit(digest, None)
+        await asyncio.wait_for(asyncio.gather(ahead, waiting), 60)
+        await until(lambda: uplink.streams == stripes)
+    for piece in last:
+        assert came.index(piece) < came.index(piece - stripes), "the one before it in its stripe came ahead"
+    assert not before.intersection(wanted) and pull.receipts.twice == 0
+    assert "protocol" not in caplog.text

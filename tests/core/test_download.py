@@ -711,6 +711,23 @@ def test_what_is_prefetched_takes_no_stream_from_readers() -> None:
     assert pull(Wanted((0, 14), prefetch=True)) == [OpenDemand(2 + PREFETCHES_MAX + DEMANDS_MAX, A, 0, (0, 14), True)]
 
 
+def test_a_reader_waits_behind_nothing_that_is_prefetched_but_the_next_piece() -> None:
+    """A reader's piece is requested alone where others come before it, and once."""
+    pull = Pull(count=16)
+    pull.plan(0, A)
+    assert pull(Wanted((3, 4, 5, 6), prefetch=True)) == [OpenDemand(2, A, 0, (3, 4, 5, 6), True)]
+    assert pull(Wanted((3,))) == [], "it comes next"
+    assert pull(Wanted((5,))) == [OpenDemand(3, A, 0, (5,))]
+    assert pull(Wanted((5,))) == pull(Wanted((5,), prefetch=True)) == []
+    pull(PieceStored(2, 3))
+    assert pull(Wanted((4,))) == [], "it comes next now"
+    pull(PieceStored(2, 4))
+    pull(PieceStored(2, 6))
+    assert pull(StreamEnded(2, "done")) == []
+    assert pull(StreamEnded(3, "reset")) == []
+    assert pull(Wanted((5,))) == [OpenDemand(4, A, 0, (5,))], "the source left it out of the first stream"
+
+
 def test_what_is_prefetched_last_makes_room_for_what_comes_before_it() -> None:
     """Readers take turns from the lowest piece on, whichever came first."""
     pull = Pull(count=40)

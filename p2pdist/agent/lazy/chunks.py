@@ -121,11 +121,11 @@ class Chunks:
         descriptor, selection = source
         blob, pull = await self._fetcher.fetch(descriptor, self._priority, selection)
         pieces: dict[int, None] = {}
-        for stored in parts:
+        for stored in parts if asked != "none" else ():
             start = _start(stored, selection)
             if not blob.holds(start, stored.stored):
                 pieces.update(dict.fromkeys(blob.layout.covering(start, start + stored.stored)))
-        if pull is not None and pieces and asked != "none":
+        if pull is not None and pieces:
             with blob.held():
                 await pull.demand(tuple(pieces), prefetch=asked == "ahead", reading=reading)
         return blob

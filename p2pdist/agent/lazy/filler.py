@@ -120,6 +120,9 @@ class Filler:
         self._finished: set[int] = set()
         """Cells that the kernel can read."""
         self._finishing: dict[int, asyncio.Task[None]] = {}
+        self._cut: dict[int, tuple[DeviceChunk, ...]] = {}
+        """The chunks of cells that were looked at and are not finished: what lies around readers is
+        looked at again and again."""
 
     def has(self, chunk: DeviceChunk) -> bool:
         """Whether the chunk was written."""
@@ -149,12 +152,26 @@ class Filler:
             missing = [chunk for chunk in missing if not self.has(chunk)]
         await asyncio.gather(*map(self.fill, missing))
         await asyncio.to_thread(self.device.finish, (cell,))
-        self._finished.add(cell)
+        self._finish_all((cell,))
 
     def _chunks(self, cells: Iterable[int]) -> list[DeviceChunk]:
         """The chunks of cells, each once."""
+        return list({chunk.at: chunk for cell in cells for chunk in self._chunks_of(cell)}.values())
+
+    def _chunks_of(self, cell: int) -> tuple[DeviceChunk, ...]:
         assert self.layout is not None
-        return list({chunk.at: chunk for cell in cells for chunk in self.layout.cell_chunks(cell)}.values())
+        chunks = self._cut.get(cell)
+        if chunks is None:
+            chunks = tuple(self.layout.cell_chunks(cell))
+            if cell not in self._finished:
+                self._cut[cell] = chunks
+        return chunks
+
+    def _finish_all(self, cells: Iterable[int]) -> None:
+        """The kernel can read these."""
+        for cell in cells:
+            self._finished.add(cell)
+            self._cut.pop(cell, None)
 
     def bytes_packed(self, cells: Iterable[int]) -> int:
         """As how many bytes the chunks of cells lie in packs."""
@@ -179,6 +196,7 @@ class Filler:
         self.device.close()
         self.layout, self.chunks.whereabouts = None, Whereabouts()
         self._filled.clear()
+        self._cut.clear()
 
     async def _fill(self, chunk: DeviceChunk) -> None:
         data = await self.chunks.read(chunk)
@@ -217,14 +235,16 @@ class Filler:
         """Fill cells, one after the other, whose bytes are in objects or in these blobs of packs;
         returns those that were filled. Raises OSError, NotFound for a blob that was evicted, and
         Corrupt."""
-        missing = {cell: self._chunks((cell,)) for cell in cells if cell not in self._finished}
+        missing = {cell: self._chunks_of(cell) for cell in cells if cell not in self._finished}
+        if not missing:
+            return []
         with ExitStack() as holds:
             for blob in blobs.values():
                 holds.enter_context(blob.held())
             written, whole = await asyncio.to_thread(self._write, missing, blobs)
         for chunk in written:
             self._wrote(chunk)
-        self._finished.update(whole)
+        self._finish_all(whole)
         return whole
 
     def _write(
@@ -249,9 +269,9 @@ class Filler:
 
     async def _finish(self, cells: Sequence[int]) -> list[int]:
         """Let the kernel read those of the cells of which everything is written; returns them."""
-        whole = [cell for cell in cells if all(map(self.has, self._chunks((cell,))))]
+        whole = [cell for cell in cells if all(map(self.has, self._chunks_of(cell)))]
         await asyncio.to_thread(self.device.finish, whole)
-        self._finished.update(whole)
+        self._finish_all(whole)
         return whole
 
 

@@ -236,7 +236,7 @@ class Download:
                 self._planned(plan, now, out)
             case Wanted(pieces, prefetch) if not self._paused:  # else a swarm writes, and brings them
                 missing = {piece for piece in pieces if piece not in self.have}
-                out += self._streams.demand(self._stripes, missing, self.sources, prefetch=prefetch, now=now)
+                out += self._streams.demand(self._stripes, missing, self.sources, self.have, prefetch=prefetch, now=now)
             case StreamEnded():
                 self._ended(event, now, out)
             case Quiet():

@@ -41,6 +41,14 @@ class Demand:
     closed: bool = False
     """Whether it was commanded to end."""
 
+    def coming(self, have: PieceSet, *, prefetch: bool) -> frozenset[int]:
+        """The pieces that need not be requested once more. A reader that waits, without `prefetch`,
+        does not wait behind what comes ahead but for the next piece of it: any other one is
+        requested alone, and the source leaves it out of this stream."""
+        if prefetch or not self.prefetch:
+            return self.pieces
+        return frozenset(sorted(piece for piece in self.pieces if piece not in have)[:1])
+
 
 @dataclass(slots=True)
 class Streams:
@@ -81,7 +89,14 @@ class Streams:
             yield CloseStream(stream, after_piece)
 
     def demand(
-        self, stripes: Sequence[Stripe], pieces: set[int], sources: Sources, *, prefetch: bool, now: float
+        self,
+        stripes: Sequence[Stripe],
+        pieces: set[int],
+        sources: Sources,
+        have: PieceSet,
+        *,
+        prefetch: bool,
+        now: float,
     ) -> list[OpenDemand | CloseStream]:
         """Open streams for wanted pieces: one for each stripe of which no stream brings them."""
         opened = list[OpenDemand | CloseStream]()
@@ -89,7 +104,7 @@ class Streams:
             mine = {piece for piece in pieces if piece % len(stripes) == stripe.number}
             if prefetch and mine:
                 opened += self._displace(stripe, min(mine))
-            if mine and (demand := self._demand_of(stripe, mine, sources, prefetch, now=now)) is not None:
+            if mine and (demand := self._demand_of(stripe, mine, sources, have, prefetch, now=now)) is not None:
                 stream = self._number()
                 self.demands[stream] = demand
                 chosen = tuple(sorted(demand.pieces))
@@ -109,14 +124,15 @@ class Streams:
             yield CloseStream(lowest[max(lowest)], False)
 
     def _demand_of(
-        self, stripe: Stripe, wanted: set[int], sources: Sources, prefetch: bool, *, now: float
+        self, stripe: Stripe, wanted: set[int], sources: Sources, have: PieceSet, prefetch: bool, *, now: float
     ) -> Demand | None:
         """From where a stripe comes, else from another choice of the tracker. What is late counts
         as not coming, unless no reader waits for it yet."""
         wanted = {piece for piece in wanted if self._promised.get(piece, now) <= now}
         opened = [demand for demand in self.demands.values() if demand.stripe == stripe.number]
         late = {demand.source for demand in opened if now - demand.opened_at >= WANTED_S and not prefetch}
-        wanted = wanted.difference(*(demand.pieces for demand in opened if demand.source not in late))
+        under_way = (demand for demand in opened if demand.source not in late)
+        wanted = wanted.difference(*(demand.coming(have, prefetch=prefetch) for demand in under_way))
         state, candidates = stripe.state, stripe.candidates
         first = state.source if isinstance(state, Receiving) else None
         for source in (first, candidates.parent, *candidates.alternates):
@@ -158,6 +174,8 @@ class Streams:
         if demand is not None and event.reason == "done":
             until = now + min(WANTED_S, max(PROMISE_MIN_S, PROMISE_PACES * stripes[demand.stripe].pace_s))
             self._promised = {piece: late for piece, late in self._promised.items() if late > now}
-            self._promised.update((piece, until) for piece in demand.pieces if piece not in have)
+            elsewhere = set[int]().union(*(other.pieces for other in self.demands.values()))
+            left = (piece for piece in demand.pieces if piece not in have and piece not in elsewhere)
+            self._promised.update((piece, until) for piece in left)
         self.finishing.pop(event.stream, None)
         return self.stripes.pop(event.stream, None)

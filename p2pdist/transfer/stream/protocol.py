@@ -263,10 +263,15 @@ class StripeStream:
 
     # -- frames
 
+    @property
+    def _shared(self) -> bool:
+        """Whether other streams may bring pieces of this one, which it leaves out then."""
+        return self.request.rides or self.request.prefetch
+
     def shortest(self) -> int:
         """Bytes of the shortest piece that may come next; 0 when the closing frame may."""
         last = self._layout.count - 1
-        if not self.missing_count or self.request.rides:
+        if not self.missing_count or self._shared:
             return 0
         if last % self.request.stripes == self.request.stripe and last not in self._have:
             return self._layout.length(last)
@@ -284,7 +289,7 @@ class StripeStream:
     def check_end(self, length: int) -> None:
         """Check the closing frame: it is empty, and no piece is missing that no other stream
         brings. Raises Ended."""
-        if length or (self.missing_count and not self.request.rides):
+        if length or (self.missing_count and not self._shared):
             raise Ended("protocol", f"{self.source} ended the stream with {self.missing_count} pieces unsent")
 
     def store(self, piece: int, data: memoryview, on_event: Callable[[StreamEvent], None]) -> float:
